@@ -1,0 +1,75 @@
+"""fedtail: federated learning that serves every client.
+
+The names below load when they are first used: `import fedtail` itself is instant, and the parts need torch and numpy only.
+"""
+
+# ruff: noqa: F401 (the names under TYPE_CHECKING are what type checkers and editors read)
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedtail.version import __version__
+
+if TYPE_CHECKING:
+    from fedtail.aggregation import CurvatureMean, WeightedMean
+    from fedtail.algorithm import Family, FederatedAlgorithm, SmallTailWarning, State, run_round
+    from fedtail.channel import IntegerChannel, PlainChannel
+    from fedtail.data import Population
+    from fedtail.evaluation import Distribution, Evaluation, choose, evaluate, evaluate_family, finetune
+    from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
+    from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
+    from fedtail.quantiles import ExactQuantile, MajoriseMinimise
+    from fedtail.recipes import afl, delta_fl, delta_fl_family, fedavg, fedavg_sub, fedprox, q_ffl, term
+    from fedtail.risk import (
+        Ascent,
+        GroupAscent,
+        Mean,
+        PowerFair,
+        QuadraticSuperquantile,
+        Refreshed,
+        Risk,
+        SmoothedSuperquantile,
+        Superquantile,
+        TailFilter,
+        Tilted,
+        Worst,
+    )
+    from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
+    from fedtail.server import SGD, Adagrad, Adam, Yogi
+    from fedtail.task import Metric, Task
+    from fedtail.training import Progress, Trained, train
+
+_HOME = {
+    "aggregation": ("CurvatureMean", "WeightedMean"),
+    "algorithm": ("FederatedAlgorithm", "Family", "SmallTailWarning", "State", "run_round"),
+    "channel": ("IntegerChannel", "PlainChannel"),
+    "data": ("Population",),
+    "evaluation": ("Distribution", "Evaluation", "choose", "evaluate", "evaluate_family", "finetune"),
+    "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
+    "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
+    "quantiles": ("ExactQuantile", "MajoriseMinimise"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "fedavg", "fedavg_sub", "fedprox", "q_ffl", "term"),
+    "risk": ("Ascent", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
+             "Superquantile", "TailFilter", "Tilted", "Worst"),
+    "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
+    "server": ("SGD", "Adagrad", "Adam", "Yogi"),
+    "task": ("Metric", "Task"),
+    "training": ("Progress", "Trained", "train"),
+}
+_ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_ROOM_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'fedtail' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fedtail.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,32 @@
+"""What every aggregator is."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.questions import Conversation, Train
+
+
+class Aggregator(Protocol):
+    """Two halves of one rule. An aggregator with `gathers` asks for single rows, which only a plain channel gives."""
+
+    gathers: ClassVar[bool]
+
+    def rows(self, updates: Tensor, seen: Seen, train: Train) -> Tensor:
+        """Client: one row per client from its update (clients, dim)."""
+        ...
+
+    def fit(self, train: Train) -> Conversation[Tensor | None]:
+        """Server: a conversation that ends in the update of the model, or in None when nobody counted."""
+        ...
+
+    def width(self, dim: int) -> int:
+        """Entries of a row for a model with `dim` parameters."""
+        ...
+
+    def bound(self, width: int, weight: float) -> Tensor:
+        """Largest absolute entries of a row whose client weighs at most `weight`: (width,)."""
+        ...

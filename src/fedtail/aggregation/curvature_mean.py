@@ -1,0 +1,49 @@
+"""The step whose length comes from the curvature of the risk: q-FedSGD and q-FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.questions import Conversation, Train
+
+
+@dataclass(frozen=True)
+class CurvatureMean:
+    r"""sum_k D_k / sum_k h_k with D_k = density * L update and h_k = slope * |L update|^2 + L density, [Li23, Algorithms 3, 4].
+
+    With the q-fair density F^q and its slope q F^(q-1) this is q-FedAvg; with one full-gradient step, q-FedSGD. `lipschitz`
+    (L) is by default one over the local learning rate. A risk with slope zero gives the weighted mean (q = 0 is FedAvg).
+    """
+
+    gathers: ClassVar[bool] = False
+    lipschitz: float | None = None
+    update_bound: float = 1024.0
+
+    def __post_init__(self) -> None:
+        if self.lipschitz is not None and not self.lipschitz > 0:
+            raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
+
+    def rows(self, updates: Tensor, seen: Seen, train: Train) -> Tensor:
+        lipschitz = self.lipschitz or 1 / train.local.learning_rate
+        gradients = lipschitz * updates.double()
+        density, slope = train.risk.density(seen, train.dual).to(gradients), train.risk.slope(seen, train.dual).to(gradients)
+        curvature = slope * gradients.square().sum(1) + lipschitz * density
+        mass = seen.mass.to(gradients)[:, None]
+        return mass / lipschitz * torch.cat([curvature[:, None], density[:, None] * gradients], 1)
+
+    def fit(self, train: Train) -> Conversation[Tensor | None]:
+        sums = yield train
+        return sums[1:] / sums[0] if sums[0] > 0 else None
+
+    def width(self, dim: int) -> int:
+        return dim + 1
+
+    def bound(self, width: int, weight: float) -> Tensor:
+        bound = torch.full((width,), weight * self.update_bound, dtype=torch.float64)
+        bound[0] = weight * self.update_bound**2
+        return bound

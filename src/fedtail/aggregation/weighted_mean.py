@@ -1,0 +1,39 @@
+"""The mean of the updates, by weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.questions import Conversation, Train
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """sum_k weight_k update_k / sum_k weight_k; a row is (weight, weight * update).
+
+    `update_bound` is the largest entry of an update that a channel of integers must carry; plain channels ignore it.
+    """
+
+    gathers: ClassVar[bool] = False
+    update_bound: float = 1024.0
+
+    def rows(self, updates: Tensor, seen: Seen, train: Train) -> Tensor:
+        weight = (seen.mass * train.risk.density(seen, train.dual)).to(updates)[:, None]
+        return torch.cat([weight, weight * updates], 1)
+
+    def fit(self, train: Train) -> Conversation[Tensor | None]:
+        sums = yield train
+        return sums[1:] / sums[0] if sums[0] > 0 else None
+
+    def width(self, dim: int) -> int:
+        return dim + 1
+
+    def bound(self, width: int, weight: float) -> Tensor:
+        bound = torch.full((width,), weight * self.update_bound, dtype=torch.float64)
+        bound[0] = weight
+        return bound

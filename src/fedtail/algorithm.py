@@ -1,0 +1,147 @@
+"""One loop for every method: a round is a few questions, each answered by a sum."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.aggregation.base import Aggregator
+from fedtail.channel.base import Channel, Fleet
+from fedtail.clients import Broadcast
+from fedtail.data.population import Population
+from fedtail.iterates import Iterate, LastIterate
+from fedtail.local.sgd import LocalSGD
+from fedtail.questions import Conversation, Train, converse, side_by_side
+from fedtail.risk.base import Risk
+from fedtail.sampling import Sampler
+from fedtail.server import OptimizerState, ServerOptimizer
+from fedtail.task import Task
+
+ENOUGH_IN_TAIL = 10
+
+
+class SmallTailWarning(UserWarning):
+    """Few clients count in a round: what the cohort optimises is far from the risk over all clients."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands."""
+
+    params: Tensor                              # (dim,) the model
+    dual: Tensor | None = None                  # the risk's public numbers of the last round
+    optimizer: OptimizerState = ()
+    round: int = 0
+    kept: Tensor | None = None                  # what the iterate keeps
+
+
+@dataclass(frozen=True)
+class FederatedAlgorithm:
+    """A method, as its parts. Change one with `dataclasses.replace`."""
+
+    sample: Sampler                             # population -> cohort
+    local: LocalSGD                             # clients -> one update per client
+    risk: Risk                                  # losses -> dual -> how much each client counts
+    aggregate: Aggregator                       # client half makes rows of (update, weight); server half asks
+    server: ServerOptimizer                     # (params, update, state) -> (params, state)
+    iterate: Iterate = field(default_factory=LastIterate)
+
+    def start(self, params: Tensor, seed: int) -> State:
+        return State(params, None, self.server.start(params), 0, self.iterate.keep(None, params, 0, seed))
+
+    def broadcast(self, state: State, seed: int) -> Broadcast:
+        return Broadcast(state.round, seed, state.params[None])
+
+    def conversation(self, state: State, seed: int) -> Conversation[State]:
+        dual = yield from self.risk.fit(state.dual)
+        train = Train(self.local, self.risk, dual, self.aggregate)
+        update = yield from self.aggregate.fit(train)
+        if update is None:                      # nobody counted: keep the model
+            return replace(self.skip(state, seed), dual=dual)
+        params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
+        return self._next(State(params, dual, optimizer, state.round + 1, state.kept), seed)
+
+    def skip(self, state: State, seed: int) -> State:
+        """A round in which nobody could be asked keeps the model."""
+        return self._next(replace(state, round=state.round + 1), seed)
+
+    def result(self, state: State) -> Tensor:
+        """The model to hand out: the last one, or the average or draw that `iterate` keeps."""
+        return self.iterate.result(state.kept, state.params)
+
+    def check(self, task: Task, population: Population, channel: Channel, fleet: Fleet) -> None:
+        """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
+        self.sample.check(population)
+        expected = self.sample.expected_size(population)
+        self.risk.check(population, expected)
+        channel.refuse_rows(self.aggregate.gathers, type(self.aggregate).__name__)
+        if fleet.forgets and not self.risk.survives_lost_memory:
+            raise ValueError(f"{type(self.risk).__name__} cannot run on a fleet that may lose its clients' memory: "
+                             f"{self.risk.lost_memory}.")
+        tail = self.risk.expected_tail(expected)
+        if tail < min(ENOUGH_IN_TAIL, expected):
+            warnings.warn(f"{type(self.risk).__name__} counts about {tail:g} of {expected:g} clients a round; what such a cohort "
+                          "optimises is far from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
+                          SmallTailWarning, stacklevel=3)
+
+    def _next(self, state: State, seed: int) -> State:
+        return replace(state, kept=self.iterate.keep(state.kept, state.params, state.round, seed))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Several methods over one cohort: as many models, the messages of the longest conversation."""
+
+    members: tuple[FederatedAlgorithm, ...]
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise ValueError("a Family needs at least one algorithm.")
+        if len({repr(m.sample) for m in self.members}) > 1:
+            raise ValueError("the members of a Family are trained on one cohort, so they must have the same sampler, got "
+                             f"{', '.join(sorted({repr(m.sample) for m in self.members}))}.")
+
+    @property
+    def sample(self) -> Sampler:
+        return self.members[0].sample
+
+    def start(self, params: Tensor, seed: int) -> tuple[State, ...]:
+        return tuple(m.start(params, seed) for m in self.members)
+
+    def broadcast(self, states: tuple[State, ...], seed: int) -> Broadcast:
+        return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
+
+    def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
+        own = [_about(k, m.conversation(s, seed)) for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
+        return tuple((yield from side_by_side(own)))
+
+    def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
+        return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
+
+    def check(self, task: Task, population: Population, channel: Channel, fleet: Fleet) -> None:
+        for member in self.members:
+            member.check(task, population, channel, fleet)
+
+
+def _about(model: int, conversation: Conversation[State]) -> Conversation[State]:
+    """The same conversation, about another of the broadcast models."""
+    reply = None
+    try:
+        while True:
+            reply = yield replace(conversation.send(reply), model=model)
+    except StopIteration as end:
+        return end.value
+
+
+def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int) -> Any:
+    """The only training loop's body: draw a cohort, tell it the model, hold the conversation."""
+    broadcast = algorithm.broadcast(state, seed)
+    cohort = algorithm.sample(fleet.population, seed, broadcast.round)
+    if len(cohort.ids) < channel.minimum:
+        return algorithm.skip(state, seed)
+    with channel.open(fleet, cohort, broadcast) as ask:
+        return converse(algorithm.conversation(state, seed), ask)

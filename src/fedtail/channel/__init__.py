@@ -1,0 +1,7 @@
+"""The one door between clients and server: what crosses, and what the server learns of it."""
+
+from fedtail.channel.base import Channel
+from fedtail.channel.integer import FixedPoint, IntegerChannel
+from fedtail.channel.plain import PlainChannel
+
+__all__ = ["Channel", "FixedPoint", "IntegerChannel", "PlainChannel"]

@@ -1,0 +1,165 @@
+"""What client code sees. It is written once, for a batch of clients; a deployed client is a batch of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedtail.data.population import Population, rows_of
+from fedtail.draws import hashed
+from fedtail.task import cast
+from fedtail.types import Examples, Losses, Mass
+
+if TYPE_CHECKING:
+    from fedtail.engine.kernels import Kernel
+
+Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client of the population
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All a risk may look at: one number or so per client, float64."""
+
+    losses: Losses                      # rounded once to float32 by the client, so that ties are ties on every machine
+    mass: Mass                          # zero for a client without a finite loss
+    group: Tensor | None = None
+    memory: Tensor | None = None        # what the risk kept last round; None in the first
+
+    def take(self, chosen: Tensor) -> Seen:
+        return Seen(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
+                    None if self.memory is None else self.memory[chosen])
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What every client of a round is told once; questions refer to it."""
+
+    round: int
+    seed: int
+    params: Tensor                      # (models, dim); one model, or those of a family
+
+
+@dataclass(eq=False)
+class Shard:
+    """The clients this process answers for in one round, with what they have computed so far (the memo).
+
+    A loss is a pure function of (round, client), kept for the round; losing it costs time, never another answer.
+    What parts `remember` takes effect next round, so a question asked twice changes nothing.
+    """
+
+    population: Population              # the cohort's clients, in its order
+    importance: Tensor                  # (clients,) float64
+    broadcast: Broadcast
+    kernel: Kernel
+    params: Tensor                      # the broadcast's, on this device and in this precision
+    memory: Memory = field(default_factory=dict)      # of these clients, as the last round left it
+    memo: dict[int, Tensor] = field(default_factory=dict)
+    remembered: Memory = field(default_factory=dict)
+    failed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    counted: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+    def __post_init__(self) -> None:
+        self.failed = torch.zeros(len(self.population), dtype=torch.bool)
+        self.counted = torch.zeros(len(self.population), dtype=torch.bool)
+
+    def losses(self, model: int) -> Tensor:
+        """Mean loss of every client, accumulated in float64 and rounded once to float32 (then held as float64)."""
+        if model not in self.memo:
+            loss = self.kernel.task.loss
+            self.memo[model] = client_means(self.kernel, self.params[model], self.population, [loss])[0].float().double()
+        return self.memo[model]
+
+    def clients(self, low: int = 0, high: int | None = None) -> Clients:
+        return Clients(self, torch.arange(low, len(self.population) if high is None else high))
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Some clients of a shard, as a batch: their data, draws, losses and memory."""
+
+    shard: Shard
+    place: Tensor                       # (clients,) positions in the shard
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.shard.kernel
+
+    @property
+    def round(self) -> int:
+        return self.shard.broadcast.round
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.shard.population.size[self.place]
+
+    def params(self, model: int) -> Tensor:
+        return self.shard.params[model]
+
+    def take(self, chosen: Tensor) -> Clients:
+        return Clients(self.shard, self.place[chosen])
+
+    def draws(self, name: str, *parts: int | Tensor) -> Tensor:
+        """64 hashed bits per client, from (seed, name, round, client, ...)."""
+        return hashed(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
+
+    def seen(self, model: int, reads_losses: bool = True, memory: str | None = None) -> Seen:
+        """What a risk sees of these clients under one of the broadcast models."""
+        population, place = self.shard.population, self.place
+        mass = population.mass[place] * self.shard.importance[place]
+        losses = self.shard.losses(model)[place] if reads_losses else torch.zeros_like(mass)
+        finite = losses.isfinite()
+        if not bool(finite.all()):
+            self.shard.failed[place] |= ~finite
+            losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
+        kept = self.shard.memory.get(memory) if memory else None
+        return Seen(losses, mass, None if population.group is None else population.group[place],
+                    None if kept is None else kept[place])
+
+    def remember(self, memory: str, values: Tensor) -> None:
+        """Keep one row per client until the next round."""
+        if memory not in self.shard.remembered:
+            kept, everybody = self.shard.memory.get(memory), len(self.shard.population)
+            self.shard.remembered[memory] = values.new_zeros(everybody, *values.shape[1:]) if kept is None else kept.clone()
+        self.shard.remembered[memory][self.place] = values
+
+    def examples(self, within: Tensor) -> tuple[Examples, Tensor]:
+        """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
+        population = self.shard.population
+        rows = population.start[self.place][:, None] + within
+        inputs, targets = rows_of(population.inputs, rows), population.targets[rows]
+        return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), targets.to(self.shard.params.device)
+
+
+def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
+    """Means over each client's examples of per-example functions of (outputs, targets): (functions, clients), float64.
+
+    One forward pass in flat batches over all clients, then segment sums.
+    """
+    sums = torch.zeros(len(functions), len(population), dtype=torch.float64)
+    for owner, inputs, targets in flat_batches(population, kernel.flat, params):
+        outputs = kernel.outputs(params, inputs)
+        for k, function in enumerate(functions):
+            sums[k].index_add_(0, owner, function(outputs, targets).double().cpu())
+    return sums / population.size
+
+
+def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
+    """All examples of all clients in order, `batch` at a time: (owner, inputs, targets), on the device of `like`."""
+    owner = torch.repeat_interleave(population.size)
+    within = torch.arange(len(owner)) - (population.size.cumsum(0) - population.size)[owner]
+    rows = population.start[owner] + within
+    for low in range(0, len(rows), batch):
+        few = rows[low : low + batch]
+        inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
+        yield owner[low : low + batch], inputs, population.targets[few].to(like.device)
+
+
+def on(inputs: Examples, device: torch.device) -> Examples:
+    return {k: v.to(device) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.to(device)

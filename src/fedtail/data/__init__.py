@@ -1,0 +1,35 @@
+"""Who exists: populations, the papers' data, and ways to deal one data set out to clients."""
+
+from fedtail.data.generators import (
+    LinearClients,
+    Splits,
+    digits,
+    label_shift,
+    synthetic,
+    synthetic_hybrid,
+    synthetic_iid,
+    synthetic_models,
+    three_gaussians,
+)
+from fedtail.data.leaf import encode_characters
+from fedtail.data.partition import by_column, dirichlet, label_shards, quantity_skew
+from fedtail.data.population import Population, pad_sequences
+
+__all__ = [
+    "LinearClients",
+    "Population",
+    "Splits",
+    "by_column",
+    "digits",
+    "dirichlet",
+    "encode_characters",
+    "label_shards",
+    "label_shift",
+    "pad_sequences",
+    "quantity_skew",
+    "synthetic",
+    "synthetic_hybrid",
+    "synthetic_iid",
+    "synthetic_models",
+    "three_gaussians",
+]

@@ -1,0 +1,142 @@
+"""Tensors from what people hold: arrays, lists, dicts, sequences of different lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.types import Examples
+
+
+def rows_of(inputs: Examples, rows: Any) -> Examples:
+    """Some examples of a tensor or of each tensor in a dict."""
+    return {k: v[rows] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
+
+
+def lengths_of(inputs: Examples, name: str) -> list[tuple[str, int]]:
+    """How many examples each tensor holds, with the name an error should give it."""
+    if isinstance(inputs, dict):
+        return [(f"{name}[{k!r}]", len(v)) for k, v in inputs.items()]
+    return [(name, len(inputs))]
+
+
+def as_examples(x: Any, name: str) -> Examples:
+    """A tensor, or a dict of tensors, from arrays, tensors, lists, or ragged lists of sequences."""
+    if isinstance(x, dict):
+        if not x or not all(isinstance(key, str) for key in x):
+            raise TypeError(f"{name} is a dict with keys {list(x)}; text keys are needed, one for each argument of the "
+                            'module. Write {"tokens": ..., "age": ...}.')
+        return {k: torch.as_tensor(as_array(v, f"{name}[{k!r}]")) for k, v in x.items()}
+    if is_ragged(x):
+        return pad_sequences(x)
+    return torch.as_tensor(as_array(x, name))
+
+
+def as_targets(y: Any) -> Tensor:
+    """Classes as int64, numbers as they are, ragged sequences padded with -100 (what PyTorch's losses ignore)."""
+    targets = pad_sequences(y, -100)["sequence"] if is_ragged(y) else torch.as_tensor(as_array(y, "y"))
+    return targets if targets.is_floating_point() else targets.long()
+
+
+def as_labels(values: Any, name: str) -> np.ndarray:
+    """One label for each example, all text or all numbers, so that they can be sorted and stored without pickle."""
+    labels = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if labels.ndim != 1:
+        raise ValueError(f"{name} must hold one label per example, got shape {labels.shape}. Pass a flat array.")
+    if labels.dtype.kind in "OT":                      # Python objects, NumPy's variable strings
+        labels = np.asarray(labels.tolist())
+    if labels.dtype.kind == "O":
+        kinds = ", ".join(sorted({type(value).__name__ for value in labels}))
+        raise TypeError(f"{name} mixes values of type {kinds}. Labels must be all text or all numbers.")
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        raise ValueError(f"{name} is NaN for {np.isnan(labels).sum()} of {len(labels)} examples. Drop them, "
+                         "or give them a label of their own.")
+    return labels
+
+
+def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor]:
+    """Sequences of different lengths as one padded tensor and their lengths.
+
+    >>> pad_sequences([[1, 2, 3], [4]])["sequence"].tolist()
+    [[1, 2, 3], [4, 0, 0]]
+    """
+    rows = [np.asarray(as_array(s, "a sequence")) for s in sequences]
+    kind = common_dtype([row for row in rows if len(row)] or rows)      # an empty list has no type of its own
+    tensors = [torch.as_tensor(row.astype(kind, copy=False)) for row in rows]
+    shape = next((t.shape[1:] for t in tensors if len(t)), torch.Size())
+    padded = torch.nn.utils.rnn.pad_sequence([t.reshape(-1, *shape) for t in tensors], batch_first=True,
+                                             padding_value=fill)
+    return {"sequence": padded, "lengths": torch.tensor([len(row) for row in rows])}
+
+
+def join_clients(parts: list[Any], name: str) -> Any:
+    """The clients' arrays one after another, in the precision of their floats; ragged ones stay a list of rows."""
+    if any(is_ragged(part) for part in parts):
+        return [row for part in parts for row in part]
+    if all(isinstance(part, Tensor) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(parts)
+    arrays = [np.asarray(as_array(part, name)) for part in parts]
+    if len({array.shape[1:] for array in arrays}) > 1:
+        return [row for array in arrays for row in array]
+    kind = common_dtype(arrays)
+    return np.concatenate([array.astype(kind, copy=False) for array in arrays])
+
+
+def common_dtype(arrays: Iterable[np.ndarray]) -> np.dtype:
+    """The type that holds them all; integers beside floats take the floats' precision, not float64."""
+    kinds = {array.dtype for array in arrays}
+    floats = [kind for kind in kinds if kind.kind == "f"]
+    return np.result_type(*(floats or kinds))
+
+
+def as_array(values: Any, name: str) -> Any:
+    """A tensor as it is; anything else as an array of numbers that torch can share without a warning."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind == "O" and array.ndim:
+            array = np.asarray(list(array))   # a column of equally long lists
+    except ValueError:
+        raise ValueError(f"{name} holds rows of different shapes. Pad them to one shape first; for sequences there is "
+                         "pad_sequences, which also gives their lengths.") from None
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} holds {array.dtype} values, numbers are needed. Encode text as integer tokens first.")
+    if array.dtype == np.float64 and not isinstance(values, np.ndarray):
+        array = array.astype(np.float32)      # plain Python numbers take torch's usual precision
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)        # torch computes with no wide unsigned type
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy()
+
+
+def is_ragged(values: Any) -> bool:
+    """Whether these are sequences of different lengths (text is not a sequence here)."""
+    if isinstance(values, (Tensor, dict, str)) or (isinstance(values, np.ndarray) and values.dtype != object):
+        return False
+    lengths = {_length(value) for value in values}
+    return len(lengths) > 1 and -1 not in lengths
+
+
+def check_finite(inputs: Examples, targets: Tensor, size: Tensor) -> None:
+    """Refuse NaN and infinity, and say where the first is."""
+    named = {f"x[{k!r}]": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"x": inputs}
+    for name, values in {**named, "y": targets}.items():
+        if not values.is_floating_point() or math.isfinite(values.sum().item()):
+            continue                          # a finite sum has finite terms; an overflow is looked at below
+        bad = (~values.reshape(len(values), -1).isfinite()).any(1).nonzero().flatten()
+        if len(bad):
+            client = int(torch.searchsorted(size.cumsum(0), bad[0], right=True))
+            raise ValueError(f"{name} is NaN or infinite in {len(bad)} of {len(values)} examples (first: example "
+                             f"{int(bad[0])} in client order, client {client}). Drop or impute them before building "
+                             "the population.")
+
+
+def _length(value: Any) -> int:
+    scalar = isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0
+    return -1 if scalar or not hasattr(value, "__len__") else len(value)

@@ -1,0 +1,114 @@
+"""LEAF's json files as a population [Caldas et al. 2018]."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.data.arrays import as_array, is_ragged, join_clients
+from fedtail.data.population import Population
+
+Encode = Callable[[list[Any], list[Any]], tuple[Any, Any]]
+
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's Shakespeare, in its order: a character's code is its place."""
+
+
+def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
+    """A population from all `*.json` files in a folder, in the order of their names.
+
+    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}); a user spread over several
+    files is one client. Clients are in order of appearance, and `names` holds their user ids; users without examples
+    are left out. Numbers become float32, or int64 where all are whole. Text needs `encode(x, y) -> (x, y)`, called
+    with one user's lists. One file is in memory as json at a time.
+    """
+    parts: dict[str, list[tuple[Any, Any]]] = {}
+    for path in _files(folder):
+        for user, x, y in _users(path):
+            if len(y):
+                parts.setdefault(user, []).append(_numbers(f"{path.name}, user {user!r}", x, y, encode))
+    if not parts:
+        raise ValueError(f"the files in {folder} hold no examples.")
+    merged = [tuple(join_clients(list(side), "x") for side in zip(*chunks, strict=True)) for chunks in parts.values()]
+    population = Population.from_clients([(x, y) for x, y in merged])
+    return replace(population, names=np.asarray(list(parts)))
+
+
+def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """LEAF Shakespeare as integers: windows of characters and the character that follows each, by place in `ALPHABET`.
+
+    >>> x, y = encode_characters(["To be", "o be,"], [",", " "])
+    >>> x.shape, y.tolist(), ALPHABET[y[0]]
+    ((2, 5), [8, 1], ',')
+    """
+    widths = {len(window) for window in x}
+    if len(widths) > 1:
+        raise ValueError(f"windows must have one length, got {min(widths)} to {max(widths)} characters. "
+                         "LEAF writes windows of 80.")
+    if any(len(character) != 1 for character in y):
+        raise ValueError("y must hold one character for each window, the one that follows it. LEAF writes it so.")
+    return _codes("".join(x)).reshape(len(x), -1), _codes("".join(y))
+
+
+def _codes(text: str) -> np.ndarray:
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
+    codes = np.searchsorted(known, points).clip(max=len(known) - 1)
+    unknown = np.unique(points[known[codes] != points])
+    if len(unknown):
+        raise ValueError(f"{''.join(map(chr, unknown[:20]))!r} is not among LEAF's {len(ALPHABET)} characters "
+                         "(fedtail.data.leaf.ALPHABET). Replace it before encoding, or pass an encode of your own.")
+    return codes.astype(np.int64)
+
+
+def _files(folder: str | Path) -> list[Path]:
+    paths = sorted(Path(folder).glob("*.json"))
+    if not paths:
+        raise FileNotFoundError(f"there is no .json file in {folder}. Pass the folder LEAF wrote, such as "
+                                "data/train.")
+    return paths
+
+
+def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Every user of one file with its lists, checked against `num_samples`."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    missing = [key for key in ("users", "num_samples", "user_data") if key not in content]
+    if missing:
+        raise ValueError(f"{path.name} lacks {', '.join(missing)}, so it is not a LEAF file. Keep other json files out "
+                         "of the folder.")
+    users, counts, data = content["users"], content["num_samples"], content["user_data"]
+    if len(users) != len(counts) or len(set(users)) != len(users) or set(users) != set(data):
+        raise ValueError(f"{path.name} lists {len(users)} users, {len(counts)} num_samples and {len(data)} entries of "
+                         "user_data; they must be the same users, each once.")
+    for user, count in zip(users, counts, strict=True):
+        x, y = data[user]["x"], data[user]["y"]
+        if not len(x) == len(y) == count:
+            raise ValueError(f"{path.name}, user {user!r}: num_samples says {count}, but there are {len(x)} x and "
+                             f"{len(y)} y. The file may be cut short; write it again.")
+        yield user, x, y
+
+
+def _numbers(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
+    """One user's examples as arrays; ragged ones as lists of arrays."""
+    if encode is not None:
+        x, y = encode(x, y)
+    for name, values in (("x", x), ("y", y)):
+        if _holds_text(values):
+            raise TypeError(f"{where}: {name} is text, numbers are needed. Write encode=encode_characters for LEAF's "
+                            "Shakespeare, or encode=f with your own f(x, y) -> (x, y).")
+    return _arrays(x, f"{where}: x"), _arrays(y, f"{where}: y")
+
+
+def _arrays(values: Any, name: str) -> Any:
+    return [as_array(row, name) for row in values] if is_ragged(values) else as_array(values, name)
+
+
+def _holds_text(values: Any) -> bool:
+    """Whether the first example is text, or a list with text in it."""
+    first = values[0]
+    return isinstance(first, str) or (isinstance(first, list) and any(isinstance(entry, str) for entry in first))

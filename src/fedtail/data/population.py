@@ -1,0 +1,242 @@
+"""Who exists: the examples of every client in a few contiguous tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.data.arrays import (
+    as_examples,
+    as_labels,
+    as_targets,
+    check_finite,
+    join_clients,
+    lengths_of,
+    pad_sequences,
+    rows_of,
+)
+from fedtail.draws import hashed
+from fedtail.types import Examples
+
+__all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "rows_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Clients and their examples; client k holds rows `start[k]` to `start[k] + size[k]` of the data.
+
+    `inputs` is a tensor or a dict of tensors (a module is then called with keywords), `targets` are classes, numbers or
+    sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client
+    (hospital chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the
+    client when clients are selected or split. Nothing here costs a Python object per client.
+    """
+
+    inputs: Examples                      # (examples, ...)
+    targets: Tensor                       # (examples, ...)
+    start: Tensor                         # (clients,) int64
+    size: Tensor                          # (clients,) int64
+    mass: Tensor                          # (clients,) float64
+    key: Tensor                           # (clients,) int64
+    group: Tensor | None = None           # (clients,) int64
+    names: np.ndarray | None = None       # (clients,) what the data called them
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    def __repr__(self) -> str:
+        return f"Population({len(self)} clients, {self.num_examples} examples)"
+
+    @property
+    def num_examples(self) -> int:
+        return int(self.size.sum())
+
+    @classmethod
+    def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
+        """From one array of examples and the client each belongs to.
+
+        `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets
+        `sequence` and `lengths`). `client` holds any labels; they are sorted, and examples keep their order within a
+        client. `mass` and `group`, if given, are per client in the order of the sorted labels.
+
+        >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
+        Population(2 clients, 3 examples)
+        """
+        labels = as_labels(client, "client")
+        if not len(labels):
+            raise ValueError("from_arrays got no examples. Pass at least one, with the client it belongs to.")
+        names, which = np.unique(labels, return_inverse=True)
+        inputs, targets = as_examples(x, "x"), as_targets(y)
+        for name, length in [*lengths_of(inputs, "x"), ("y", len(targets))]:
+            if length != len(labels):
+                raise ValueError(f"{name} has {length} examples, but client names {len(labels)}. They must have the "
+                                 "same length.")
+        size = torch.from_numpy(np.bincount(which, minlength=len(names)))
+        if not bool((np.diff(which) >= 0).all()):
+            order = torch.from_numpy(np.argsort(which, kind="stable"))
+            inputs, targets = rows_of(inputs, order), targets[order]
+        return cls._of(inputs, targets, size, mass, group, names)
+
+    @classmethod
+    def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
+        """From a list of one `(x, y)` pair per client, in that order.
+
+        >>> Population.from_clients([([[0.], [1.]], [0, 1]), ([[2.]], [1])])
+        Population(2 clients, 3 examples)
+        """
+        if not len(clients):
+            raise ValueError("from_clients got no clients. Pass a list of (x, y) pairs, one for each client.")
+        for k, (x, y) in enumerate(clients):
+            _check_client(k, x, y, clients[0][0])
+        x = [x for x, _ in clients]
+        joined = ({key: join_clients([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
+                  if isinstance(x[0], dict) else join_clients(x, "x"))
+        inputs, targets = as_examples(joined, "x"), as_targets(join_clients([y for _, y in clients], "y"))
+        size = torch.tensor([len(y) for _, y in clients])
+        return cls._of(inputs, targets, size, mass, group, None)
+
+    @classmethod
+    def from_npz(
+        cls, path: str | Path, x: str | Sequence[str] = "x", y: str = "y", client: str = "client"
+    ) -> Population:
+        """From an `.npz` file, read whole; `x`, `y` and `client` name its arrays (several x make a dict)."""
+        from fedtail.data.storage import read_npz
+        return cls.from_arrays(*read_npz(path, x, y, client))
+
+    @classmethod
+    def from_parquet(cls, path: str | Path, x: str | Sequence[str], y: str, client: str) -> Population:
+        """From a parquet file, read whole; several `x` columns of numbers become one feature vector."""
+        from fedtail.data.storage import read_parquet
+        return cls.from_arrays(*read_parquet(path, x, y, client))
+
+    @classmethod
+    def from_leaf(cls, folder: str | Path, encode: Any = None) -> Population:
+        """From a folder of LEAF json files; `encode(x, y)` turns a user's text into numbers."""
+        from fedtail.data.leaf import read_leaf
+        return read_leaf(folder, encode)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Population:
+        """Open what `save` wrote; the arrays stay on disk and are memory-mapped."""
+        from fedtail.data.storage import open_population
+        return open_population(folder)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a folder of `.npy` files and a small json, which `Population.open` maps into memory."""
+        from fedtail.data.storage import save_population
+        save_population(self, folder)
+
+    def select(self, clients: Any) -> Population:
+        """The given clients only (indices or a boolean mask); examples are shared, not copied."""
+        chosen = torch.from_numpy(_indices(clients, len(self)))
+        return replace(
+            self, start=self.start[chosen], size=self.size[chosen], mass=self.mass[chosen], key=self.key[chosen],
+            group=None if self.group is None else self.group[chosen],
+            names=None if self.names is None else self.names[chosen.numpy()],
+        )
+
+    def at_least(self, examples: int) -> Population:
+        """The clients that hold at least so many examples (the papers keep writers with 100 images or more)."""
+        return self.select(self.size >= examples)
+
+    def split(self, fractions: Sequence[float], seed: int = 0) -> tuple[Population, ...]:
+        """Disjoint random sets of clients, e.g. `train, test = population.split((0.5, 0.5))`."""
+        if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
+            raise ValueError(f"fractions must be positive and sum to at most 1, got {tuple(fractions)}. For two halves "
+                             "write (0.5, 0.5).")
+        order = hashed(seed, "split clients", self.key).argsort(stable=True)
+        ends = [round(sum(fractions[: i + 1]) * len(self)) for i in range(len(fractions))]
+        parts = [order[a:b].sort().values for a, b in zip([0, *ends], ends, strict=False)]
+        for fraction, part in zip(fractions, parts, strict=True):
+            if len(part) == 0:
+                raise ValueError(f"a fraction of {fraction} of {len(self)} clients leaves nobody. Use a larger "
+                                 "fraction.")
+        return tuple(self.select(part) for part in parts)
+
+    def split_examples(self, fraction: float = 0.5, seed: int = 0) -> tuple[Population, Population]:
+        """Every client's examples in two parts by a named stream: (the first `fraction`, the rest).
+
+        Each part gets at least one, so clients need two; a client's mass is shared in proportion. Costs a sort of all
+        examples and a copy of them, whatever the largest client.
+        """
+        if not 0 < fraction < 1:
+            raise ValueError(f"fraction must be in (0, 1), got {fraction}. For half and half write 0.5.")
+        small = int((self.size < 2).sum())
+        if small:
+            raise ValueError(f"{small} of {len(self)} clients hold one example, which cannot be split. Use "
+                             "population.at_least(2) first.")
+        cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
+        owner, place = _flat(self.size)
+        order = hashed(seed, "hold-out", self.key[owner], place).argsort(stable=True)
+        order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
+        first = place < cut[owner]
+        rows = (self.start[owner] + place)[order]
+        return self._share(rows[first], cut), self._share(rows[~first], self.size - cut)
+
+    def client(self, index: int) -> tuple[Examples, Tensor]:
+        """One client's examples, as views."""
+        rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
+        return rows_of(self.inputs, rows), self.targets[rows]
+
+    def _share(self, rows: Tensor, size: Tensor) -> Population:
+        return replace(self, inputs=rows_of(self.inputs, rows), targets=self.targets[rows], size=size,
+                       start=size.cumsum(0) - size, mass=self.mass * size / self.size)
+
+    @classmethod
+    def _of(
+        cls, inputs: Examples, targets: Tensor, size: Tensor, mass: Any, group: Any, names: np.ndarray | None
+    ) -> Population:
+        check_finite(inputs, targets, size)
+        size = size.long()
+        mass = size.double() if mass is None else torch.as_tensor(np.asarray(mass, dtype=np.float64))
+        if mass.shape != size.shape:
+            raise ValueError(f"mass has shape {tuple(mass.shape)}, but there are {len(size)} clients. Pass one number "
+                             "for each client.")
+        if not bool((mass > 0).all() & mass.isfinite().all()):
+            raise ValueError(f"mass must be positive and finite, got {mass.min().item():g} to {mass.max().item():g}. "
+                             "Leave out clients that do not count.")
+        groups = None if group is None else _groups(group, len(size))
+        return cls(inputs, targets, size.cumsum(0) - size, size, mass, torch.arange(len(size)), groups, names)
+
+
+def _flat(size: Tensor) -> tuple[Tensor, Tensor]:
+    """For every example of clients of these sizes: its client, and its place within the client."""
+    owner = torch.arange(len(size)).repeat_interleave(size)
+    return owner, torch.arange(len(owner)) - (size.cumsum(0) - size)[owner]
+
+
+def _indices(clients: Any, count: int) -> np.ndarray:
+    chosen = np.atleast_1d(np.asarray(clients))
+    if chosen.dtype == bool:
+        if chosen.shape != (count,):
+            raise ValueError(f"the mask has shape {chosen.shape}, but there are {count} clients. Pass one boolean for "
+                             "each client, or indices.")
+        return np.flatnonzero(chosen)
+    if chosen.size and chosen.dtype.kind not in "iu":
+        raise TypeError(f"select needs indices or a boolean mask, got {chosen.dtype} values. To select by name write "
+                        "population.select(numpy.isin(population.names, wanted)).")
+    return chosen.astype(np.int64)
+
+
+def _groups(group: Any, count: int) -> Tensor:
+    groups = np.asarray(group)
+    if groups.dtype.kind not in "iub" or groups.shape != (count,) or (groups < 0).any():
+        raise ValueError(f"group must hold one integer from 0 for each of {count} clients, got shape {groups.shape} of "
+                         f"{groups.dtype}. Number named groups first: numpy.unique(group, return_inverse=True)[1].")
+    return torch.as_tensor(groups.astype(np.int64))
+
+
+def _check_client(index: int, x: Any, y: Any, first: Any) -> None:
+    if len(y) == 0:
+        raise ValueError(f"client {index} has no examples. Leave it out of the list.")
+    if isinstance(x, dict) != isinstance(first, dict) or (isinstance(x, dict) and x.keys() != first.keys()):
+        raise ValueError(f"client {index} does not give x as client 0 does: a dict with the same keys, or one array.")
+    for name, length in lengths_of(x, "x"):
+        if length != len(y):
+            raise ValueError(f"client {index}: {name} has {length} examples, y has {len(y)}. Every client's x and y "
+                             "must have the same length.")

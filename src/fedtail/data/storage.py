@@ -1,0 +1,265 @@
+"""Populations on disk: arrays read from `.npz` and parquet, and a folder of mapped `.npy` files."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import uuid
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.data.arrays import as_labels, common_dtype
+from fedtail.data.population import Population
+
+FORMAT, VERSION = "fedtail population", 1
+_MANIFEST = "population.json"
+_NEEDED, _OPTIONAL = ("targets", "start", "size", "mass", "key"), ("group", "names")
+_BLOCK = 1 << 26                                        # bytes gathered at once while saving
+
+
+def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """`(x, y, client)` for `Population.from_arrays` from an `.npz` file; several `x` make a dict. Never unpickles."""
+    if Path(path).exists() and not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
+    wanted = [x] if isinstance(x, str) else list(x)
+    with np.load(path, allow_pickle=False) as file:
+        for name in (*wanted, y, client):
+            _check_name(name, file.files, f"array in {path}")
+        inputs = {name: _stored(file, name) for name in wanted}
+        return inputs[x] if isinstance(x, str) else inputs, _stored(file, y), _stored(file, client)
+
+
+def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: str) -> tuple[Any, Any, np.ndarray]:
+    """`(x, y, client)` for `Population.from_arrays` from a parquet file.
+
+    One `x` column may hold lists: of one length they are a matrix, of several they are sequences (padded by
+    `from_arrays`). Several `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision.
+    """
+    from pyarrow import parquet
+
+    wanted = [x] if isinstance(x, str) else list(x)
+    names = parquet.read_schema(path).names
+    for name in (*wanted, y, client):
+        _check_name(name, names, f"column in {path}")
+    table = parquet.read_table(path, columns=list(dict.fromkeys((*wanted, y, client))))
+    inputs = [_column(table[name], name) for name in wanted]
+    for name, column in zip(wanted, inputs, strict=True):
+        if len(inputs) > 1 and np.ndim(column) != 1:
+            raise ValueError(f"column {name!r} holds lists, which cannot be stacked with {len(inputs) - 1} other "
+                             f"columns. Write x={name!r}, or choose columns of numbers.")
+    labels = as_labels(_column(table[client], client), f"column {client!r}")
+    if len(inputs) == 1:
+        return inputs[0], _column(table[y], y), labels
+    kind = common_dtype(inputs)
+    return np.stack([column.astype(kind) for column in inputs], axis=1), _column(table[y], y), labels
+
+
+def save_population(population: Population, folder: str | Path) -> None:
+    """Write a folder that `open_population` maps: `.npy` files and `population.json`.
+
+    Only the clients' own examples are written, one client after another, so a selection is saved at its own size.
+    The folder is written beside its place and then renamed: a crash leaves the old one or none, never half of one.
+    A folder that holds anything else than a saved population is not touched.
+    """
+    place = Path(os.path.abspath(folder))
+    if not len(population):
+        raise ValueError("this population has no clients, so there is nothing to save.")
+    _check_replaceable(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    writing = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+    try:
+        writing.mkdir()
+        _write(population, writing)
+        _put_in_place(writing, place)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+
+
+def open_population(folder: str | Path) -> Population:
+    """Map a saved population: data stay on disk until read, and what is written to a tensor never reaches the files.
+
+    The cost does not depend on the examples; of the clients, sizes and starts are read once to check them.
+    """
+    place = Path(folder)
+    manifest = _read_manifest(place)
+    arrays = {name: _mapped(place, name, entry) for name, entry in manifest["arrays"].items()}
+    _check_counts(place, manifest, arrays)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name != "names"}
+    inputs = {name.partition(".")[2]: tensors[name] for name in tensors if name.startswith("inputs.")}
+    return Population(
+        inputs=inputs or tensors["inputs"], targets=tensors["targets"], start=tensors["start"], size=tensors["size"],
+        mass=tensors["mass"], key=tensors["key"], group=tensors.get("group"),
+        names=np.asarray(arrays["names"]) if "names" in arrays else None,
+    )
+
+
+def _check_name(name: str, names: Iterable[str], what: str) -> None:
+    names = list(names)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
+
+
+def _stored(file: Any, name: str) -> np.ndarray:
+    try:
+        return file[name]
+    except ValueError:
+        raise ValueError(f"array {name!r} holds Python objects, which need pickle and are not read. Save numbers or "
+                         "text: numpy.asarray(values.tolist()).") from None
+
+
+def _column(column: Any, name: str) -> Any:
+    """A column as numbers, text, or (for lists) a matrix or a list of sequences."""
+    import pyarrow.compute as compute
+    from pyarrow import types
+
+    if column.null_count:
+        raise ValueError(f"column {name!r} is empty (null) in {column.null_count} of {len(column)} rows. "
+                         "Drop or impute them first.")
+    if types.is_dictionary(column.type):
+        return _column(column.cast(column.type.value_type), name)
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        return _text(column)
+    if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
+        return column.to_numpy()
+    lengths = compute.list_value_length(column).to_numpy()
+    values = _column(compute.list_flatten(column), name)
+    if len(set(lengths.tolist())) == 1 and isinstance(values, np.ndarray):
+        return values.reshape(len(lengths), lengths[0], *values.shape[1:])
+    ends = np.cumsum(lengths)
+    return [values[end - length:end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _text(column: Any) -> np.ndarray:
+    encoded = column.dictionary_encode().unify_dictionaries()      # each distinct text becomes Python text once
+    values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
+    codes = [chunk.indices.to_numpy() for chunk in encoded.chunks]
+    return values[np.concatenate(codes)] if codes else values
+
+
+def _write(population: Population, folder: Path) -> None:
+    size = population.size
+    start = size.cumsum(0) - size
+    rows = (population.start - start).repeat_interleave(size) + torch.arange(population.num_examples)
+    inputs = population.inputs
+    examples = {f"inputs.{k}": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
+    arrays = {}
+    for name, tensor in {**examples, "targets": population.targets}.items():
+        arrays[name] = _write_rows(folder, name, _numpy(tensor, name), rows.numpy())
+    clients = {"start": start, "size": size, "mass": population.mass, "key": population.key, "group": population.group}
+    per_client = {name: _numpy(tensor, name) for name, tensor in clients.items() if tensor is not None}
+    if population.names is not None:
+        per_client["names"] = as_labels(population.names, "names")
+    for name, array in per_client.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        arrays[name] = array
+    described = {name: {"dtype": array.dtype.str, "shape": list(array.shape)} for name, array in arrays.items()}
+    manifest = {"format": FORMAT, "version": VERSION, "clients": len(size), "examples": len(rows), "arrays": described}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    if name.startswith("inputs.") and not name.removeprefix("inputs.").isidentifier():
+        raise ValueError(f"x[{name.removeprefix('inputs.')!r}] cannot be a file name. Call it by a plain word, as the "
+                         "module's argument must be.")
+    shape = (len(rows), *values.shape[1:])
+    file = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=values.dtype, shape=shape)
+    step = max(1, _BLOCK // max(1, values[:1].nbytes))
+    for begin in range(0, len(rows), step):
+        file[begin:begin + step] = values[rows[begin:begin + step]]
+    file.flush()
+    return file
+
+
+def _numpy(tensor: Tensor, name: str) -> np.ndarray:
+    try:
+        return tensor.detach().cpu().numpy()
+    except TypeError:
+        raise TypeError(f"{name} holds {tensor.dtype}, which .npy files do not have. Convert it before building the "
+                        "population, for example with .float().") from None
+
+
+def _check_replaceable(place: Path) -> None:
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    try:
+        own = {_MANIFEST, *(f"{name}.npy" for name in _read_manifest(place)["arrays"])}
+    except (OSError, ValueError):
+        raise FileExistsError(f"{place} exists and is not a saved population of this version, so it is not "
+                              "overwritten. Choose another folder, or remove it yourself.") from None
+    foreign = sorted({path.name for path in place.iterdir()} - own)
+    if foreign:
+        raise FileExistsError(f"{place} also holds {', '.join(foreign)}, which saving would remove. Choose another "
+                              "folder, or move them away.")
+
+
+def _put_in_place(writing: Path, place: Path) -> None:
+    if not place.exists():
+        writing.rename(place)
+        return
+    old = writing.with_name(f"{writing.name}.old")
+    place.rename(old)
+    try:
+        writing.rename(place)
+    except OSError:
+        old.rename(place)
+        raise
+    shutil.rmtree(old)
+
+
+def _read_manifest(place: Path) -> dict[str, Any]:
+    if not (place / _MANIFEST).is_file():
+        raise FileNotFoundError(f"{place} is not a saved population: it has no {_MANIFEST}. Write one with "
+                                "population.save(folder).")
+    try:
+        manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{place / _MANIFEST} is not readable json. Save the population again.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{place / _MANIFEST} does not describe a saved population. Write one with "
+                         "population.save(folder).")
+    if manifest.get("version") != VERSION:
+        raise ValueError(f"{place} has format version {manifest.get('version')!r}; this fedtail reads {VERSION}. "
+                         "Install the fedtail that wrote it, or save the population again.")
+    names = list(manifest["arrays"]) if isinstance(manifest.get("arrays"), dict) else []
+    inputs = [name for name in names if name == "inputs" or name.partition("inputs.")[2].isidentifier()]
+    rest = set(names) - set(inputs)
+    if not inputs or ("inputs" in inputs and len(inputs) > 1) or not set(_NEEDED) <= rest <= {*_NEEDED, *_OPTIONAL}:
+        raise ValueError(f"{place / _MANIFEST} names the arrays {', '.join(names) or 'none'}; inputs and "
+                         f"{', '.join(_NEEDED)} are needed. Save the population again.")
+    return manifest
+
+
+def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
+    try:
+        array = np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False)    # copy on write
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{place} lacks {name}.npy, which {_MANIFEST} names. Save the population "
+                                "again.") from None
+    except (ValueError, EOFError):
+        raise ValueError(f"{place / f'{name}.npy'} is damaged or cut short. Save the population again.") from None
+    found = {"dtype": array.dtype.str, "shape": list(array.shape)}
+    if found != entry:
+        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {entry}. Save the population again.")
+    return array
+
+
+def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    clients, examples = manifest.get("clients"), manifest.get("examples")
+    for name, array in arrays.items():
+        count = clients if name in ("start", "size", "mass", "key", *_OPTIONAL) else examples
+        if not array.ndim or len(array) != count:
+            raise ValueError(f"{name}.npy has shape {array.shape}, but {_MANIFEST} says {clients} clients and "
+                             f"{examples} examples. Save the population again.")
+    start, size = arrays["start"], arrays["size"]
+    if not clients or size.min() < 1 or start.min() < 0 or (start + size).max() > examples:
+        raise ValueError(f"{place} has clients that reach outside its {examples} examples. Save the population again.")

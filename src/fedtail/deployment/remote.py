@@ -1,0 +1,71 @@
+"""A fleet whose clients live elsewhere, behind one function that exchanges bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.channel.base import Encoder
+from fedtail.clients import Broadcast
+from fedtail.deployment.node import PARTS, Ask, Close, Failure, Open
+from fedtail.sampling import Cohort
+from fedtail.wire import named, pack, unpack
+
+Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a message for some nodes, a reply from each
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What a server knows of its clients: enough to draw a cohort and to find them."""
+
+    key: Tensor                 # (clients,) int64, as in the population
+    mass: Tensor                # (clients,) float64
+    node: Tensor                # (clients,) int64, ascending: which node holds the client
+    place: Tensor               # (clients,) int64: where in that node's population
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+class RemoteFleet:
+    """Asks nodes by bytes; each returns one partial sum for each question. `forgets` says whether nodes may lose memory."""
+
+    def __init__(self, exchange: Exchange, roster: Roster, forgets: bool = True):
+        self.exchange, self.population, self.forgets = exchange, roster, forgets
+        self.types = named(PARTS)
+        self.nodes: list[int] = []
+
+    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+        home = self.population.node[cohort.ids]
+        self.nodes = home.unique().tolist()
+        messages = {}
+        for node in self.nodes:
+            here = home == node
+            drawn = Cohort(self.population.place[cohort.ids[here]], cohort.importance[here], cohort.mass_bound)
+            messages[node] = pack(Open(drawn, broadcast))
+        self._send(messages)
+
+    def collect(self, questions: tuple[Any, ...], encoding: Encoder) -> list[tuple[Tensor, Tensor]]:
+        replies = self._send(dict.fromkeys(self.nodes, pack(Ask(questions, encoding))))
+        answers = []
+        for k, question in enumerate(questions):
+            parts, bound = [reply[k][0] for reply in replies], replies[0][k][1]
+            total = torch.cat(parts) if question.gather else encoding.sum(torch.stack(parts))
+            answers.append((total, bound))
+        return answers
+
+    def close(self) -> None:
+        self._send(dict.fromkeys(self.nodes, pack(Close())))
+
+    def _send(self, messages: Mapping[int, bytes]) -> list[Any]:
+        """Replies in the order of the nodes."""
+        replies = self.exchange(messages)
+        values = [unpack(replies[node], self.types) for node in messages]
+        for node, value in zip(messages, values, strict=True):
+            if isinstance(value, Failure):
+                raise RuntimeError(f"node {node} failed: {value.reason}")
+        return values

@@ -1,0 +1,70 @@
+"""Random numbers by name: every draw is a hash of (seed, name, round, client, ...), computed in vectors.
+
+Who else is asked, in which chunk or on which machine, changes nothing; two methods with one seed see the same cohorts
+and the same mini-batches. The hash is SplitMix64 folded over the parts: fast, the same on every device, and good enough
+for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def hashed(seed: int, name: str, *parts: int | Tensor) -> Tensor:
+    """64 hashed bits as int64, broadcast over the parts: `hashed(0, "batches", round, clients[:, None], epoch)`."""
+    state: int | Tensor = _mix(seed ^ _name_bits(name))
+    for part in parts:
+        state = _mix(state ^ _mix(part + _signed(_GOLDEN)))
+    return state if isinstance(state, Tensor) else torch.tensor(state)
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Numbers in [0, 1), float64, from hashed bits (the upper 53 of them)."""
+    return _shift(bits, 11).double() * 2.0**-53
+
+
+def integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
+    """Integers in [low, high), from hashed bits; bias below 2^-53 times the range."""
+    return (uniform(bits) * (high - low)).long() + low
+
+
+def permutations(bits: Tensor, sizes: Tensor) -> Tensor:
+    """One permutation of range(size) per row of `bits`, padded at the end: (clients, largest size)."""
+    width = int(sizes.max())
+    place = torch.arange(width, device=bits.device)
+    keys = _mix(bits[:, None] ^ _mix(place + _signed(_GOLDEN)))
+    return keys.masked_fill(place >= sizes[:, None], torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)
+
+
+@lru_cache
+def _name_bits(name: str) -> int:
+    return _signed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
+
+
+def _signed(bits: int) -> int:
+    bits &= _MASK
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical shift to the right (the sign bit is a bit like any other)."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(bits):
+    """SplitMix64's finaliser; integers in Python, tensors in wrapping int64."""
+    if isinstance(bits, int):
+        bits &= _MASK
+        bits = ((bits ^ (bits >> 30)) * _FIRST) & _MASK
+        bits = ((bits ^ (bits >> 27)) * _SECOND) & _MASK
+        return _signed(bits ^ (bits >> 31))
+    bits = (bits ^ _shift(bits, 30)) * _signed(_FIRST)
+    bits = (bits ^ _shift(bits, 27)) * _signed(_SECOND)
+    return bits ^ _shift(bits, 31)

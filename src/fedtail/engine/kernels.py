@@ -1,0 +1,157 @@
+"""The arithmetic of a model on a batch of clients: outputs of flat examples, gradients stacked by client.
+
+Axis 0 of `params`, inputs and gradients is the client. `stack` says how many clients a kernel likes side by side; the
+lean loop over any `nn.Module` is stacks of one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtail.losses import cross_entropy, logistic, squared_error
+from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.task import PerExample, Task, call, has_running_statistics
+from fedtail.types import Examples
+
+
+class Kernel(Protocol):
+    """What an engine needs of a model."""
+
+    task: Task
+
+    @property
+    def dim(self) -> int:
+        """Numbers in the flat parameter vector."""
+        ...
+
+    @property
+    def stack(self) -> int:
+        """Clients that train side by side."""
+        ...
+
+    @property
+    def flat(self) -> int:
+        """Examples in one evaluation pass."""
+        ...
+
+    def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
+        """Outputs of flat examples under one model (dim,), in evaluation mode."""
+        ...
+
+    def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        """Gradients (clients, dim) of the weighted loss sums: params (clients, dim), the rest (clients, batch, ...)."""
+        ...
+
+    def reseed(self, bits: int) -> None:
+        """Start the random stream that dropout draws from."""
+        ...
+
+
+def kernel_for(task: Task, device: torch.device, dtype: torch.dtype) -> Kernel:
+    """The kernel that fits the task: closed form for linear models, else the module itself."""
+    residual = _residual_of(task)
+    return LinearKernel(task, residual) if residual else ModuleKernel(task, device, dtype)
+
+
+class ModuleKernel:
+    """Any `nn.Module` with a per-example loss, one client at a time."""
+
+    stack, flat = 1, 256
+
+    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
+        self.task = task
+        self.training = copy.deepcopy(task.module).to(device=device, dtype=dtype).train()
+        for module in self.training.modules():
+            if has_running_statistics(module):
+                module.eval()
+        self.evaluating = copy.deepcopy(self.training).eval()
+        trained = {n: p for n, p in self.training.named_parameters() if p.requires_grad}
+        self.names, self.shapes = list(trained), [p.shape for p in trained.values()]
+        self.sizes = [p.numel() for p in trained.values()]
+        self.dim = sum(self.sizes)
+
+    def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
+        with torch.no_grad():
+            return self._call(self.evaluating, params, inputs)
+
+    def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        rows = []
+        for k, model in enumerate(params):
+            own = {name: v[k] for name, v in inputs.items()} if isinstance(inputs, dict) else inputs[k]
+            with torch.enable_grad():
+                leaf = model.detach().requires_grad_()
+                losses = self.task.loss(self._call(self.training, leaf, own), targets[k])
+                rows.append(torch.autograd.grad((losses * weight[k]).sum(), leaf)[0])
+        return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+    def reseed(self, bits: int) -> None:
+        torch.manual_seed(bits)
+
+    def _call(self, module: nn.Module, params: Tensor, inputs: Examples) -> Tensor:
+        named = {n: p.view(s) for n, p, s in zip(self.names, params.split(self.sizes), self.shapes, strict=True)}
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), None)
+        return functional_call(module, named, args, kwargs)
+
+
+Residual = Callable[[Tensor, Tensor], Tensor]
+
+
+class LinearKernel:
+    """Softmax, logistic and least-squares models: gradients in closed form, residual times input, for many clients at once."""
+
+    flat = 16384
+
+    def __init__(self, task: Task, residual: Residual):
+        linear: Any = task.module if isinstance(task.module, nn.Linear) else task.module.linear
+        self.task, self.residual, self.bias = task, residual, linear.bias is not None
+        self.shape = (linear.out_features, linear.in_features)
+        self.weights = linear.out_features * linear.in_features
+        self.dim = self.weights + (linear.out_features if self.bias else 0)
+        self.squeeze = not isinstance(task.module, nn.Linear) and call(task.module, linear.weight[:1].detach()).ndim == 1
+        self.stack = max(1, 2**19 // self.dim)      # the stacked models should stay in cache
+
+    def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
+        outputs = self._scores(params[None], inputs[None].flatten(2))[0]  # type: ignore[index]
+        return outputs[:, 0] if self.squeeze else outputs
+
+    def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        inputs = inputs.flatten(2)  # type: ignore[union-attr]
+        residual = self.residual(self._scores(params, inputs), targets) * weight[..., None]      # (clients, batch, outputs)
+        weights = torch.bmm(residual.mT, inputs).flatten(1)
+        return torch.cat([weights, residual.sum(1)], 1) if self.bias else weights
+
+    def reseed(self, bits: int) -> None:
+        """Nothing here is random."""
+
+    def _scores(self, params: Tensor, inputs: Tensor) -> Tensor:
+        weight = params[:, : self.weights].unflatten(1, self.shape).mT                         # (clients, features, outputs)
+        return torch.baddbmm(params[:, None, self.weights :], inputs, weight) if self.bias else torch.bmm(inputs, weight)
+
+
+def _residual_of(task: Task) -> Residual | None:
+    if type(task.module) not in (nn.Linear, LeastSquares, LogisticRegression, SoftmaxRegression):
+        return None
+    closed: dict[PerExample, Residual] = {
+        cross_entropy: _softmax_residual, logistic: _logistic_residual, squared_error: _squared_residual,
+    }
+    return closed.get(task.loss)
+
+
+def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    shifted = (scores - scores.amax(-1, keepdim=True)).exp_()      # torch's softmax is slow over a short last axis
+    shifted.div_(shifted.sum(-1, keepdim=True))
+    return shifted.scatter_add_(-1, targets[..., None], scores.new_full((), -1.0).expand(*targets.shape, 1))
+
+
+def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    return scores.sigmoid() - targets[..., None].to(scores.dtype)
+
+
+def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    return 2 * (scores - targets.reshape(scores.shape).to(scores.dtype))

@@ -1,0 +1,81 @@
+"""Losses, errors and metrics of every client under one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.clients import client_means, flat_batches
+from fedtail.data.population import Population
+from fedtail.engine.kernels import Kernel, kernel_for
+from fedtail.evaluation.distribution import Distribution
+from fedtail.evaluation.tables import table
+from fedtail.task import Metric, Task
+from fedtail.training import Trained
+
+COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A distribution over clients for the loss, the error and each metric: `evaluation["error"].worst(0.1)`."""
+
+    distributions: dict[str, Distribution]
+
+    def __getitem__(self, name: str) -> Distribution:
+        if name not in self.distributions:
+            raise KeyError(f"no metric {name!r}; there are {', '.join(self.distributions)}.")
+        return self.distributions[name]
+
+    @property
+    def loss(self) -> Distribution:
+        return self["loss"]
+
+    @property
+    def error(self) -> Distribution:
+        return self["error"]
+
+    def table(self) -> str:
+        """One line for each metric, one column for each statistic over clients."""
+        clients = len(self.loss)
+        return table({name: d.summary() for name, d in self.distributions.items()}, COLUMNS, digits=4, title=f"{clients} clients")
+
+
+def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
+             device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Evaluation:
+    """Evaluate a trained module on every client; `weighted` counts clients by mass (training), else each once (test)."""
+    task = task_of(model, task)
+    task.check(population)
+    kernel = kernel_for(task, torch.device(device), dtype)
+    params = task.params().to(device, dtype)
+    return evaluation_of(task, client_values(kernel, params, population, task.all_metrics), population.mass if weighted else None)
+
+
+def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
+    """The task with the model in it."""
+    if isinstance(model, Trained):
+        return replace(model.task, module=model.module)
+    return Task(model) if task is None else replace(task, module=model)
+
+
+def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
+    """Every metric for every client, (clients,) each: per example in flat batches, per client from its own outputs."""
+    flat = [m for m in metrics if m.per == "example"]
+    values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
+    whole = [m for m in metrics if m.per == "client"]
+    if whole:
+        batches = flat_batches(population, kernel.flat, params)
+        parts = [(kernel.outputs(params, inputs), targets) for _, inputs, targets in batches]
+        outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
+        targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
+        for metric in whole:
+            numbers = [float(metric.function(o, t)) for o, t in zip(outputs, targets, strict=True)]
+            values[metric.name] = torch.tensor(numbers, dtype=torch.float64)
+    return {m.name: values[m.name] for m in metrics}
+
+
+def evaluation_of(task: Task, values: dict[str, Tensor], mass: Tensor | None) -> Evaluation:
+    better = {m.name: m.better for m in task.all_metrics}
+    return Evaluation({name: Distribution(v, mass, better[name]) for name, v in values.items()})

@@ -1,0 +1,81 @@
+"""A family of models, and the client that picks the one that suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.data.population import Population
+from fedtail.engine.kernels import kernel_for
+from fedtail.evaluation.distribution import Distribution
+from fedtail.evaluation.evaluate import client_values
+from fedtail.evaluation.tables import table
+from fedtail.task import Task
+from fedtail.training import Trained, results
+
+ALONE = 0      # the one client of a population made on its own device
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which model of a family suits one client, by its own examples."""
+
+    index: int
+    errors: tuple[float, ...]           # of every model, on those examples
+    module: nn.Module
+
+
+def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None = None) -> Choice:
+    """Pick the model with the least error on a client's own held-out examples `(x, y)`; ties go to the first.
+
+    It runs where the data is: nothing leaves the client.
+    """
+    if not models:
+        raise ValueError("choose needs at least one model.")
+    client = Population.from_clients([data])
+    errors = [float(_errors(replace(task, module=m) if task else Task(m), client)[ALONE]) for m in models]
+    index = min(range(len(errors)), key=errors.__getitem__)
+    return Choice(index, tuple(errors), models[index])
+
+
+@dataclass(frozen=True)
+class FamilyEvaluation:
+    """Errors of held-out halves, for each model alone and for the model each client picked by its other half."""
+
+    names: tuple[str, ...]
+    members: tuple[Distribution, ...]
+    chosen: Distribution
+    choice: Tensor                      # (clients,) which model each client picked
+
+    def counts(self) -> dict[str, int]:
+        """How many clients picked each model."""
+        return dict(zip(self.names, self.choice.bincount(minlength=len(self.names)).tolist(), strict=True))
+
+    def table(self) -> str:
+        picks = zip(self.counts().items(), self.members, strict=True)
+        rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
+        rows["each client's own pick"] = self.chosen.summary()
+        return table(rows, ("mean", "p90", "worst10"), digits=4, title="error")
+
+
+def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
+                    names: Sequence[str] = ()) -> FamilyEvaluation:
+    """Every client picks by the first part of its examples; all models, and its pick, are judged on the second."""
+    trained.task.check(population)
+    own, held = population.split_examples(fraction, seed)
+    models = [replace(trained.task, module=trained.task.with_params(p)) for p in results(trained.algorithm, trained.state)]
+    choice = torch.stack([_errors(m, own) for m in models]).argmin(0)
+    judged = torch.stack([_errors(m, held) for m in models])                      # (models, clients)
+    picked = judged.gather(0, choice[None])[0]
+    names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
+    return FamilyEvaluation(names, tuple(Distribution(e) for e in judged), Distribution(picked), choice)
+
+
+def _errors(task: Task, population: Population) -> Tensor:
+    dtype = task.params().dtype
+    kernel = kernel_for(task, torch.device("cpu"), dtype)
+    return client_values(kernel, task.params(), population, task.all_metrics[1:2])["error"]

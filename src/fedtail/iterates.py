@@ -1,0 +1,73 @@
+"""Which iterate of a run is its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtail.draws import hashed, uniform
+
+
+class Iterate(Protocol):
+    """Looks at every model w^(t), t = 0, 1, ..., once and keeps what it needs for the result."""
+
+    def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None: ...
+
+    def result(self, kept: Tensor | None, params: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LastIterate:
+    """The model of the last round."""
+
+    def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        return None
+
+    def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        return params
+
+
+@dataclass(frozen=True)
+class AveragedIterate:
+    """The average of Theorem 5 of [PLMH23]: weights beta_j = contraction^-(1+j), contraction = 1 - gamma lambda tau / 2.
+
+    contraction = 1 is the plain average. Computed forwards, so that no power overflows.
+    """
+
+    contraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.contraction <= 1:
+            raise ValueError(f"contraction must be in (0, 1], got {self.contraction:g}. "
+                             "It is 1 - learning_rate * weight_decay * local_steps / 2.")
+
+    def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        if kept is None:
+            return params.clone()
+        r = self.contraction
+        newest = 1 / (round + 1) if r == 1 else (1 - r) / (1 - r ** (round + 1))      # beta_t / sum of beta_0..beta_t
+        return kept + newest * (params - kept)
+
+    def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        return params if kept is None else kept
+
+
+@dataclass(frozen=True)
+class RandomIterate:
+    """One of w^(0), ..., w^(T-1), all equally likely, whatever T turns out to be (Theorem 4 of [PLMH23]).
+
+    Keeps the one drawn so far and the newest, which joins the draw only when another follows it.
+    """
+
+    def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        if kept is None:
+            return torch.stack([params, params])
+        drawn, newest = kept
+        taken = float(uniform(hashed(seed, "iterate", round))) * round < 1
+        return torch.stack([newest if taken else drawn, params])
+
+    def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        return params if kept is None else kept[0]

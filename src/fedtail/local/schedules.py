@@ -1,0 +1,53 @@
+"""How the local learning rate changes over rounds: a factor for each round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    def __call__(self, round: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same in every round."""
+
+    def __call__(self, round: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiplied by `factor` every `every` rounds: gamma_0 c^floor(t / t0).
+
+    (The papers print the exponent negative, with which the rate would grow.)
+    """
+
+    factor: float
+    every: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 1 or self.every < 1:
+            raise ValueError(f"StepDecay needs a factor in (0, 1] and every >= 1, got {self.factor:g} and {self.every}.")
+
+    def __call__(self, round: int) -> float:
+        return self.factor ** (round // self.every)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From 1 down to `final` over `num_rounds` along half a cosine, then constant."""
+
+    num_rounds: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_rounds < 1 or not 0 <= self.final <= 1:
+            raise ValueError(f"Cosine needs num_rounds >= 1 and final in [0, 1], got {self.num_rounds}, {self.final:g}.")
+
+    def __call__(self, round: int) -> float:
+        done = min(round / self.num_rounds, 1.0)
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2

@@ -1,0 +1,114 @@
+"""Local stochastic gradient descent, written once for a batch of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Clients
+from fedtail.draws import permutations
+from fedtail.local.penalties import NoPenalty, Penalty
+from fedtail.local.schedules import Constant, Schedule
+from fedtail.local.work import FullWork, Work
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Some epochs, or some steps, of mini-batch or full-gradient descent from the model received; the update is w_k - w.
+
+    A step is w <- (1 - gamma lambda) w - gamma g, gamma the learning rate times its schedule at this round, lambda the
+    `weight_decay`, g the gradient of the mean loss of the batch, plus that of the penalty, with heavy-ball `momentum`.
+    `batch_size=None` is the full gradient. Give `epochs` or `local_steps` (tau), not both; one epoch is the default.
+    """
+
+    learning_rate: float = 0.1
+    batch_size: int | None = 10
+    epochs: int | None = None
+    local_steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Schedule = Constant()
+    penalty: Penalty = NoPenalty()
+    work: Work = FullWork()
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.local_steps is not None:
+            raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
+        for name in ("batch_size", "epochs", "local_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                hint = " None is the full gradient." if name == "batch_size" else ""
+                raise ValueError(f"{name} must be at least 1, got {value}.{hint}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate (gamma) must be positive, got {self.learning_rate:g}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}.")
+        if not 0 <= self.learning_rate * self.weight_decay < 1:
+            raise ValueError(f"learning_rate * weight_decay must be in [0, 1), got {self.learning_rate:g} * "
+                             f"{self.weight_decay:g}. A step multiplies the model by one minus that.")
+
+    def steps(self, clients: Clients) -> Tensor:
+        """How many steps each client takes."""
+        epoch = self._steps_an_epoch(clients.sizes)
+        full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
+        return self.work.steps(clients, full, epoch)
+
+    def updates(self, clients: Clients, model: int = 0, start: Tensor | None = None) -> Tensor:
+        """One update per client, (clients, dim), from the broadcast model or from `start` (clients, dim)."""
+        if len(clients) > clients.kernel.stack:
+            parts = torch.arange(len(clients)).split(clients.kernel.stack)
+            return torch.cat([self.updates(clients.take(p), model, None if start is None else start[p]) for p in parts])
+        steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
+        clients, anchor = clients.take(order), clients.params(model)
+        params = anchor.expand(len(clients), -1).clone() if start is None else start[order].clone()
+        velocity = torch.zeros_like(params) if self.momentum else None
+        rate = self.learning_rate * self.schedule(clients.round)
+        if clients.kernel.stack == 1:
+            clients.kernel.reseed(int(clients.draws("dropout")[0]))
+        for active, within, weight in self._batches(clients, steps):
+            inputs, targets = clients.take(slice(active)).examples(within)  # type: ignore[arg-type]
+            local = params[:active]
+            gradients = clients.kernel.gradients(local, inputs, targets, weight.to(params))
+            gradients = self.penalty.add_gradient(gradients, local, anchor)
+            if velocity is not None:
+                gradients = velocity[:active].mul_(self.momentum).add_(gradients)
+            local.mul_(1 - rate * self.weight_decay) if self.weight_decay else None
+            local.sub_(gradients, alpha=rate)
+        received = anchor if start is None else start[order]
+        return torch.empty_like(params).index_copy_(0, order.to(params.device), params - received)
+
+    def _steps_an_epoch(self, sizes: Tensor) -> Tensor:
+        return torch.ones_like(sizes) if self.batch_size is None else (sizes + self.batch_size - 1) // self.batch_size
+
+    def _batches(self, clients: Clients, steps: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each step (active clients, places of their examples (active, batch), weights of those; padding weighs 0)."""
+        sizes, epoch = clients.sizes, self._steps_an_epoch(clients.sizes)
+        width = int(sizes.max()) if self.batch_size is None else min(self.batch_size, int(sizes.max()))
+        column, shuffled = torch.arange(width), torch.empty(0)
+        for step in range(int(steps.max())):
+            active = int((steps > step).sum())
+            some, turn = sizes[:active, None], step % epoch[:active]
+            if self.batch_size is None:
+                place = column.expand(active, -1)
+            else:
+                shuffled = self._shuffled(clients, shuffled, step, epoch, turn)
+                place = turn[:, None] * self.batch_size + column
+            weight = (place < some).double()
+            within = place.minimum(some - 1)
+            if self.batch_size is not None:
+                within = shuffled[:active].gather(1, within)
+            yield active, within, weight / weight.sum(1, keepdim=True)
+
+    def _shuffled(self, clients: Clients, shuffled: Tensor, step: int, epoch: Tensor, turn: Tensor) -> Tensor:
+        """The order of each client's examples, drawn anew when its epoch begins."""
+        fresh = (turn == 0).nonzero().flatten()
+        if step == 0:
+            return permutations(clients.draws("batches", 0), clients.sizes)
+        if len(fresh):
+            again = clients.take(fresh)
+            drawn = permutations(again.draws("batches", step // epoch[fresh]), again.sizes)
+            shuffled[fresh, : drawn.shape[1]] = drawn
+        return shuffled

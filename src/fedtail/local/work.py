@@ -1,0 +1,51 @@
+"""How much of the asked work a client does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Clients
+from fedtail.draws import integers, uniform
+
+
+class Work(Protocol):
+    def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
+        """Steps each client takes, given the full number and the steps of one epoch; zero means it is left out."""
+        ...
+
+
+@dataclass(frozen=True)
+class FullWork:
+    """Everybody does all of it."""
+
+    def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
+        return full
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Some clients manage only part of the work [Li23, section 3.4].
+
+    Each client is a straggler this round with probability `fraction`, by its own stream, and then does a uniform number of
+    epochs from 1 to all of them; where one epoch is asked, a uniform number of mini-batches. `drop=True` leaves stragglers
+    out (FedAvg), `drop=False` keeps their partial work (FedProx).
+    """
+
+    fraction: float
+    drop: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction of stragglers must be in [0, 1], got {self.fraction:g}.")
+
+    def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
+        late = uniform(clients.draws("straggler")) < self.fraction
+        if self.drop:
+            return torch.where(late, 0, full)
+        unit = torch.where(full > epoch, epoch, 1)
+        pieces = (full + unit - 1) // unit
+        return torch.where(late, (integers(clients.draws("straggler work"), 1, pieces + 1) * unit).minimum(full), full)

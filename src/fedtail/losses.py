@@ -1,0 +1,51 @@
+"""Losses and errors, one number per example: `(outputs, targets) -> (examples,)`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100      # a target that does not count: PyTorch's own convention, used for padded sequences
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Multinomial logistic loss; for sequences, outputs (n, time, classes), the mean over positions that count."""
+    if targets.ndim == 1:
+        return F.cross_entropy(outputs, targets, reduction="none")
+    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    return _mean_where(losses.view(targets.shape), targets != IGNORED)
+
+
+def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Binary logistic loss of one output per example; targets are 0 and 1."""
+    return F.binary_cross_entropy_with_logits(outputs.reshape(len(outputs)), targets.to(outputs.dtype), reduction="none")
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared distance of outputs and targets (no factor 1/2), summed over the entries of an example."""
+    return (outputs.reshape(len(outputs), -1) - targets.reshape(len(targets), -1).to(outputs.dtype)).square().sum(1)
+
+
+def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the most likely class is wrong, else 0; one output per example is read as a logit, sequences by position."""
+    if outputs.ndim == targets.ndim:
+        return ((outputs > 0).long() != targets).double()
+    wrong = (outputs.argmax(-1) != targets).double()
+    return wrong if targets.ndim == 1 else _mean_where(wrong, targets != IGNORED)
+
+
+def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error for numbers, logistic for classes with one output, cross entropy for classes with several."""
+    if targets.is_floating_point():
+        return squared_error(outputs, targets)
+    return logistic(outputs, targets) if outputs.ndim == 1 else cross_entropy(outputs, targets)
+
+
+def default_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error for numbers, misclassification for classes."""
+    return squared_error(outputs, targets) if targets.is_floating_point() else misclassification(outputs, targets)
+
+
+def _mean_where(values: Tensor, counts: Tensor) -> Tensor:
+    return torch.where(counts, values, 0.0).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)

@@ -1,0 +1,65 @@
+"""Linear models that start at zero, as in the papers. Their gradients have a closed form, which the kernels use."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class SoftmaxRegression(nn.Module):
+    """Scores of `classes` linear in the features; EMNIST linear of [PLMH23] is `SoftmaxRegression(784, 62)`.
+
+    Inputs of more than two dimensions (images) are flattened.
+
+    >>> import torch
+    >>> SoftmaxRegression(784, 62)(torch.zeros(5, 28, 28)).shape
+    torch.Size([5, 62])
+    """
+
+    def __init__(self, features: int, classes: int, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = _zero_linear(features, classes, bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs.flatten(1))                # (examples, classes)
+
+
+class LogisticRegression(nn.Module):
+    """One score, the log-odds of the positive class; Sent140 linear of [PLMH23] is `LogisticRegression(50)`.
+
+    >>> import torch
+    >>> LogisticRegression(50)(torch.zeros(5, 50))
+    tensor([0., 0., 0., 0., 0.], grad_fn=<SqueezeBackward1>)
+    """
+
+    def __init__(self, features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = _zero_linear(features, 1, bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs.flatten(1)).squeeze(1)     # (examples,)
+
+
+class LeastSquares(nn.Module):
+    """Predictions linear in the features, one number per example, or `outputs` of them.
+
+    >>> import torch
+    >>> LeastSquares(3)(torch.ones(5, 3)).shape, LeastSquares(3, outputs=2)(torch.ones(5, 3)).shape
+    (torch.Size([5]), torch.Size([5, 2]))
+    """
+
+    def __init__(self, features: int, outputs: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = _zero_linear(features, outputs, bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        predicted = self.linear(inputs.flatten(1))
+        return predicted.squeeze(1) if self.linear.out_features == 1 else predicted
+
+
+def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
+    if features < 1 or outputs < 1:
+        raise ValueError(f"a linear model needs at least one feature and one output, got {features} and {outputs}.")
+    linear = nn.utils.skip_init(nn.Linear, features, outputs, bias=bias)    # draws nothing: the start is zero
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
+    return linear

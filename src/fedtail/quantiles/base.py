@@ -1,0 +1,32 @@
+"""What a quantile part gives a risk: the boundary of the tail."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtail.questions import Conversation
+
+
+class Quantile(Protocol):
+    """Finds where the worst `tail_fraction` of the mass begins, by questions whose answers are sums.
+
+    The result is a dual of four numbers, (low, high, share, tail mass): clients at or above `high` are in the tail, those
+    in [low, high) are its boundary and count by `share`, so that the mass that counts is exactly `tail_fraction` of all.
+    A bare threshold can select nobody, or everybody, when losses are equal, as at a zero start.
+    """
+
+    def fit(self, tail_fraction: float, previous: Tensor | None) -> Conversation[Tensor]: ...
+
+
+def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
+    """The dual of a boundary [low, high) with `above` mass over it and `inside` mass in it."""
+    share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
+    return torch.tensor([low, high, share, tail_mass], dtype=torch.float64)
+
+
+def nobody() -> Tensor:
+    """The dual of a round in which no client has a finite loss: nobody counts."""
+    return torch.tensor([float("inf"), float("inf"), 0.0, 0.0], dtype=torch.float64)

@@ -1,0 +1,78 @@
+"""The quantile by majorise-minimise, every step one secure weighted mean of scalars [LPMH21, Appendix B.1, eq. (17)]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.quantiles.base import boundary, nobody
+from fedtail.quantiles.radix import loss_range
+from fedtail.questions import Conversation, Statistic
+
+CUTS = 16
+
+
+@dataclass(frozen=True)
+class MajoriseMinimise:
+    r"""Minimises the pinball loss of the quantile by a quadratic majoriser, `steps` times, then cuts once.
+
+    With level tau = 1 - theta and beta_k = alpha_k / |x_k - mu|, a step is
+    mu <- (sum beta_k x_k + (2 tau - 1) sum alpha_k) / sum beta_k. The paper prints (2q - 1) without the mass, which diverges
+    when masses do not sum to one, and stays for ever at any data point it hits; here the mass is included and distances
+    are floored. Dozens of questions, four digits in a hundred: offered for fidelity, `ExactQuantile` takes four.
+
+    The last question counts the mass above a ladder of thresholds around the result, which gives the boundary its share.
+    What it reveals: each answer is a sum over clients, but every mu told leaks about a scalar per step, and the ladder is
+    a coarse histogram. Nothing is noised.
+    """
+
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}. Dozens find the right client, a hundred four digits.")
+
+    def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
+        ends = yield from loss_range()
+        if ends is None:
+            return nobody()
+        low, high, mass = ends
+        floor = 1e-9 * max(high - low, abs(high), 1e-30)
+        middle, width = (low + high) / 2, high - low
+        for _ in range(self.steps):
+            pull, stiffness = yield Statistic(PinballStep(floor), torch.tensor(middle, dtype=torch.float64))
+            move = float(floor * (pull + (1 - 2 * tail_fraction) * mass) / stiffness)
+            middle, width = min(max(middle + move, low), high), abs(move)
+        return (yield from self._cut(middle, max(width, floor), low, high, tail_fraction * mass))
+
+    def _cut(self, middle: float, width: float, low: float, high: float, tail_mass: float) -> Conversation[Tensor]:
+        reach = max(middle - low, high - middle, width)
+        steps = torch.logspace(0, 1, CUTS, base=reach / width, dtype=torch.float64) * width
+        ladder = torch.cat([middle - steps.flip(0), middle + steps])
+        over = yield Statistic(MassAbove(), ladder)
+        place = max(int((over > tail_mass).sum()) - 1, 0)
+        return boundary(float(ladder[place]), float(ladder[place + 1]), float(over[place + 1]),
+                        float(over[place] - over[place + 1]), tail_mass)
+
+
+@dataclass(frozen=True)
+class PinballStep:
+    """(mass * direction, mass * floor / distance): bounded rows that give one majorise-minimise step."""
+
+    floor: float
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        gap = seen.losses - trial
+        closeness = self.floor / (gap.abs() + self.floor)
+        return torch.stack([seen.mass * gap / (gap.abs() + self.floor), seen.mass * closeness], 1)
+
+
+@dataclass(frozen=True)
+class MassAbove:
+    """Mass at or above each trial threshold."""
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        return seen.mass[:, None] * (seen.losses[:, None] >= trial)

@@ -1,0 +1,39 @@
+"""Find where a decreasing sum over clients crosses a target, by asking at many trial points at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from fedtail.questions import Conversation, Part, Statistic
+
+POINTS = 34      # a question shrinks the bracket 33 times
+QUESTIONS = 5    # together about 4e7 times; the parts then interpolate in closed form
+
+
+class Bracket(NamedTuple):
+    """The sum is at least the target at `low` and below it at `high`."""
+
+    low: float
+    high: float
+    at_low: float
+    at_high: float
+
+    def linear(self, target: float) -> float:
+        """The crossing where the sum is linear in between."""
+        drop = self.at_low - self.at_high
+        step = (self.at_low - target) / drop if drop > 0 else 0.0
+        return self.low + min(max(step, 0.0), 1.0) * (self.high - self.low)
+
+
+def multisect(part: Part, low: float, high: float, target: float) -> Conversation[Bracket]:
+    """Narrow [low, high] around the crossing; row j of the part's statistic is its value at trial j, decreasing in it."""
+    for _ in range(QUESTIONS):
+        trial = torch.linspace(low, high, POINTS, dtype=torch.float64)
+        sums = yield Statistic(part, trial)
+        place = max(int((sums >= target).sum()) - 1, 0)
+        after = min(place + 1, POINTS - 1)
+        low, high = float(trial[place]), float(trial[after])
+        bracket = Bracket(low, high, float(sums[place]), float(sums[after]))
+    return bracket

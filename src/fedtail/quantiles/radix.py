@@ -1,0 +1,128 @@
+"""Exact quantiles by bits: histograms of one digit of the float32 loss, most significant first.
+
+The bits of a float32, sign flipped into place, sort as unsigned integers in the order of the numbers. A histogram of the
+leading digit says which digit the quantile has; the next question is asked of those who share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.quantiles.base import boundary, nobody
+from fedtail.questions import Conversation, Statistic
+
+BITS = 32
+COARSE = 12      # sign, exponent and three bits of the mantissa: a value to one part in eight
+
+
+@dataclass(frozen=True)
+class Digit:
+    """Histogram, by mass, of the `width` bits above `shift`, over the clients whose bits above those are the trial's."""
+
+    shift: int
+    width: int
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        keys = ordered_bits(seen.losses)
+        mine = (keys >> (self.shift + self.width)) == trial
+        digit = (keys >> self.shift) & ((1 << self.width) - 1)
+        rows = torch.zeros(len(keys), 1 << self.width, dtype=torch.float64)
+        return rows.scatter_(1, digit[:, None], (seen.mass * mine)[:, None])
+
+
+@dataclass(frozen=True)
+class ExactQuantile:
+    """The boundary of the tail to `bits` bits of the float32 loss, by histograms of at most 12 bits each.
+
+    `bits=32` is exact: four questions of 256 sums, the boundary is one value and whoever is tied at it. `bits=12` is one
+    question of 4096 sums; the boundary is then a bin an eighth of its value wide, whose clients count by their share.
+
+    What it reveals: the sums are histograms of client losses. With 32 bits the server learns the threshold exactly and how
+    much mass shares each leading byte along the way; most clients sit alone in a 16-bit bin, so this is no protection for
+    a single client's loss. It is for simulation, or for a server that may know the losses. Nothing here is noised.
+    """
+
+    bits: int = BITS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= BITS:
+            raise ValueError(f"bits must be in 1..32, got {self.bits}. Losses are float32: 32 is exact, 12 is one question.")
+
+    def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
+        total, above, inside, prefix = None, 0.0, 0.0, 0
+        for shift, width in _digits(self.bits):
+            mass = yield Statistic(Digit(shift, width), torch.tensor(prefix))
+            total = float(mass.sum()) if total is None else total
+            if total <= 0:
+                return nobody()
+            from_top = mass.flip(0).cumsum(0).flip(0)
+            digit = _boundary_digit(mass, from_top, tail_fraction * total - above)
+            above += float(from_top[digit] - mass[digit])
+            inside, prefix = float(mass[digit]), (prefix << width) | digit
+        low, high = from_ordered_bits(prefix << shift), from_ordered_bits((prefix + 1) << shift)
+        return boundary(low, high, above, inside, tail_fraction * total)  # type: ignore[operator]
+
+
+def extreme_loss(largest: bool = True) -> Conversation[float | None]:
+    """The largest (or smallest) loss among clients with mass, exactly, in four questions; None if there are none."""
+    prefix = 0
+    for shift, width in _digits(BITS):
+        mass = yield Statistic(Digit(shift, width), torch.tensor(prefix))
+        present = (mass > 0).nonzero().flatten()
+        if len(present) == 0:
+            return None
+        prefix = (prefix << width) | int(present[-1 if largest else 0])
+    return from_ordered_bits(prefix)
+
+
+class LossRange(NamedTuple):
+    """An interval that holds every loss, each end within an eighth, and the mass of all clients with a loss."""
+
+    low: float
+    high: float
+    mass: float
+
+
+def loss_range() -> Conversation[LossRange | None]:
+    """Where the losses are, in one question of 4096 sums; None if no client has one."""
+    mass = yield Statistic(Digit(BITS - COARSE, COARSE), torch.tensor(0))
+    present = (mass > 0).nonzero().flatten()
+    if len(present) == 0:
+        return None
+    low, high = int(present[0]) << (BITS - COARSE), (int(present[-1]) + 1) << (BITS - COARSE)
+    return LossRange(from_ordered_bits(low), from_ordered_bits(high), float(mass.sum()))
+
+
+def ordered_bits(values: Tensor) -> Tensor:
+    """Integers in [0, 2^32) in the order of the float32 values, negative ones included (int64); both zeros are one."""
+    bits = (values.float() + 0.0).view(torch.int32).long() & 0xFFFFFFFF
+    return torch.where(bits >> 31 == 1, 0xFFFFFFFF - bits, bits | 0x80000000)
+
+
+def from_ordered_bits(key: int) -> float:
+    """The number whose `ordered_bits` is `key`; infinite beyond the largest float32."""
+    bits = key & 0x7FFFFFFF if key >> 31 else 0xFFFFFFFF - key
+    value = float(np.array(bits, dtype=np.uint32).view(np.float32)) if key < 1 << BITS else float("inf")
+    return value if value == value else float("inf") if key >> 31 else float("-inf")
+
+
+def _digits(bits: int) -> Iterator[tuple[int, int]]:
+    """(shift, width) of each digit: all at once up to 12 bits, else by bytes."""
+    shift, step = BITS, bits if bits <= COARSE else 8
+    while shift > BITS - bits:
+        width = min(step, shift - (BITS - bits))
+        shift -= width
+        yield shift, width
+
+
+def _boundary_digit(mass: Tensor, from_top: Tensor, target: float) -> int:
+    """The digit of the smallest value with at most `target` mass above it; the lowest present one if target is all."""
+    over = (from_top > target).nonzero().flatten()
+    return int(over[-1]) if len(over) else int((mass > 0).nonzero()[0])

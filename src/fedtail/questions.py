@@ -1,0 +1,150 @@
+"""What a server may ask. A question is frozen data; a client answers with a row, the server gets the sum of the rows.
+
+This file imports no part: a question holds parts by Protocol, and the wire form is given the types it may build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Clients, Seen
+
+T = TypeVar("T")
+Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, ends in a T
+
+
+class Part(Protocol):
+    """Something that can be asked about the losses."""
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        """One row per client, linear in its mass: (clients, width)."""
+        ...
+
+
+class Question(Protocol):
+    """Anything a client answers with one row."""
+
+    gather: bool                        # asks for the rows themselves, not their sum
+
+    def rows(self, clients: Clients) -> Tensor: ...
+
+    def bound(self, width: int, clients: int, mass: float) -> Tensor:
+        """Largest absolute entries of a row, for so many clients of at most so much mass: (width,), or one for all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """How are the losses distributed? The row is computed by `part` at the trial numbers."""
+
+    part: Part
+    trial: Tensor
+    model: int = 0                      # which of the broadcast models
+    gather: bool = False
+
+    def rows(self, clients: Clients) -> Tensor:
+        memory = f"risk {self.model}" if getattr(self.part, "remembers", False) else None
+        return self.part.statistic(clients.seen(self.model, memory=memory), self.trial)
+
+    def bound(self, width: int, clients: int, mass: float) -> Tensor:
+        own = getattr(self.part, "row_bound", None)      # most rows are shares of the mass; a part whose are not says so
+        return torch.tensor([own(clients, mass) if own else mass], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train, if you count: the row is made by `aggregate` from the update, w_k - w, and the client's weight."""
+
+    local: Any
+    risk: Any
+    dual: Tensor
+    aggregate: Any
+    model: int = 0
+    gather: bool = False
+
+    def rows(self, clients: Clients) -> Tensor:
+        memory = f"risk {self.model}" if self.risk.remembers else None
+        seen = clients.seen(self.model, self.risk.reads_losses, memory)
+        if memory:
+            clients.remember(memory, self.risk.remember(seen, self.dual))
+        weight = seen.mass * self.risk.density(seen, self.dual)
+        chosen = (weight > 0) & (self.local.steps(clients) > 0)
+        clients.shard.counted[clients.place] = chosen
+        if not bool(chosen.any()):
+            return torch.zeros(len(clients), self.aggregate.width(clients.kernel.dim), dtype=torch.float64)
+        few = clients.take(chosen) if not bool(chosen.all()) else clients
+        updates = self.local.updates(few, self.model)
+        trained = self.aggregate.rows(updates, seen.take(chosen), self)
+        if len(few) == len(clients):
+            return trained
+        rows = trained.new_zeros(len(clients), trained.shape[1])
+        rows[chosen.to(rows.device)] = trained
+        return rows
+
+    def bound(self, width: int, clients: int, mass: float) -> Tensor:
+        return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Several questions in one message; the answer is a tuple of sums."""
+
+    questions: tuple[Any, ...]
+
+
+class Encoding(Protocol):
+    """How rows become what crosses."""
+
+    @property
+    def clients(self) -> int:
+        """How many rows are summed, at most."""
+        ...
+
+    @property
+    def mass(self) -> float:
+        """The largest mass of one of them."""
+        ...
+
+    def encode(self, rows: Tensor, bound: Tensor) -> Tensor: ...
+
+
+def answer(question: Any, clients: Clients, encoding: Encoding) -> Tensor:
+    """The client's only entry point. A client whose row is not finite answers zeros: it is left out and counted."""
+    rows = question.rows(clients)
+    finite = rows.isfinite().all(1)
+    if not bool(finite.all()):
+        clients.shard.failed[clients.place] |= ~finite.cpu()
+        rows = rows.where(finite[:, None], 0.0)
+    return encoding.encode(rows, question.bound(rows.shape[1], encoding.clients, encoding.mass))
+
+
+def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
+    """Hold a conversation to its end: ask every question it yields, send the sums back."""
+    try:
+        question = next(conversation)
+        while True:
+            question = conversation.send(ask(question))
+    except StopIteration as end:
+        return end.value
+
+
+def side_by_side(conversations: list[Conversation[T]]) -> Conversation[list[T]]:
+    """Several conversations with their questions joined: together they cost the messages of the longest."""
+    results: dict[int, T] = {}
+    waiting: dict[int, Any] = {}
+    replies: dict[int, Any] = dict.fromkeys(range(len(conversations)))
+    while len(results) < len(conversations):
+        for k, reply in replies.items():
+            try:
+                waiting[k] = conversations[k].send(reply)
+            except StopIteration as end:
+                results[k] = end.value
+        asked, waiting = waiting, {}
+        sums = (yield Joint(tuple(asked.values()))) if asked else ()
+        replies = dict(zip(asked, sums, strict=True))
+    return [results[k] for k in range(len(conversations))]

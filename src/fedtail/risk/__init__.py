@@ -1,0 +1,16 @@
+"""Risks: how the losses of many become one number, and how much each counts."""
+
+from fedtail.risk.ascent import Ascent, GroupAscent, project_to_simplex
+from fedtail.risk.base import Risk
+from fedtail.risk.mean import Mean
+from fedtail.risk.power_fair import PowerFair
+from fedtail.risk.refreshed import Refreshed
+from fedtail.risk.smoothed import QuadraticSuperquantile, SmoothedSuperquantile
+from fedtail.risk.superquantile import Superquantile, TailFilter, superquantile_weights
+from fedtail.risk.tilted import Tilted
+from fedtail.risk.worst import Worst
+
+__all__ = [
+    "Ascent", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
+    "Superquantile", "TailFilter", "Tilted", "Worst", "project_to_simplex", "superquantile_weights",
+]

@@ -1,0 +1,167 @@
+"""Agnostic federated learning: weights that climb the losses, projected onto the simplex."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.data.population import Population
+from fedtail.quantiles import loss_range, nobody
+from fedtail.quantiles.multisect import multisect
+from fedtail.questions import Conversation, Statistic
+from fedtail.risk.base import Risk, check_positive
+from fedtail.types import Density, Losses, Mass, Weights
+
+
+@dataclass(frozen=True)
+class Ascent(Risk):
+    r"""AFL by client: lambda <- Proj_simplex(lambda + step * F), the non-stochastic variant of [Li23, chapter 4].
+
+    Its limit is the worst client. A client keeps its own lambda (relative to equal: they start at one, and their sum never
+    changes); the server finds the projection's shift by sums of the surplus at trial shifts, and sends only that. This
+    round counts lambda as it was; the ascent takes effect next round. Needs everybody every round: use `Everyone`.
+    """
+
+    remembers: ClassVar[bool] = True
+    survives_lost_memory: ClassVar[bool] = False
+    lost_memory: ClassVar[str] = (
+        "a client that lost its lambda starts again at one, so the lambdas no longer sum to the number of clients and the "
+        "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
+
+    step: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The largest loss, which the ascent climbs to."""
+        return losses.max()
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """After one step from equal weights."""
+        start = torch.full_like(losses.detach(), 1 / len(losses))
+        return project_to_simplex(start + self.step * losses.detach())
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        ends = yield from loss_range()
+        if ends is None:
+            return nobody()
+        clients = float((yield Statistic(self, torch.zeros(0, dtype=torch.float64)))[0])
+        rate = self.step * clients                               # the step in units of lambda relative to equal
+        bracket = yield from multisect(Surplus(rate), rate * ends.low, rate * ends.high, 0.0)
+        return torch.tensor([bracket.linear(0.0), rate], dtype=torch.float64)
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        """How many clients there are."""
+        return (seen.mass > 0).double()[:, None]
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        return 1.0
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return torch.where(seen.mass > 0, _lambda(seen) / seen.mass, 0.0)
+
+    def remember(self, seen: Seen, dual: Tensor) -> Tensor:
+        shift, rate = dual[0], dual[1]
+        return torch.where(seen.mass > 0, (_lambda(seen) + rate * seen.losses - shift).clamp(min=0), _lambda(seen))
+
+    def weight_bound(self, clients: int, mass: float) -> float:
+        return clients
+
+    def check(self, population: Population, cohort_size: float) -> None:
+        if cohort_size < len(population):
+            raise ValueError("Ascent keeps a lambda on every client and needs everybody every round, but about "
+                             f"{cohort_size:g} of {len(population)} clients are drawn. Use sample=Everyone(), or GroupAscent.")
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """How much the lambdas of all clients would grow in sum with each trial shift; zero at the projection's."""
+
+    remembers: ClassVar[bool] = True
+    rate: float
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        weight = _lambda(seen)[:, None]
+        grown = (weight + self.rate * seen.losses[:, None] - trial).clamp(min=0) - weight
+        return grown * (seen.mass > 0)[:, None]
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        return 1e3 * clients
+
+
+@dataclass(frozen=True)
+class GroupAscent(Risk):
+    r"""AFL by group: one lambda for each group of clients, kept on the server; any sampler works.
+
+    A group's loss is the mass-weighted mean over its clients in the cohort; lambda <- Proj(lambda + step * loss). Groups with
+    nobody in the cohort keep their lambda. Within a group clients count by mass.
+    """
+
+    groups: int
+    step: float = 0.1
+    loss_bound: float = 1e3      # for channels that sum integers
+
+    def __post_init__(self) -> None:
+        check_positive("groups", self.groups, "It is the number of groups in population.group.")
+        check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The largest loss; the losses here are those of the groups."""
+        return losses.max()
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        start = torch.full_like(losses.detach(), 1 / len(losses))
+        return project_to_simplex(start + self.step * losses.detach())
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
+        sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
+        mass, lifted = sums.unflatten(0, (2, self.groups))
+        here = mass > 0
+        density = torch.where(here, weight / mass.clamp(min=1e-300), 0.0)
+        climbed = weight.clone()
+        climbed[here] = project_to_simplex(weight[here] + self.step * lifted[here] / mass[here], float(weight[here].sum()))
+        return torch.cat([density / density.max().clamp(min=1e-300), climbed])
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        mine = torch.nn.functional.one_hot(_group(seen), self.groups)                # (clients, groups)
+        return torch.cat([seen.mass[:, None] * mine, (seen.mass * seen.losses)[:, None] * mine], 1)
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        return mass * self.loss_bound
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return dual[_group(seen)]
+
+    def check(self, population: Population, cohort_size: float) -> None:
+        if population.group is None:
+            raise ValueError("GroupAscent needs a group for each client: Population.from_arrays(..., group=...).")
+        if int(population.group.max()) >= self.groups:
+            raise ValueError(f"population.group goes up to {int(population.group.max())}, but groups={self.groups}. "
+                             f"Write groups={int(population.group.max()) + 1}.")
+
+
+def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
+    """The nearest point with entries at least zero that sum to `total`. One sort.
+
+    >>> project_to_simplex(torch.tensor([1.0, 0.5, -1.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    """
+    ranked = values.sort(descending=True).values
+    shift = (ranked.cumsum(0) - total) / torch.arange(1, len(values) + 1, device=values.device)
+    return (values - shift[(ranked > shift).sum() - 1]).clamp(min=0)
+
+
+def _lambda(seen: Seen) -> Tensor:
+    return torch.ones_like(seen.mass) if seen.memory is None else seen.memory
+
+
+def _group(seen: Seen) -> Tensor:
+    if seen.group is None:
+        raise ValueError("GroupAscent needs a group for each client: Population.from_arrays(..., group=...).")
+    return seen.group

@@ -1,0 +1,98 @@
+"""What every risk is: a value, weights, and a federated form made of a dual and a density."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.data.population import Population
+from fedtail.questions import Conversation, converse
+from fedtail.types import Density, Losses, Mass, Weights
+
+
+class Risk:
+    """Reduces the losses of clients (or of samples, or of groups) to one number, and says how much each counts.
+
+    Alone: `value(losses, mass)` is differentiable in the losses, so a plain torch loop can minimise it, and
+    `weights(losses, mass)` sums to one. Federated: `fit` is a conversation on the server that ends in the *dual*, a few
+    public numbers; `density(seen, dual)` is what each client computes from its own loss. No list of losses is needed.
+
+    Defaults: ask nothing, remember nothing, count everybody by mass.
+    """
+
+    reads_losses: ClassVar[bool] = True
+    remembers: ClassVar[bool] = False           # keeps something on the client between rounds
+    lost_memory: ClassVar[str] = ""             # what it means when a client has lost it
+    survives_lost_memory: ClassVar[bool] = True
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The risk of these losses; `mass` defaults to equal."""
+        raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """How much each loss counts, sum one: by default from the federated form, answered here."""
+        seen = Seen(losses.detach().double(), uniform_mass(losses, mass).double())
+        weights = seen.mass * self.density(seen, fit_locally(self.fit(None), seen))
+        return (weights / weights.sum()).to(losses.dtype)
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: questions about the losses, ending in the dual (flat, float64). `previous` is last round's."""
+        return torch.zeros(0, dtype=torch.float64)
+        yield
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        """Client: the row that answers one of `fit`'s questions."""
+        raise TypeError(f"{type(self).__name__} asks nothing about the losses.")
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        """Client: how much of my mass counts."""
+        return torch.ones_like(seen.mass)
+
+    def slope(self, seen: Seen, dual: Tensor) -> Density:
+        """Derivative of the density in the loss, for aggregators that use curvature."""
+        raise TypeError(f"CurvatureMean needs the slope of the density, which {type(self).__name__} does not give. "
+                        "Use WeightedMean, or PowerFair as the risk.")
+
+    def remember(self, seen: Seen, dual: Tensor) -> Tensor:
+        """Client: what to keep for the next round, one row per client; only for risks with `remembers`."""
+        raise TypeError(f"{type(self).__name__} remembers nothing.")
+
+    def weight_bound(self, clients: int, mass: float) -> float:
+        """Largest weight of one client among so many of at most so much mass; densities are at most one."""
+        return mass
+
+    def check(self, population: Population, cohort_size: float) -> None:
+        """Refuse, before training starts, what this risk cannot do."""
+
+    def expected_tail(self, cohort_size: float) -> float:
+        """How many of the cohort count, about."""
+        return cohort_size
+
+
+def fit_locally(conversation: Conversation[Tensor], seen: Seen) -> Tensor:
+    """Hold a risk's conversation with clients that are all here."""
+    return converse(conversation, lambda question: question.part.statistic(seen, question.trial).sum(0))
+
+
+def uniform_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
+    """Masses that sum to one, equal ones by default."""
+    if mass is None:
+        return torch.full_like(losses.detach(), 1 / len(losses))
+    if mass.shape != losses.shape:
+        raise ValueError(f"mass has shape {tuple(mass.shape)}, losses {tuple(losses.shape)}. Pass one mass for each loss.")
+    return (mass / mass.sum()).to(losses.dtype)
+
+
+def check_tail_fraction(tail_fraction: float) -> None:
+    if not 0 < tail_fraction <= 1:
+        hint = tail_fraction / 100 if 1 < tail_fraction <= 100 else 0.2
+        raise ValueError(f"tail_fraction (theta) must be in (0, 1], got {tail_fraction:g}. It is a fraction: for the worst "
+                         f"{100 * hint:g}% of clients write {hint:g}.")
+
+
+def check_positive(name: str, value: float, hint: str) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value:g}. {hint}")

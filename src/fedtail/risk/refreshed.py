@@ -1,0 +1,62 @@
+"""A risk whose dual is fitted every few rounds only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.data.population import Population
+from fedtail.questions import Conversation
+from fedtail.risk.base import Risk
+from fedtail.types import Density, Losses, Mass, Weights
+
+
+@dataclass(frozen=True)
+class Refreshed(Risk):
+    """Another risk, asked for its dual every `every` rounds (T_eta of [LPMH21, Appendix C]) and used as it was in between.
+
+    A stale threshold may select nobody; such a round keeps the model.
+    """
+
+    risk: Risk
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}. 1 fits the dual every round.")
+        if self.risk.remembers:
+            raise ValueError(f"{type(self.risk).__name__} keeps memory that changes every round, so its dual cannot be reused.")
+
+    @property
+    def reads_losses(self) -> bool:  # type: ignore[override]
+        return self.risk.reads_losses
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        return self.risk.value(losses, mass)
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        return self.risk.weights(losses, mass)
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        if previous is not None and previous[0] + 1 < self.every:
+            return torch.cat([previous[:1] + 1, previous[1:]])
+        dual = yield from self.risk.fit(None if previous is None else previous[1:])
+        return torch.cat([torch.zeros(1, dtype=torch.float64), dual])
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return self.risk.density(seen, dual[1:])
+
+    def slope(self, seen: Seen, dual: Tensor) -> Density:
+        return self.risk.slope(seen, dual[1:])
+
+    def weight_bound(self, clients: int, mass: float) -> float:
+        return self.risk.weight_bound(clients, mass)
+
+    def check(self, population: Population, cohort_size: float) -> None:
+        self.risk.check(population, cohort_size)
+
+    def expected_tail(self, cohort_size: float) -> float:
+        return self.risk.expected_tail(cohort_size)

@@ -1,0 +1,172 @@
+"""Smooth superquantiles: by a Kullback-Leibler divergence, and by a quadratic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.quantiles import loss_range, nobody
+from fedtail.quantiles.multisect import Bracket, multisect
+from fedtail.questions import Conversation
+from fedtail.risk.base import Risk, check_positive, check_tail_fraction, uniform_mass
+from fedtail.types import Density, Losses, Mass, Weights
+
+
+@dataclass(frozen=True)
+class SmoothedSuperquantile(Risk):
+    r"""The superquantile less `smoothing` (nu) times the divergence of the weights from the masses, [PLMH23, eq. (14), (15)].
+
+    Maximises  sum_k pi_k F_k - nu sum_k pi_k log(pi_k / alpha_k)  over  0 <= pi_k <= alpha_k / theta, sum one. The solution is
+    pi_k = alpha_k min(1/theta, exp((F_k - c)/nu)), with c such that they sum to one. Within 2 nu log n of the superquantile;
+    nu -> 0 is the superquantile, nu -> infinity the mean, theta -> 0 the tilted risk with t = 1/nu.
+    """
+
+    tail_fraction: float
+    smoothing: float
+
+    def __post_init__(self) -> None:
+        check_tail_fraction(self.tail_fraction)
+        check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        mass, weights = uniform_mass(losses, mass), self.weights(losses, mass)
+        divergence = torch.special.xlogy(weights, weights / mass).sum()
+        return (weights * losses).sum() - self.smoothing * divergence
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        mass = uniform_mass(losses, mass)
+        level = kl_level(losses.detach().double(), mass.double(), self.tail_fraction, self.smoothing)
+        weights = mass * ((losses.detach() - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
+        return weights / weights.sum()
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        ends = yield from loss_range()
+        if ends is None:
+            return nobody()
+        target = self.tail_fraction * ends.mass
+        low = ends.low + self.smoothing * math.log(self.tail_fraction)
+        bracket = yield from multisect(self, low, ends.high, target)
+        return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        return seen.mass[:, None] * self._counted(seen.losses[:, None], trial)
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return self._counted(seen.losses, dual[0])
+
+    def slope(self, seen: Seen, dual: Tensor) -> Density:
+        counted = self._counted(seen.losses, dual[0])
+        return torch.where(counted < 1, counted / self.smoothing, 0.0)
+
+    def expected_tail(self, cohort_size: float) -> float:
+        return self.tail_fraction * cohort_size
+
+    def _counted(self, losses: Tensor, level: Tensor) -> Tensor:
+        return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
+
+    def _interpolate(self, bracket: Bracket, target: float) -> float:
+        """Between two trial levels with nobody entering or leaving the cap, the sum is capped + free * exp(-level / nu)."""
+        low, high, at_low, at_high = bracket
+        falling = -math.expm1(-(high - low) / self.smoothing)
+        if at_low - at_high <= 0 or falling <= 0:
+            return low
+        free = (at_low - at_high) / falling
+        rest = 1 - (at_low - target) / free
+        return low - self.smoothing * math.log(rest) if rest > 0 else high
+
+
+@dataclass(frozen=True)
+class QuadraticSuperquantile(Risk):
+    r"""The superquantile with its hinge smoothed by a quadratic over `smoothing` (nu), [LPMH21, eq. (10), (11)].
+
+    min_eta  eta + (1/theta) sum_k alpha_k g_nu(F_k - eta), with g_nu(r) = nu/2, r^2/(2 nu) + nu/2, r for r <= 0, <= nu, > nu.
+    At most nu/(2 theta) above the superquantile. Federated, the dual is eta and a client counts by clip((F - eta)/nu, 0, 1):
+    with full participation and a full-gradient step this is the alternating minimisation of [LPMH21, Algorithm 1].
+    """
+
+    tail_fraction: float
+    smoothing: float
+
+    def __post_init__(self) -> None:
+        check_tail_fraction(self.tail_fraction)
+        check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        mass = uniform_mass(losses, mass)
+        excess = losses - self.threshold(losses, mass)
+        inside = excess.clamp(0, self.smoothing)
+        smooth = inside.square() / (2 * self.smoothing) + self.smoothing / 2 + (excess - self.smoothing).clamp(min=0)
+        return self.threshold(losses, mass) + (mass * smooth).sum() / self.tail_fraction
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        mass = uniform_mass(losses, mass)
+        weights = mass * ((losses.detach() - self.threshold(losses, mass)) / self.smoothing).clamp(0, 1)
+        return weights / weights.sum()
+
+    def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The exact minimiser eta (the eta-step, [LPMH21, Property 9])."""
+        mass = uniform_mass(losses, mass)
+        exact = quadratic_threshold(losses.detach().double(), mass.double(), self.tail_fraction, self.smoothing)
+        return exact.to(losses.dtype)
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        ends = yield from loss_range()
+        if ends is None:
+            return nobody()
+        target = self.tail_fraction * ends.mass
+        bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target)
+        return torch.tensor([bracket.linear(target)], dtype=torch.float64)
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        return seen.mass[:, None] * self._counted(seen.losses[:, None], trial)
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return self._counted(seen.losses, dual[0])
+
+    def expected_tail(self, cohort_size: float) -> float:
+        return self.tail_fraction * cohort_size
+
+    def _counted(self, losses: Tensor, threshold: Tensor) -> Tensor:
+        return ((losses - threshold) / self.smoothing).clamp(0, 1)
+
+
+def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
+    """The c of [PLMH23, eq. (15)], exactly: with the k largest capped, c follows in closed form; take the k that agrees."""
+    ranked, order = losses.sort(descending=True)
+    mass = mass[order] / mass.sum()
+    capped = torch.cat([mass.new_zeros(1), mass.cumsum(0)[:-1]])                    # mass of those before me
+    rest = (1 - capped / tail_fraction).clamp(min=0)
+    free = (mass.log() + ranked / smoothing).flip(0).logcumsumexp(0).flip(0)         # log sum over me and those after
+    level = smoothing * (free - rest.log())                                          # c if those before me are capped
+    agrees = (rest > 0) & (ranked < level - smoothing * math.log(tail_fraction))     # I am not capped then
+    first = int(agrees.long().argmax()) if bool(agrees.any()) else -1
+    return level[first] if first >= 0 else ranked[-1] + smoothing * math.log(tail_fraction)
+
+
+def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
+    """The root of h'(eta) = 1 - (1/theta) sum alpha_k clip((x_k - eta)/nu, 0, 1), piecewise linear with knots x_k - nu, x_k.
+
+    Where the minimisers are an interval, its lower end.
+    """
+    ranked, order = losses.sort()
+    mass = mass[order] / mass.sum()
+    knots = torch.cat([ranked, ranked - smoothing]).unique()                         # ascending
+    counted = _counted_at(knots, ranked, mass, smoothing)                            # descending
+    last = max(int((counted > tail_fraction * (1 + 1e-15)).sum()) - 1, 0)            # last knot with too much counted
+    after = min(last + 1, len(knots) - 1)
+    drop = counted[last] - counted[after]
+    step = ((counted[last] - tail_fraction) / drop).clamp(0, 1) if drop > 0 else drop
+    return knots[last] + step * (knots[after] - knots[last])
+
+
+def _counted_at(thresholds: Tensor, ranked: Tensor, mass: Tensor, smoothing: float) -> Tensor:
+    """sum_k alpha_k clip((x_k - eta)/nu, 0, 1) for each eta, by prefix sums over the ascending losses."""
+    zero = mass.new_zeros(1)
+    below, weighted = torch.cat([zero, mass.cumsum(0)]), torch.cat([zero, (mass * ranked).cumsum(0)])
+    start, full = torch.searchsorted(ranked, thresholds), torch.searchsorted(ranked, thresholds + smoothing)
+    inside = weighted[full] - weighted[start] - thresholds * (below[full] - below[start])
+    return below[-1] - below[full] + inside / smoothing

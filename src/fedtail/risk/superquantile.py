@@ -1,0 +1,95 @@
+"""The superquantile over clients, exact and as the filter of Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.quantiles import ExactQuantile, Quantile
+from fedtail.questions import Conversation
+from fedtail.risk.base import Risk, check_tail_fraction, uniform_mass
+from fedtail.types import Density, Losses, Mass, Weights
+
+
+@dataclass(frozen=True)
+class Superquantile(Risk):
+    r"""Mean loss of the worst `tail_fraction` (theta) of the client mass, [PLMH23, eq. (6), (7), Algorithm 3].
+
+    S_theta(F) = max { sum_k pi_k F_k : sum_k pi_k = 1, 0 <= pi_k <= alpha_k / theta }. theta = 1 is the mean, theta -> 0 the
+    worst client. Federated, the dual is the boundary of the tail found by `quantile`; whoever is above counts fully, the
+    boundary by its share, so only clients in the tail train.
+
+    >>> Superquantile(0.5).value(torch.tensor([0., 1., 2., 3.])).item()
+    2.5
+    """
+
+    tail_fraction: float
+    quantile: Quantile = ExactQuantile()
+
+    def __post_init__(self) -> None:
+        check_tail_fraction(self.tail_fraction)
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        return (self.weights(losses, mass) * losses).sum()
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        return superquantile_weights(losses.detach(), uniform_mass(losses, mass), self.tail_fraction)
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        return (yield from self.quantile.fit(self.tail_fraction, previous))
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        low, high, share, _ = dual
+        return torch.where(seen.losses >= high, 1.0, share * (seen.losses >= low))
+
+    def expected_tail(self, cohort_size: float) -> float:
+        return self.tail_fraction * cohort_size
+
+
+@dataclass(frozen=True)
+class TailFilter(Risk):
+    r"""The filter of [PLMH23, Algorithm 1] and [LPMH21, Algorithm 2]: everybody at or above the quantile counts fully.
+
+    With the lower quantile one client too many is kept when theta m is an integer (51 of 100 at theta = 0.5), and ties at
+    the quantile are all kept; `Superquantile` has neither. Its value is the mean loss of those kept.
+    """
+
+    tail_fraction: float
+    quantile: Quantile = ExactQuantile()
+
+    def __post_init__(self) -> None:
+        check_tail_fraction(self.tail_fraction)
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        return (self.weights(losses, mass) * losses).sum()
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        return (yield from self.quantile.fit(self.tail_fraction, previous))
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return (seen.losses >= dual[0]).to(seen.mass.dtype)
+
+    def expected_tail(self, cohort_size: float) -> float:
+        return self.tail_fraction * cohort_size
+
+
+def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> Weights:
+    r"""Client weights attaining the superquantile of the losses, [PLMH23, eq. (7)].
+
+    Solves  max_pi sum_k pi_k F_k  s.t.  sum_k pi_k = 1,  0 <= pi_k <= alpha_k / theta
+    with `losses` (F), `mass` (alpha up to a positive factor) and `tail_fraction` (theta). One sort.
+    theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it.
+
+    >>> superquantile_weights(torch.tensor([0., 1., 2., 3.]), torch.tensor([0.25] * 4), 0.4)
+    tensor([0.0000, 0.0000, 0.3750, 0.6250])
+    """
+    check_tail_fraction(tail_fraction)
+    wide = mass.double() / mass.double().sum()
+    ranked, order = losses.sort(descending=True)
+    last = torch.searchsorted(wide[order].cumsum(0), tail_fraction).clamp(max=len(mass) - 1)
+    above, tied = losses > ranked[last], losses == ranked[last]
+    share = ((tail_fraction - wide[above].sum()) / wide[tied].sum()).clamp(0, 1)
+    return (wide * (above + share * tied) / tail_fraction).to(mass.dtype)

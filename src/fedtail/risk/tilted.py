@@ -1,0 +1,56 @@
+"""Tilted (entropic) risk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.quantiles import extreme_loss
+from fedtail.questions import Conversation
+from fedtail.risk.base import Risk, uniform_mass
+from fedtail.types import Density, Losses, Mass, Weights
+
+UNDERFLOW = 700.0      # exp(-700) is about the smallest float64
+
+
+@dataclass(frozen=True)
+class Tilted(Risk):
+    r"""Log-mean-exp of the client losses, `tilt` (t): (1/t) log sum_k alpha_k exp(t F_k), TERM [Li23, eq. (7.2)].
+
+    t -> 0 is the mean, t -> infinity the worst client, t < 0 plays down large losses. Federated, clients count by
+    exp(t (F - shift)); the shift is the largest loss, asked for first (four questions), or the public `loss_bound`, with
+    which nothing is asked and losses above it count as it.
+    """
+
+    tilt: float
+    loss_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss_bound is not None and abs(self.tilt * self.loss_bound) > UNDERFLOW:
+            raise ValueError(f"tilt * loss_bound = {self.tilt * self.loss_bound:g} underflows exp (limit {UNDERFLOW:g}). "
+                             f"Lower tilt, or tighten loss_bound={self.loss_bound:g}.")
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        mass = uniform_mass(losses, mass)
+        if self.tilt == 0:
+            return (mass * losses).sum()
+        return (mass.log() + self.tilt * losses).logsumexp(0) / self.tilt
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        return (uniform_mass(losses, mass).log() + self.tilt * losses.detach()).softmax(0)
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        if self.loss_bound is not None or self.tilt == 0:
+            shift: float | None = self.loss_bound or 0.0
+        else:
+            shift = yield from extreme_loss(largest=self.tilt > 0)
+        return torch.tensor([shift or 0.0], dtype=torch.float64)
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return (self.tilt * (seen.losses - dual[0])).clamp(max=0).exp()
+
+    def slope(self, seen: Seen, dual: Tensor) -> Density:
+        return self.tilt * self.density(seen, dual)

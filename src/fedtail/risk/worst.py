@@ -1,0 +1,32 @@
+"""The worst client alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.quantiles import extreme_loss
+from fedtail.questions import Conversation
+from fedtail.risk.base import Risk
+from fedtail.types import Density, Losses, Mass
+
+
+@dataclass(frozen=True)
+class Worst(Risk):
+    """The largest client loss: theta -> 0 of the superquantile, t -> infinity of the tilted risk. Ties share by mass."""
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        return (self.weights(losses, mass) * losses).sum()
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        largest = yield from extreme_loss()
+        return torch.tensor([float("inf") if largest is None else largest], dtype=torch.float64)
+
+    def density(self, seen: Seen, dual: Tensor) -> Density:
+        return (seen.losses >= dual[0]).to(seen.mass.dtype)
+
+    def expected_tail(self, cohort_size: float) -> float:
+        return min(1.0, cohort_size)

@@ -1,0 +1,121 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtail.data.population import Population
+from fedtail.draws import hashed, uniform
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who was drawn, each once, in the population's order, and what a unit of their mass stands for."""
+
+    ids: Tensor                 # (clients,) positions in the population
+    importance: Tensor          # (clients,) float64; 1, or multiplicity / mass when drawn by mass
+    mass_bound: float           # public: the largest mass times importance that can occur
+
+
+class Sampler(Protocol):
+    """population, seed, round -> cohort."""
+
+    def __call__(self, population: Population, seed: int, round: int) -> Cohort: ...
+
+    def expected_size(self, population: Population) -> float: ...
+
+    def check(self, population: Population) -> None: ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """`cohort_size` (m) clients without replacement, all equally likely; a smaller cohort is a subset of a larger one."""
+
+    cohort_size: int
+
+    def __post_init__(self) -> None:
+        if self.cohort_size < 1:
+            raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}.")
+
+    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+        keys = hashed(seed, "cohort", round, population.key)
+        ids = keys.topk(self.cohort_size, largest=False).indices.sort().values
+        return _cohort(population, ids)
+
+    def expected_size(self, population: Population) -> float:
+        return self.cohort_size
+
+    def check(self, population: Population) -> None:
+        if self.cohort_size > len(population):
+            raise ValueError(f"cohort_size={self.cohort_size} clients a round, but the population has {len(population)}. "
+                             f"Write Uniform({len(population)}) or less, or Everyone().")
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All clients, every round."""
+
+    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+        return _cohort(population, torch.arange(len(population)))
+
+    def expected_size(self, population: Population) -> float:
+        return len(population)
+
+    def check(self, population: Population) -> None:
+        """Everybody always exists."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every client independently with probability `rate`; a cohort may be empty, and such a round keeps the model."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must be in (0, 1], got {self.rate:g}. For 100 of 2500 clients on average write 0.04.")
+
+    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+        drawn = uniform(hashed(seed, "cohort", round, population.key)) < self.rate
+        return _cohort(population, drawn.nonzero().flatten())
+
+    def expected_size(self, population: Population) -> float:
+        return self.rate * len(population)
+
+    def check(self, population: Population) -> None:
+        """Any rate fits any population."""
+
+
+@dataclass(frozen=True)
+class ByMass:
+    """`cohort_size` draws with replacement, with probability proportional to mass (scheme A of [Li23, chapter 3]).
+
+    Each draw counts once, whatever the client's mass: the importance is multiplicity / mass.
+    """
+
+    cohort_size: int
+
+    def __post_init__(self) -> None:
+        if self.cohort_size < 1:
+            raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}.")
+
+    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+        cumulative = population.mass.cumsum(0)
+        draws = uniform(hashed(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
+        drawn = torch.searchsorted(cumulative, draws, right=True).clamp(max=len(population) - 1)
+        ids, times = drawn.unique(return_counts=True)
+        return Cohort(ids, times / population.mass[ids], float(self.cohort_size))
+
+    def expected_size(self, population: Population) -> float:
+        return self.cohort_size
+
+    def check(self, population: Population) -> None:
+        """Draws are with replacement: any number fits."""
+
+
+def _cohort(population: Population, ids: Tensor) -> Cohort:
+    return Cohort(ids, torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))

@@ -1,0 +1,106 @@
+"""What the server does with the aggregated update: (params, update, state) -> (params, state)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+OptimizerState = tuple[Tensor, ...]
+
+
+class ServerOptimizer(Protocol):
+    """The update w_k - w, averaged, is a step downhill: SGD with learning rate 1 takes it as it is."""
+
+    def start(self, params: Tensor) -> OptimizerState: ...
+
+    def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]: ...
+
+
+@dataclass(frozen=True)
+class SGD:
+    """params + learning_rate * update, with heavy-ball `momentum` if wanted."""
+
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+        _check_decay("momentum", self.momentum)
+
+    def start(self, params: Tensor) -> OptimizerState:
+        return (torch.zeros_like(params),) if self.momentum else ()
+
+    def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
+        velocity = self.momentum * state[0] + update if self.momentum else update
+        return params + self.learning_rate * velocity, ((velocity,) if self.momentum else ())
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Adam, Yogi and Adagrad on the server, as Reddi et al. 2021 (adaptive federated optimisation) define them.
+
+    m <- first_decay m + (1 - first_decay) update; v by its own rule; params + learning_rate * m / (sqrt(v) + adaptivity).
+    No bias correction; v starts at adaptivity squared. Use `Adam`, `Yogi` or `Adagrad`.
+    """
+
+    learning_rate: float = 0.01
+    first_decay: float = 0.9
+    second_decay: float = 0.99
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+        _check_decay("first_decay", self.first_decay)
+        _check_decay("second_decay", self.second_decay)
+        if not self.adaptivity > 0:
+            raise ValueError(f"adaptivity must be positive, got {self.adaptivity:g}. 1e-3 is usual.")
+
+    def start(self, params: Tensor) -> OptimizerState:
+        return torch.zeros_like(params), torch.full_like(params, self.adaptivity**2)
+
+    def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
+        first = self.first_decay * state[0] + (1 - self.first_decay) * update
+        second = self.second_moment(state[1], update.square())
+        return params + self.learning_rate * first / (second.sqrt() + self.adaptivity), (first, second)
+
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        raise TypeError("Adaptive is what Adam, Yogi and Adagrad share. Use one of them.")
+
+
+@dataclass(frozen=True)
+class Adam(Adaptive):
+    """Exponential average of squared updates."""
+
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        return self.second_decay * second + (1 - self.second_decay) * square
+
+
+@dataclass(frozen=True)
+class Yogi(Adaptive):
+    """Squared updates move the average by their sign, so it falls slowly."""
+
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        return second - (1 - self.second_decay) * square * (second - square).sign()
+
+
+@dataclass(frozen=True)
+class Adagrad(Adaptive):
+    """Sum of squared updates; `first_decay` is usually 0."""
+
+    first_decay: float = 0.0
+
+    def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        return second + square
+
+
+def _check_rate(rate: float) -> None:
+    if not rate > 0:
+        raise ValueError(f"learning_rate of the server must be positive, got {rate:g}. SGD with 1.0 takes the average as it is.")
+
+
+def _check_decay(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value:g}.")
