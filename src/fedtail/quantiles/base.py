@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedtail.questions import Conversation
 
+ROUNDING = 1e-12
+
 
 class Quantile(Protocol):
     """Finds where the worst `tail_fraction` of the mass begins, by questions whose answers are sums.
@@ -24,6 +26,7 @@ class Quantile(Protocol):
 def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
     """The dual of a boundary [low, high) with `above` mass over it and `inside` mass in it."""
     share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
+    share = share if share > ROUNDING else 0.0                # nobody trains for a rounding error
     return torch.tensor([low, high, share, tail_mass], dtype=torch.float64)
 
 

@@ -42,7 +42,8 @@ class ExactQuantile:
     """The boundary of the tail to `bits` bits of the float32 loss, by histograms of at most 12 bits each.
 
     `bits=32` is exact: four questions of 256 sums, the boundary is one value and whoever is tied at it. `bits=12` is one
-    question of 4096 sums; the boundary is then a bin an eighth of its value wide, whose clients count by their share.
+    question of 4096 sums; the boundary is then a bin an eighth of its value wide, whose clients count by their share. On
+    cohorts of 100 that costs about 4e-4 of the superquantile at theta = 0.5, 1e-3 at 0.3 and 3e-3 at 0.1.
 
     What it reveals: the sums are histograms of client losses. With 32 bits the server learns the threshold exactly and how
     much mass shares each leading byte along the way; most clients sit alone in a 16-bit bin, so this is no protection for

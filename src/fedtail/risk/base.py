@@ -33,8 +33,8 @@ class Risk:
         raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """How much each loss counts, sum one: by default from the federated form, answered here."""
-        seen = Seen(losses.detach().double(), uniform_mass(losses, mass).double())
+        """How much each loss counts, sum one: by default from the federated form, answered here (losses as float32)."""
+        seen = Seen(losses.detach().float().double(), uniform_mass(losses, mass).double())
         weights = seen.mass * self.density(seen, fit_locally(self.fit(None), seen))
         return (weights / weights.sum()).to(losses.dtype)
 

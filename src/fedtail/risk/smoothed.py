@@ -139,12 +139,13 @@ def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: floa
     ranked, order = losses.sort(descending=True)
     mass = mass[order] / mass.sum()
     capped = torch.cat([mass.new_zeros(1), mass.cumsum(0)[:-1]])                    # mass of those before me
-    rest = (1 - capped / tail_fraction).clamp(min=0)
+    rest = 1 - capped / tail_fraction                                                # what is left for me and those after
+    possible = rest > 1e-12
     free = (mass.log() + ranked / smoothing).flip(0).logcumsumexp(0).flip(0)         # log sum over me and those after
-    level = smoothing * (free - rest.log())                                          # c if those before me are capped
-    agrees = (rest > 0) & (ranked < level - smoothing * math.log(tail_fraction))     # I am not capped then
-    first = int(agrees.long().argmax()) if bool(agrees.any()) else -1
-    return level[first] if first >= 0 else ranked[-1] + smoothing * math.log(tail_fraction)
+    level = smoothing * (free - rest.clamp(min=1e-300).log())                        # c if those before me are capped
+    agrees = possible & (ranked < level - smoothing * math.log(tail_fraction))       # I am not capped then
+    first = int(agrees.long().argmax()) if bool(agrees.any()) else int(possible.sum()) - 1      # all but capped, to rounding
+    return level[first]
 
 
 def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:

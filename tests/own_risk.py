@@ -1,0 +1,71 @@
+"""A user's own parts, in one file: they run in every fleet and over every channel without a change anywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.questions import Conversation, Statistic
+from fedtail.risk.base import Risk, uniform_mass
+
+
+@dataclass(frozen=True)
+class Expectile(Risk):
+    """The expectile e at `level`: clients above it count by level, those below by 1 - level, and e is their mean loss."""
+
+    level: float
+    loss_bound: float = 100.0
+
+    def value(self, losses: Tensor, mass: Tensor | None = None) -> Tensor:
+        return (self.weights(losses, mass) * losses).sum()
+
+    def weights(self, losses: Tensor, mass: Tensor | None = None) -> Tensor:
+        mass, middle = uniform_mass(losses, mass), losses.detach().mean()
+        for _ in range(100):
+            weights = mass * torch.where(losses.detach() >= middle, self.level, 1 - self.level)
+            weights = weights / weights.sum()
+            middle = (weights * losses.detach()).sum()
+        return weights
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        middle = torch.zeros(1, dtype=torch.float64)
+        for _ in range(12):
+            weight, lifted = yield Statistic(self, middle)
+            middle = (lifted / weight)[None] if weight > 0 else middle
+        return middle
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        weight = seen.mass * self.density(seen, trial)
+        return torch.stack([weight, weight * seen.losses], 1)
+
+    def density(self, seen: Seen, dual: Tensor) -> Tensor:
+        return torch.where(seen.losses >= dual[0], self.level, 1 - self.level)
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        return mass * self.loss_bound
+
+
+@dataclass(frozen=True)
+class CoordinateMedian:
+    """The median of the updates in each coordinate: it looks at single rows."""
+
+    gathers: ClassVar[bool] = True
+
+    def rows(self, updates, seen, train):
+        return torch.cat([torch.ones(len(updates), 1, dtype=updates.dtype), updates], 1)
+
+    def fit(self, train):
+        from dataclasses import replace
+        rows = yield replace(train, gather=True)
+        present = rows[:, 0] > 0
+        return rows[present, 1:].median(0).values if present.any() else None
+
+    def width(self, dim):
+        return dim + 1
+
+    def bound(self, width, weight):
+        return torch.full((width,), 1e3, dtype=torch.float64)

@@ -1,0 +1,218 @@
+"""Every recipe through the real `run_round`, with clients in other processes that exchange bytes, and over integers mod M."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cases import small_population
+from hypothesis import given
+from hypothesis import strategies as st
+from node_process import make_task
+from own_risk import CoordinateMedian, Expectile
+from pytest import approx
+
+import fedtail
+from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, train
+from fedtail.channel import FixedPoint
+from fedtail.deployment import PARTS, Node, RemoteFleet, Roster
+from fedtail.deployment.node import Failure, Open
+from fedtail.local import Cosine, Stragglers
+from fedtail.questions import Statistic, Train
+from fedtail.wire import named, pack, unpack
+
+NODES = 3
+POPULATION = small_population()
+LOCAL = {"learning_rate": 0.2, "batch_size": 4}
+FOLDER = Path(__file__).parent
+
+RECIPES = {
+    "fedavg": fedtail.fedavg(8, **LOCAL),
+    "fedavg_sub": fedtail.fedavg_sub(0.5, 8, **LOCAL),
+    "fedprox": fedtail.fedprox(0.1, 8, **LOCAL),
+    "delta_fl exact": fedtail.delta_fl(0.4, 8, **LOCAL),
+    "delta_fl 12 bits": fedtail.delta_fl(0.4, 8, quantile=fedtail.ExactQuantile(12), **LOCAL),
+    "delta_fl majorise": fedtail.delta_fl(0.4, 8, quantile=fedtail.MajoriseMinimise(40), **LOCAL),
+    "delta_fl filter": fedtail.delta_fl(0.4, 8, form="filter", **LOCAL),
+    "delta_fl smoothed": fedtail.delta_fl(0.4, 8, form="smoothed", **LOCAL),
+    "delta_fl refreshed": fedtail.delta_fl(0.4, 8, refresh_every=2, **LOCAL),
+    "quadratic": replace(fedtail.fedavg(8, **LOCAL), risk=fedtail.QuadraticSuperquantile(0.4, 0.2)),
+    "q_ffl": fedtail.q_ffl(1.0, 8, **LOCAL),
+    "term": fedtail.term(2.0, 8, **LOCAL),
+    "term bounded": fedtail.term(2.0, 8, loss_bound=5.0, **LOCAL),
+    "worst": replace(fedtail.fedavg(8, **LOCAL), risk=fedtail.Worst()),
+    "afl": fedtail.afl(0.5, **LOCAL),
+    "afl groups": fedtail.afl(0.5, groups=3, cohort_size=8, **LOCAL),
+    "by mass": replace(fedtail.fedavg(8, **LOCAL), sample=fedtail.ByMass(8)),
+    "poisson": replace(fedtail.delta_fl(0.4, 8, **LOCAL), sample=fedtail.Poisson(0.5)),
+    "stragglers": replace(fedtail.fedavg(8, **LOCAL), local=LocalSGD(**LOCAL, epochs=2, work=Stragglers(0.5), schedule=Cosine(5))),
+    "own risk": replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8)),
+    "family": Family((fedtail.fedavg(8, **LOCAL), fedtail.delta_fl(0.4, 8, **LOCAL), fedtail.term(1.0, 8, **LOCAL))),
+}
+
+
+class Processes:
+    """Three nodes, each with its own clients and its own memory."""
+
+    def __init__(self, kind: str, folder: Path):
+        home = torch.arange(len(POPULATION)) * NODES // len(POPULATION)
+        place = torch.cat([torch.arange(int((home == n).sum())) for n in range(NODES)])
+        self.roster = Roster(POPULATION.key, POPULATION.mass, home, place)
+        self.running, self.sent = [], []
+        for node in range(NODES):
+            POPULATION.select(home == node).save(folder / f"node{node}")
+            self.running.append(subprocess.Popen([sys.executable, str(FOLDER / "node_process.py"), kind, str(folder / f"node{node}")],
+                                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+
+    def exchange(self, messages):
+        self.sent.append(messages)
+        for node, message in messages.items():
+            self.running[node].stdin.write(struct.pack("<q", len(message)) + message)
+            self.running[node].stdin.flush()
+        replies = {}
+        for node in messages:
+            size = struct.unpack("<q", self.running[node].stdout.read(8))[0]
+            replies[node] = self.running[node].stdout.read(size)
+        return replies
+
+    def close(self):
+        for process in self.running:
+            process.stdin.close()
+            process.wait(timeout=20)
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module", params=["linear", "module"])
+def processes(request, tmp_path_factory):
+    nodes = Processes(request.param, tmp_path_factory.mktemp(request.param))
+    nodes.kind = request.param
+    yield nodes
+    nodes.close()
+
+
+def params_of(trained):
+    states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
+    return torch.cat([s.params for s in states])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_model_from_processes_that_exchange_bytes_and_from_sums_of_integers(name, processes):
+    algorithm, task = RECIPES[name], make_task(processes.kind)
+    run = {"rounds": 3, "seed": 5}
+    reference = params_of(train(algorithm, task, POPULATION, **run))
+    assert (reference - torch.cat([task.params()] * (len(reference) // len(task.params())))).abs().max() > 0.01
+    # A node keeps its clients' memory as long as it lives: a new run of AFL needs new nodes, or here a forgotten memory.
+    remote = RemoteFleet(processes.exchange, processes.roster, forgets=False)
+    if name != "afl":
+        bytes_only = params_of(train(algorithm, task, POPULATION, fleet=remote, **run))
+        assert torch.allclose(bytes_only, reference, atol=2e-5)
+        integers = params_of(train(algorithm, task, POPULATION, fleet=remote, channel=IntegerChannel(), **run))
+        assert torch.allclose(integers, reference, atol=1e-4)
+    else:
+        integers = params_of(train(algorithm, task, POPULATION, fleet=remote, channel=IntegerChannel(), **run))
+        assert torch.allclose(integers, reference, atol=1e-4)
+    here = params_of(train(algorithm, task, POPULATION, channel=IntegerChannel(), **run))
+    assert torch.allclose(here, reference, atol=1e-4)
+    assert all(isinstance(m, bytes) for messages in processes.sent for m in messages.values())
+
+
+def test_what_needs_single_rows_runs_over_plain_channels_and_is_refused_over_integers_by_name(processes):
+    algorithm, task = replace(fedtail.fedavg(8, **LOCAL), aggregate=CoordinateMedian()), make_task(processes.kind)
+    remote = RemoteFleet(processes.exchange, processes.roster)
+    reference = params_of(train(algorithm, task, POPULATION, rounds=3))
+    assert torch.allclose(params_of(train(algorithm, task, POPULATION, rounds=3, fleet=remote)), reference, atol=1e-6)
+    with pytest.raises(ValueError, match="CoordinateMedian looks at single rows, but IntegerChannel reveals only sums"):
+        train(algorithm, task, POPULATION, rounds=3, channel=IntegerChannel())
+
+
+def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(processes):
+    from fedtail.engine import LocalFleet
+
+    fleet = LocalFleet(POPULATION, make_task(processes.kind))
+    algorithm = fedtail.fedavg(8, **LOCAL)
+    state = algorithm.start(make_task(processes.kind).params(), 0)
+    cohort = algorithm.sample(POPULATION, 0, 0)
+    with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0)) as ask, pytest.raises(ValueError, match="reveals only sums"):
+        ask(Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate, gather=True))
+
+
+def test_a_family_costs_the_messages_of_its_longest_conversation(processes):
+    def messages(algorithm):
+        processes.sent.clear()
+        train(algorithm, make_task(processes.kind), POPULATION, rounds=2, fleet=RemoteFleet(processes.exchange, processes.roster))
+        return len(processes.sent)
+
+    members = [fedtail.fedavg(8, **LOCAL), fedtail.delta_fl(0.4, 8, **LOCAL), fedtail.delta_fl(0.8, 8, form="smoothed", **LOCAL)]
+    assert messages(Family(tuple(members))) == max(messages(m) for m in members)
+
+
+def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
+    fleet = RemoteFleet(processes.exchange, processes.roster, forgets=True)
+    with pytest.raises(ValueError, match="Ascent cannot run on a fleet that may lose its clients' memory: .*use GroupAscent"):
+        train(fedtail.afl(0.5, **LOCAL), make_task(processes.kind), POPULATION, rounds=1, fleet=fleet)
+
+
+def test_a_node_builds_only_what_it_was_given_and_says_what_failed():
+    node = Node(POPULATION, make_task("linear"))
+    algorithm = replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8))
+    broadcast = algorithm.broadcast(algorithm.start(make_task("linear").params(), 0), 0)
+    assert unpack(node.handle(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast))), named(PARTS)) == ()
+    reply = unpack(node.handle(pack(Statistic(Expectile(0.8), torch.zeros(1)))), named(PARTS))
+    assert isinstance(reply, Failure)
+    assert "'Expectile', which this node was not given" in reply.reason
+    fleet = RemoteFleet(lambda messages: {n: pack(Failure("ValueError: out of luck")) for n in messages},
+                        Roster(POPULATION.key, POPULATION.mass, torch.zeros(12, dtype=torch.int64), torch.arange(12)))
+    with pytest.raises(RuntimeError, match="node 0 failed: ValueError: out of luck"):
+        train(fedtail.fedavg(8, **LOCAL), make_task("linear"), POPULATION, rounds=1, fleet=fleet)
+
+
+def test_every_part_crosses_as_bytes_and_comes_back_equal():
+    for name, algorithm in RECIPES.items():
+        for member in algorithm.members if isinstance(algorithm, Family) else (algorithm,):
+            types = named((*PARTS, Expectile))
+            train_question = Train(member.local, member.risk, torch.arange(3.0), member.aggregate, model=1)
+            again = unpack(pack(train_question), types)
+            assert repr(again) == repr(train_question), name
+            assert pack(again) == pack(train_question), name
+    with pytest.raises(TypeError, match="function cannot cross to another process"):
+        pack(lambda: 0)
+
+
+@given(st.integers(8, 62), st.integers(1, 40), st.floats(1e-6, 1e6), st.integers(0, 2**32 - 1))
+def test_fixed_point_sums_are_right_to_half_a_step_a_client(bits, clients, bound, seed):
+    if bound * clients > 0 and 2.0 ** (bits - 1) / clients - 1 <= 1:
+        return
+    rows = (torch.rand(clients, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1) * bound
+    code, limit = FixedPoint(clients, 1.0, bits), torch.tensor([bound], dtype=torch.float64)
+    halves = rows.tensor_split(2)                                      # partial sums of partial sums
+    total = code.sum(torch.stack([code.sum(code.encode(part, limit)) for part in halves]))
+    assert bool(((total >= 0) & (total < 2**bits)).all())
+    step = 1 / code.scale(limit).item()
+    assert (code.decode(total, limit) - rows.sum(0)).abs().max().item() <= clients * step / 2 * (1 + 1e-6) + 1e-9 * bound
+
+
+def test_whole_numbers_cross_exactly_and_extreme_rows_do_not_wrap():
+    code, bound = FixedPoint(100, 1.0, 62), torch.tensor([1000.0], dtype=torch.float64)
+    rows = torch.full((100, 2), 1000.0, dtype=torch.float64)
+    assert code.decode(code.sum(code.encode(rows, bound)), bound).tolist() == [100_000.0] * 2
+    assert code.decode(code.sum(code.encode(-rows, bound)), bound).tolist() == [-100_000.0] * 2
+    assert code.resolution(1000.0) == approx(1 / code.scale(bound).item())
+
+
+def test_a_row_beyond_its_bound_is_an_error_that_names_it():
+    wild = replace(fedtail.fedavg(8, learning_rate=0.2), aggregate=fedtail.WeightedMean(update_bound=1e-3))
+    with pytest.raises(ValueError, match=r"a row holds .* beyond its bound .* Raise the part's update_bound"):
+        train(wild, make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel())
+    with pytest.raises(ValueError, match="modulus_bits must be in 8..62, got 63"):
+        IntegerChannel(63)
+
+
+def test_the_sampler_is_told_nothing_but_the_roster(processes):
+    fleet = RemoteFleet(processes.exchange, processes.roster)
+    assert Everyone()(fleet.population, 0, 0).ids.tolist() == list(range(len(POPULATION)))
+    assert PlainChannel().reveals_rows
