@@ -6,12 +6,13 @@ import struct
 import sys
 
 import torch
-from own_risk import CoordinateMedian, Expectile
 from torch import nn
 
 from fedtail import Population, Task
 from fedtail.deployment import Node
 from fedtail.models import SoftmaxRegression
+
+from own_risk import CoordinateMedian, Expectile
 
 
 def make_task(kind: str) -> Task:

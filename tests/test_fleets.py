@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import small_population
 from hypothesis import given
 from hypothesis import strategies as st
-from node_process import make_task
-from own_risk import CoordinateMedian, Expectile
 from pytest import approx
 
 import fedtail
@@ -25,6 +22,10 @@ from fedtail.deployment.node import Failure, Open
 from fedtail.local import Cosine, Stragglers
 from fedtail.questions import Statistic, Train
 from fedtail.wire import named, pack, unpack
+
+from cases import small_population
+from node_process import make_task
+from own_risk import CoordinateMedian, Expectile
 
 NODES = 3
 POPULATION = small_population()
@@ -153,7 +154,7 @@ def test_a_family_costs_the_messages_of_its_longest_conversation(processes):
 
 def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
     fleet = RemoteFleet(processes.exchange, processes.roster, forgets=True)
-    with pytest.raises(ValueError, match="Ascent cannot run on a fleet that may lose its clients' memory: .*use GroupAscent"):
+    with pytest.raises(ValueError, match=r"Ascent cannot run on a fleet that may lose its clients' memory: .*use GroupAscent"):
         train(fedtail.afl(0.5, **LOCAL), make_task(processes.kind), POPULATION, rounds=1, fleet=fleet)
 
 
@@ -208,7 +209,7 @@ def test_a_row_beyond_its_bound_is_an_error_that_names_it():
     wild = replace(fedtail.fedavg(8, learning_rate=0.2), aggregate=fedtail.WeightedMean(update_bound=1e-3))
     with pytest.raises(ValueError, match=r"a row holds .* beyond its bound .* Raise the part's update_bound"):
         train(wild, make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel())
-    with pytest.raises(ValueError, match="modulus_bits must be in 8..62, got 63"):
+    with pytest.raises(ValueError, match=r"modulus_bits must be in 8..62, got 63"):
         IntegerChannel(63)
 
 

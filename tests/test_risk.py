@@ -8,7 +8,6 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from cases import TAIL_FRACTIONS, weighted_losses
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pytest import approx
@@ -29,7 +28,9 @@ from fedtail import (
 )
 from fedtail.clients import Seen
 from fedtail.risk import project_to_simplex, superquantile_weights
-from fedtail.risk.base import Risk, fit_locally
+from fedtail.risk.base import Risk, fit_locally, uniform_mass
+
+from cases import TAIL_FRACTIONS, weighted_losses
 
 RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticSuperquantile(0.3, 0.5), Tilted(1.5), Tilted(-1.0),
          Tilted(0.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst()]
@@ -142,7 +143,7 @@ def test_federated_weights_are_the_weights(case, risk):
     assert torch.allclose(federated_weights(risk, losses, mass), risk.weights(losses, mass), atol=1e-6)
 
 
-@given(weighted_losses(), st.sampled_from(RISKS + [TailFilter(0.3)]), st.randoms())
+@given(weighted_losses(), st.sampled_from([*RISKS, TailFilter(0.3)]), st.randoms())
 def test_permuting_clients_permutes_the_weights(case, risk, random):
     losses, mass = case
     order = list(range(len(losses)))
@@ -302,7 +303,7 @@ def test_a_refreshed_risk_asks_every_few_rounds_only():
     (lambda: GroupAscent(0), "groups must be positive, got 0."),
     (lambda: Refreshed(Mean(), 0), "every must be at least 1, got 0."),
     (lambda: Refreshed(Ascent(), 2), "Ascent keeps memory that changes every round, so its dual cannot be reused."),
-    (lambda: Mean().value(torch.ones(3), torch.ones(2)), "mass has shape (2,), losses (3,). Pass one mass for each loss."),
+    (lambda: uniform_mass(torch.ones(3), torch.ones(2)), "mass has shape (2,), losses (3,). Pass one mass for each loss."),
 ])
 def test_bad_settings_say_what_to_write(make, text):
     with pytest.raises(ValueError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ T = TypeVar("T")
 Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, ends in a T
 
 
+@runtime_checkable
 class Part(Protocol):
     """Something that can be asked about the losses."""
 

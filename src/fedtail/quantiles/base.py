@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from fedtail.questions import Conversation
 ROUNDING = 1e-12
 
 
+@runtime_checkable
 class Quantile(Protocol):
     """Finds where the worst `tail_fraction` of the mass begins, by questions whose answers are sums.
 

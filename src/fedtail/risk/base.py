@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from fedtail.clients import Seen
 from fedtail.data.population import Population
 from fedtail.questions import Conversation, converse
 from fedtail.types import Density, Losses, Mass, Weights
+
+T = TypeVar("T")
 
 
 class Risk:
@@ -72,7 +74,7 @@ class Risk:
         return cohort_size
 
 
-def fit_locally(conversation: Conversation[Tensor], seen: Seen) -> Tensor:
+def fit_locally(conversation: Conversation[T], seen: Seen) -> T:
     """Hold a risk's conversation with clients that are all here."""
     return converse(conversation, lambda question: question.part.statistic(seen, question.trial).sum(0))
 

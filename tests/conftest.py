@@ -1,0 +1,16 @@
+"""Shaped annotations are checked at run time, and small work runs on one thread."""
+
+from __future__ import annotations
+
+from jaxtyping import install_import_hook
+
+with install_import_hook(["fedtail.risk", "fedtail.quantiles"], "shape_checker.check"):
+    import fedtail.quantiles
+    import fedtail.risk  # noqa: F401
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("fedtail", deadline=None, derandomize=True)      # the suite must not flake
+settings.load_profile("fedtail")
