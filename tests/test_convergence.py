@@ -55,7 +55,7 @@ class Quadratics:
     curvature: Array        # (clients, dim, dim) A
     centre: Array           # (clients, dim) c
     height: Array           # (clients,) b
-    mass: Array             # (clients,) alpha, sum one; the population's are 3.7 times these
+    mass: Array             # (clients,) alpha, sum one; the population's sum to something else
     population: Population
     task: Task
 
@@ -95,7 +95,7 @@ def quadratics(clients: int = 7, dim: int = 2, seed: int = 0, eigenvalues: tuple
         x = basis[:, :dim] * np.sqrt(size * values / 2) @ turn.T          # the mean of (x'w - y)^2 has no factor 1/2
         curvature.append(turn * values @ turn.T)
         examples.append((x, x @ centre[k] + np.sqrt(size * height[k]) * basis[:, dim]))
-    population = Population.from_clients(examples, mass=3.7 * mass, group=group)
+    population = Population.from_clients(examples, mass=np.ones(clients) if equal else 3.7 * mass, group=group)
     return Quadratics(np.array(curvature), centre, height, mass, population, Task(LeastSquares(dim, bias=False)))
 
 
@@ -534,9 +534,9 @@ def test_a_stronger_proximal_term_brings_the_fixed_point_nearer_to_the_minimiser
     problem, rate = quadratics(clients=5, seed=6, eigenvalues=(0.2, 2.0), spread=2.0), 0.1
     best = np.linalg.solve(np.einsum("k,kij->ij", problem.mass, problem.curvature),
                            np.einsum("k,kij,kj->i", problem.mass, problem.curvature, problem.centre))
-    ends = [run(method(Mean(), rate, local_steps=10, penalty=Proximal(mu)), problem, 250, START).params[-1] for mu in (0.0, 1.0, 5.0)]
+    ends = [run(method(Mean(), rate, local_steps=10, penalty=Proximal(mu)), problem, 80, START).params[-1] for mu in (0.0, 1.0, 5.0)]
     away = [np.linalg.norm(end - best) for end in ends]
-    assert away[0] > 1.2 * away[1] > 1.44 * away[2] > 0.01
+    assert away[0] > 1.1 * away[1] > 1.21 * away[2] > 0.01
 
 
 # --- limits: whole trajectories ----------------------------------------------------------------------------------------------
@@ -686,7 +686,7 @@ def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of
     steepest = problem.lipschitz(best, 0.6)
     smoothness = (problem.smooth + steepest**2 / nu) / theta        # L_w
     rate = 0.9 / smoothness
-    path = run(method(QuadraticSuperquantile(theta, nu), rate), problem, 400, start).params
+    path = run(method(QuadraticSuperquantile(theta, nu), rate), problem, 600, start).params
 
     assert np.linalg.norm(path - best, axis=1).max() <= 0.6         # where the Lipschitz constant holds
     gradients = np.array([weights(f, problem.mass) @ problem.gradients(w) for w, f in zip(path, problem.losses(path), strict=True)])
@@ -694,7 +694,7 @@ def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of
     values = np.array([value(f, problem.mass) for f in problem.losses(path)])
     decrease = rate * (1 - rate * smoothness / 2) * norms[:-1] ** 2
     assert (values[1:] <= values[:-1] - decrease + 1e-9).all()      # the descent lemma, every round
-    assert norms[-1] < 1e-5 * max(1.0, norms[0])
+    assert norms[-1] < 1e-5
     exact = superquantile(problem.losses(path), problem.mass, theta)
     assert (exact <= values + 1e-12).all()
     assert (values <= exact + delta + 1e-12).all()                  # within nu / (2 theta)

@@ -331,7 +331,7 @@ def test_a_closed_form_is_the_gradient_by_differences():
 
     steps = 1e-5 * torch.eye(kernel.dim, dtype=torch.float64)
     differences = [(loss(params[0] + h) - loss(params[0] - h)) / 2e-5 for h in steps]
-    gradient = kernel.gradients(params, inputs, targets[:1], torch.full((1, 7), 1 / 7).double())[0]
+    gradient = kernel.gradients(params, inputs, targets[:1], torch.full((1, 7), 1 / 7, dtype=torch.float64))[0]
     assert gradient.tolist() == pytest.approx(differences, abs=1e-8)
 
 

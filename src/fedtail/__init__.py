@@ -58,12 +58,15 @@ _HOME = {
     "task": ("Metric", "Task"),
     "training": ("Progress", "Trained", "train"),
 }
+_ROOMS = (*_HOME, "deployment", "engine", "losses", "models", "theory")
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *sorted(_ROOM_OF)]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'fedtail' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fedtail.{_ROOM_OF[name]}"), name)

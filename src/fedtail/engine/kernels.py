@@ -65,7 +65,7 @@ class ModuleKernel:
     stack, flat = 1, 256
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
-        self.task = task
+        self.task, self.device = task, device
         self.training = copy.deepcopy(task.module).to(device=device, dtype=dtype).train()
         for module in self.training.modules():
             if has_running_statistics(module):
@@ -91,7 +91,9 @@ class ModuleKernel:
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def reseed(self, bits: int) -> None:
-        torch.manual_seed(bits)
+        torch.default_generator.manual_seed(bits)      # torch.manual_seed formats a traceback each time
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(bits)
 
     def _call(self, module: nn.Module, params: Tensor, inputs: Examples) -> Tensor:
         named = {n: p.view(s) for n, p, s in zip(self.names, params.split(self.sizes), self.shapes, strict=True)}
