@@ -55,7 +55,7 @@ class CoordinateMedian:
 
     gathers: ClassVar[bool] = True
 
-    def rows(self, updates, seen, train):
+    def rows(self, updates, seen, train, clients):
         return torch.cat([torch.ones(len(updates), 1, dtype=updates.dtype), updates], 1)
 
     def fit(self, train):

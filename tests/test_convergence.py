@@ -246,7 +246,7 @@ class Harmonic:
 
 # --- smooth objectives: a geometric rate ---------------------------------------------------------------------------------
 
-START = np.array([1.0, -0.8])
+START = np.array([0.6, -0.5])
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def test_smooth_objectives_are_minimised_at_a_geometric_rate(name):
     away = float(np.linalg.norm(START - best))
     steepest = case.widen * (problem.smooth + case.bend * problem.lipschitz(best, away) ** 2)
     rate, bound = 1 / steepest, 1 - problem.strong / steepest
-    rounds = int(np.log(1e-7) / np.log(bound))
+    rounds = int(np.log(2e-7) / np.log(bound))
     errors = np.linalg.norm(run(method(case.risk, rate), problem, rounds, START).params - best, axis=1)
 
     floor = 1e-5 * away                                             # losses are float32
@@ -370,7 +370,7 @@ def test_power_fair_reaches_the_minimiser_of_its_objective(power, aggregate):
 # --- nonsmooth objectives: one over T ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theta", [0.1, 0.35, 0.5, 0.8, None], ids=lambda theta: f"theta={theta}" if theta else "worst")
+@pytest.mark.parametrize("theta", [0.1, 0.35, 0.8, None], ids=lambda theta: f"theta={theta}" if theta else "worst")
 def test_superquantile_and_worst_converge_like_one_over_t(theta):
     problem = quadratics(seed=12)
     if theta is None:
@@ -382,7 +382,7 @@ def test_superquantile_and_worst_converge_like_one_over_t(theta):
     def gap(points: Array) -> Array:
         return superquantile(problem.losses(points), problem.mass, level) - superquantile(problem.losses(best), problem.mass, level)
 
-    rounds = 500
+    rounds = 400
     algorithm = method(risk, 1 / problem.strong, iterate=AveragedIterate(), schedule=Harmonic())
     path = run(algorithm, problem, rounds, START)
 
@@ -507,8 +507,8 @@ def local_map(problem: Quadratics, rate: float, steps: int, strength: float, dec
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])
-@pytest.mark.parametrize("steps", [1, 2, 5, 20])
-@pytest.mark.parametrize("strength", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("steps", [1, 3, 10])
+@pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_local_steps_reach_the_fixed_point_of_their_own_map(strength, steps, decay):
     problem, rate = quadratics(clients=5, seed=6, eigenvalues=(0.2, 2.0), spread=2.0), 0.2
     matrix, vector = local_map(problem, rate, steps, strength, decay)
@@ -642,11 +642,11 @@ RISKS = [Mean(), Superquantile(0.15), Superquantile(0.5), Superquantile(1.0), Ta
          Refreshed(Superquantile(0.4), 3)]
 
 
-@pytest.mark.parametrize("module", [LeastSquares(2, bias=False), Regression(2)], ids=["closed form", "module"])
 @pytest.mark.parametrize("risk", RISKS, ids=repr)
-@given(seed=st.integers(0, 10**6), clients=st.integers(1, 9), rate=st.floats(0.01, 0.5), decay=st.sampled_from([0.0, 0.3]))
-@settings(deadline=None, max_examples=8, derandomize=True)
-def test_one_full_gradient_step_is_a_subgradient_step_on_the_objective(module, risk, seed, clients, rate, decay):
+@given(module=st.sampled_from([LeastSquares(2, bias=False), Regression(2)]), seed=st.integers(0, 10**6), clients=st.integers(1, 9), rate=st.floats(0.01, 0.5),
+       decay=st.sampled_from([0.0, 0.3]))
+@settings(deadline=None, max_examples=10, derandomize=True)
+def test_one_full_gradient_step_is_a_subgradient_step_on_the_objective(risk, module, seed, clients, rate, decay):
     problem = replace(quadratics(clients, seed=seed, spread=1.0), task=Task(module, loss=squares))
     w = torch.tensor(np.random.default_rng(seed).normal(size=2), requires_grad=True)
     losses = client_losses(problem.population, w)
@@ -675,7 +675,7 @@ def test_the_value_is_the_objective_written_again(risk):
 # --- Algorithm 1 of [LPMH21] ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("theta", "delta"), [(0.5, 0.1), (0.3, 0.2), (0.8, 0.05)])
+@pytest.mark.parametrize(("theta", "delta"), [(0.3, 0.2), (0.7, 0.05)])
 def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of_the_superquantile(theta, delta):
     problem = quadratics(seed=8, spread=0.4)
     nu = 2 * delta * theta
@@ -686,7 +686,7 @@ def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of
     steepest = problem.lipschitz(best, 0.6)
     smoothness = (problem.smooth + steepest**2 / nu) / theta        # L_w
     rate = 0.9 / smoothness
-    path = run(method(QuadraticSuperquantile(theta, nu), rate), problem, 600, start).params
+    path = run(method(QuadraticSuperquantile(theta, nu), rate), problem, 500, start).params
 
     assert np.linalg.norm(path - best, axis=1).max() <= 0.6         # where the Lipschitz constant holds
     gradients = np.array([weights(f, problem.mass) @ problem.gradients(w) for w, f in zip(path, problem.losses(path), strict=True)])
@@ -716,7 +716,7 @@ def test_the_averaged_iterate_meets_the_bound_of_theorem_5(steps):
 
     distance = float(np.linalg.norm(START - best))
     lipschitz = problem.lipschitz(best, distance) + strength * (np.linalg.norm(best) + distance)
-    horizons, gaps = [50, 100, 200, 400], []
+    horizons, gaps = [50, 100, 200], []
     for rounds in horizons:
         chosen = convex_step_size(smoothness, lipschitz, strength, steps, rounds, distance, theta, clients)
         rate, nu = chosen.learning_rate, chosen.smoothing

@@ -79,6 +79,14 @@ def test_percentile_by_mass_is_the_least_value_whose_cumulative_mass_reaches_it(
     assert distribution(values, mass).percentile(percent) == reached
 
 
+@pytest.mark.parametrize("percent", [5, 10, 20, 30, 50, 60, 70, 80, 90, 95])
+def test_percentile_by_mass_survives_rounding_where_the_mass_reaches_it_exactly(percent):
+    """Of 20 m clients of equal mass, percentile q is client q m / 5; sums of 1/n in floating point fall short of it."""
+    for count in range(20, 401, 20):
+        values = list(range(1, count + 1))
+        assert distribution(values, [0.3] * count).percentile(percent) == percent * count // 100
+
+
 @given(with_masses)
 def test_mean_and_variance_by_mass_are_those_of_the_expanded_list(case):
     values, mass = case

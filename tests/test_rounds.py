@@ -320,6 +320,21 @@ def test_bad_input_is_refused_before_any_training_with_the_fix(run, text):
     assert text in str(error.value)
 
 
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    with pytest.raises(TypeError, match=r"lerning_rate=0.1 is not a setting of this recipe nor of LocalSGD. Did you mean learning_rate\?"):
+        fedtail.delta_fl(0.5, lerning_rate=0.1)
+    with pytest.raises(TypeError, match="There are learning_rate, batch_size"):
+        fedtail.fedavg(10, zzz=1)
+
+
+def test_curvature_follows_the_schedule_of_the_learning_rate():
+    """q = 0 is FedAvg also where the local rate decays, since L is one over this round's rate."""
+    local = LocalSGD(**LOCAL, schedule=StepDecay(0.5, 1))
+    fair, mean = replace(fedtail.q_ffl(0.0, 8), local=local), replace(fedtail.fedavg(8), local=local)
+    assert torch.allclose(train(fair, linear(), POPULATION, rounds=4).state.params,
+                          train(mean, linear(), POPULATION, rounds=4).state.params, atol=1e-6)
+
+
 def test_a_small_tail_is_warned_about():
     with pytest.warns(fedtail.SmallTailWarning, match="counts about 2 of 8 clients a round"):
         train(fedtail.delta_fl(0.25, 8, **LOCAL), linear(), POPULATION, rounds=0)

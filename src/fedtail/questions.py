@@ -80,7 +80,7 @@ class Train:
             return torch.zeros(len(clients), self.aggregate.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients
         updates = self.local.updates(few, self.model)
-        trained = self.aggregate.rows(updates, seen.take(chosen), self)
+        trained = self.aggregate.rows(updates, seen.take(chosen), self, few)
         if len(few) == len(clients):
             return trained
         rows = trained.new_zeros(len(clients), trained.shape[1])

@@ -7,7 +7,8 @@ take the average as the new model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from fedtail.aggregation import CurvatureMean, WeightedMean
@@ -32,7 +33,7 @@ from fedtail.server import SGD
 
 def fedavg(cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
     """FedAvg: the mean over clients. Keywords go to `LocalSGD` (learning_rate, batch_size, epochs, ...)."""
-    return FederatedAlgorithm(Uniform(cohort_size), LocalSGD(**local), Mean(), WeightedMean(), SGD(1.0))
+    return FederatedAlgorithm(Uniform(cohort_size), _local(local), Mean(), WeightedMean(), SGD(1.0))
 
 
 def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
@@ -79,6 +80,16 @@ def afl(step: float = 0.1, groups: int | None = None, cohort_size: int = 100, **
     if groups is None:
         return replace(fedavg(**local), sample=Everyone(), risk=Ascent(step))
     return replace(fedavg(cohort_size, **local), risk=GroupAscent(groups, step))
+
+
+def _local(settings: dict[str, Any]) -> LocalSGD:
+    known = [f.name for f in fields(LocalSGD)]
+    for name in settings:
+        if name not in known:
+            nearest = get_close_matches(name, known, 1)
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
+            raise TypeError(f"{name}={settings[name]!r} is not a setting of this recipe nor of LocalSGD. {hint}")
+    return LocalSGD(**settings)
 
 
 def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_size: int = 100, **settings: Any) -> Family:

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.clients import Clients, Seen
 from fedtail.questions import Conversation, Train
 
 
@@ -15,7 +15,7 @@ class Aggregator(Protocol):
 
     gathers: ClassVar[bool]
 
-    def rows(self, updates: Tensor, seen: Seen, train: Train) -> Tensor:
+    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
         """Client: one row per client from its update (clients, dim)."""
         ...
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.clients import Clients, Seen
 from fedtail.questions import Conversation, Train
 
 
@@ -17,7 +17,7 @@ class CurvatureMean:
     r"""sum_k D_k / sum_k h_k with D_k = density * L update and h_k = slope * |L update|^2 + L density, [Li23, Algorithms 3, 4].
 
     With the q-fair density F^q and its slope q F^(q-1) this is q-FedAvg; with one full-gradient step, q-FedSGD. `lipschitz`
-    (L) is by default one over the local learning rate. A risk with slope zero gives the weighted mean (q = 0 is FedAvg).
+    (L) is by default one over this round's local learning rate. A risk with slope zero gives the weighted mean (q = 0 is FedAvg).
     """
 
     gathers: ClassVar[bool] = False
@@ -28,8 +28,8 @@ class CurvatureMean:
         if self.lipschitz is not None and not self.lipschitz > 0:
             raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
 
-    def rows(self, updates: Tensor, seen: Seen, train: Train) -> Tensor:
-        lipschitz = self.lipschitz or 1 / train.local.learning_rate
+    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
+        lipschitz = self.lipschitz or 1 / train.local.rate(clients.round)
         gradients = lipschitz * updates.double()
         density, slope = train.risk.density(seen, train.dual).to(gradients), train.risk.slope(seen, train.dual).to(gradients)
         curvature = slope * gradients.square().sum(1) + lipschitz * density

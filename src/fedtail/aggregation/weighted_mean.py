@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.clients import Clients, Seen
 from fedtail.questions import Conversation, Train
 
 
@@ -22,7 +22,7 @@ class WeightedMean:
     gathers: ClassVar[bool] = False
     update_bound: float = 1024.0
 
-    def rows(self, updates: Tensor, seen: Seen, train: Train) -> Tensor:
+    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
         weight = (seen.mass * train.risk.density(seen, train.dual)).to(updates)[:, None]
         return torch.cat([weight, weight * updates], 1)
 

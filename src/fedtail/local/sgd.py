@@ -56,6 +56,10 @@ class LocalSGD:
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
         return self.work.steps(clients, full, epoch)
 
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        return self.learning_rate * self.schedule(round)
+
     def updates(self, clients: Clients, model: int = 0, start: Tensor | None = None) -> Tensor:
         """One update per client, (clients, dim), from the broadcast model or from `start` (clients, dim)."""
         if len(clients) > clients.kernel.stack:
@@ -65,7 +69,7 @@ class LocalSGD:
         clients, anchor = clients.take(order), clients.params(model)
         params = anchor.expand(len(clients), -1).clone() if start is None else start[order].clone()
         velocity = torch.zeros_like(params) if self.momentum else None
-        rate = self.learning_rate * self.schedule(clients.round)
+        rate = self.rate(clients.round)
         if clients.kernel.stack == 1:
             clients.kernel.reseed(int(clients.draws("dropout")[0]))
         for active, within, weight in self._batches(clients, steps):
