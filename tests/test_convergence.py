@@ -38,7 +38,9 @@ from fedtail import (
     WeightedMean,
     Worst,
 )
+from fedtail.clients import Seen
 from fedtail.models import LeastSquares
+from fedtail.risk.base import fit_locally
 from fedtail.theory import averaging_contraction, convex_step_size
 
 approx = pytest.approx
@@ -166,7 +168,7 @@ def by_density(density: Callable[[Array], Array]) -> Weights:
     return weights
 
 
-def convex_minimiser(problem: Quadratics, objective: Callable[[list, list], tuple], strength: float = 0.0) -> Array:
+def convex_minimiser(problem: Quadratics, objective: Callable[[list, list], cvxpy.Expression], strength: float = 0.0) -> Array:
     """By cvxpy: `objective(F, constraints)` of the client losses as expressions."""
     w, constraints = cvxpy.Variable(problem.centre.shape[1]), []
     roots = [np.linalg.cholesky(a + 1e-15 * np.eye(len(a))).T for a in problem.curvature]
@@ -286,8 +288,8 @@ SMOOTH = {
     "mean": Smooth(Mean(), by_density(np.ones_like), lambda f, m: float(m @ f)),
     "tilted, mildly": _tilted(0.5),
     "tilted": _tilted(2.0),
-    "smoothed, half": Smooth(SmoothedSuperquantile(0.5, 0.5), kl_smoothed(0.5, 0.5), _kl_value(0.5, 0.5), bend=2.0),
-    "smoothed, tenth": Smooth(SmoothedSuperquantile(0.1, 1.0), kl_smoothed(0.1, 1.0), _kl_value(0.1, 1.0), bend=1.0),
+    "smoothed, capped": Smooth(SmoothedSuperquantile(0.8, 0.4), kl_smoothed(0.8, 0.4), _kl_value(0.8, 0.4), bend=2.5),
+    "smoothed, free": Smooth(SmoothedSuperquantile(0.1, 1.0), kl_smoothed(0.1, 1.0), _kl_value(0.1, 1.0), bend=1.0),
     "quadratic, half": Smooth(QuadraticSuperquantile(0.5, 1.0), quadratic_smoothed(0.5, 1.0), _quadratic_value(0.5, 1.0),
                               bend=1.0, widen=2.0),
     "quadratic, most": Smooth(QuadraticSuperquantile(0.8, 0.5), quadratic_smoothed(0.8, 0.5), _quadratic_value(0.8, 0.5),
@@ -302,6 +304,8 @@ def test_smooth_objectives_are_minimised_at_a_geometric_rate(name):
     if isinstance(case.risk, SmoothedSuperquantile):
         program = kl_program(problem, case.risk.tail_fraction, case.risk.smoothing)
         assert best == approx(convex_minimiser(problem, program), abs=1e-5)
+        capped = case.weights(problem.losses(best), problem.mass) >= problem.mass / case.risk.tail_fraction - 1e-9
+        assert 0 < capped.sum() < 7 if name == "smoothed, capped" else not capped.any()
 
     away = float(np.linalg.norm(START - best))
     steepest = case.widen * (problem.smooth + case.bend * problem.lipschitz(best, away) ** 2)
@@ -334,7 +338,8 @@ def test_fedavg_with_one_local_step_reaches_the_mean_minimiser_to_rounding():
 @pytest.mark.parametrize("aggregate", [WeightedMean(), CurvatureMean()], ids=["weighted", "curvature"])
 def test_power_fair_reaches_the_minimiser_of_its_objective(power, aggregate):
     problem = quadratics(seed=1)
-    mass, rate = problem.mass, 1 / problem.smooth
+    # A fixed step must be short enough for the curvature that the power adds; q-FedSGD finds that length itself.
+    mass, rate = problem.mass, 1 / problem.smooth / (1 + 2 * power if isinstance(aggregate, WeightedMean) else 1)
     weights = by_density(lambda f: f**power)
     best = smooth_minimiser(problem, weights, lambda f: float(mass @ f ** (power + 1)) / (power + 1))
 
@@ -346,9 +351,6 @@ def test_power_fair_reaches_the_minimiser_of_its_objective(power, aggregate):
         lengths = power * losses ** (power - 1) * (gradients**2).sum(1) + losses**power / rate
         return w - steps / (mass @ lengths)
 
-    # A fixed step must be short enough for the curvature that the power adds; q-FedSGD finds that length itself.
-    if isinstance(aggregate, WeightedMean):
-        rate = 1 / (problem.smooth * (1 + 2 * power))
     exact = spectral_radius(jacobian(one_round, best))
     rounds = int(np.log(1e-8) / np.log(exact))
     path = run(method(PowerFair(power), rate, aggregate), problem, rounds, START)
@@ -370,7 +372,7 @@ def test_power_fair_reaches_the_minimiser_of_its_objective(power, aggregate):
 # --- nonsmooth objectives: one over T ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theta", [0.1, 0.35, 0.8, None], ids=lambda theta: f"theta={theta}" if theta else "worst")
+@pytest.mark.parametrize("theta", [0.2, 0.35, 0.8, None], ids=lambda theta: f"theta={theta}" if theta else "worst")
 def test_superquantile_and_worst_converge_like_one_over_t(theta):
     problem = quadratics(seed=12)
     if theta is None:
@@ -395,9 +397,9 @@ def test_superquantile_and_worst_converge_like_one_over_t(theta):
     assert (average <= bound).all()                                 # gamma_t = 1/(mu t): G^2 (1 + log T) / (2 mu T)
     distance = ((path.params[1:] - best) ** 2).sum(1)
     assert (distance <= 4 * steepest**2 / (problem.strong**2 * seen[:-1])).all()
-    assert power_of_time(average[1:]) <= -0.9
-    assert power_of_time(distance) <= -0.9
-    assert power_of_time(last[1:]) <= -0.8                          # log T / T
+    assert power_of_time(distance) <= -0.9                          # 1 / T
+    assert power_of_time((average / (1 + np.log(seen)))[1:]) <= -0.9    # log T / T
+    assert power_of_time((last / (1 + np.log(seen)))[1:]) <= -0.9
     assert average[-1] < 0.01 * average[0]
 
 
@@ -488,6 +490,18 @@ def test_ascent_with_the_averaged_iterate_reaches_the_minimiser_of_the_largest_l
     assert power_of_time(largest[1:], first=60) <= -0.9             # and here the noiseless players settle
     assert np.linalg.norm(path.results[-1] - best) < 0.02
     assert np.linalg.norm(path.params[-1] - best) < 1e-3
+
+
+@pytest.mark.parametrize("risk", [Ascent(0.1), GroupAscent(3, 0.1)], ids=["by client", "by group"])
+def test_ascent_goes_on_where_it_stopped(risk):
+    problem, algorithm = quadratics(seed=5, group=[0, 2, 1, 0, 1, 2, 2]), method(risk, 0.3)
+    trained = algorithm.start(torch.tensor(START), 0)
+    for _ in range(2):
+        trained = fedtail.train(algorithm, problem.task, problem.population, rounds=5, start=trained, dtype=torch.float64)
+    assert trained.state.params.numpy() == approx(run(algorithm, problem, 10, START).params[-1], abs=1e-9)
+    if isinstance(risk, Ascent):      # its clients remember: a state alone is not where it stopped
+        with pytest.raises(ValueError, match="Ascent keeps memory on the clients, which a state alone does not hold"):
+            fedtail.train(algorithm, problem.task, problem.population, rounds=5, start=trained.state)
 
 
 # --- several local steps: a fixed point that is not the minimiser -----------------------------------------------------------
@@ -583,7 +597,16 @@ def test_limits_that_are_fedavg(algorithm, tolerance):
 @pytest.mark.parametrize("smoothed", [SmoothedSuperquantile, QuadraticSuperquantile])
 def test_no_smoothing_is_the_superquantile(smoothed, theta, smoothing):
     base = fedtail.delta_fl(theta, COHORT, **SETTING)
-    assert limit_path(replace(base, risk=smoothed(theta, smoothing))) == approx(limit_path(base), abs=1e-6)
+    assert limit_path(replace(base, risk=smoothed(theta, smoothing))) == approx(limit_path(base), abs=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("smoothed", [SmoothedSuperquantile, QuadraticSuperquantile])
+def test_the_dual_found_by_questions_is_the_exact_one_however_small_the_smoothing(smoothed, smoothing):
+    seen = Seen(torch.tensor([0.3, 1.1, 2.3]).double(), torch.ones(3, dtype=torch.float64))       # the second counts by half
+    risk = smoothed(0.5, smoothing)
+    counted = risk.density(seen, fit_locally(risk.fit(None), seen))
+    assert counted.tolist() == approx([0.0, 0.5, 1.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("risk", [
@@ -675,7 +698,7 @@ def test_the_value_is_the_objective_written_again(risk):
 # --- Algorithm 1 of [LPMH21] ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("theta", "delta"), [(0.3, 0.2), (0.7, 0.05)])
+@pytest.mark.parametrize(("theta", "delta"), [(0.5, 0.1), (0.7, 0.1)])
 def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of_the_superquantile(theta, delta):
     problem = quadratics(seed=8, spread=0.4)
     nu = 2 * delta * theta
@@ -686,7 +709,7 @@ def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of
     steepest = problem.lipschitz(best, 0.6)
     smoothness = (problem.smooth + steepest**2 / nu) / theta        # L_w
     rate = 0.9 / smoothness
-    path = run(method(QuadraticSuperquantile(theta, nu), rate), problem, 500, start).params
+    path = run(method(QuadraticSuperquantile(theta, nu), rate), problem, 450, start).params
 
     assert np.linalg.norm(path - best, axis=1).max() <= 0.6         # where the Lipschitz constant holds
     gradients = np.array([weights(f, problem.mass) @ problem.gradients(w) for w, f in zip(path, problem.losses(path), strict=True)])
@@ -699,7 +722,7 @@ def test_alternating_minimisation_descends_to_a_stationary_point_within_delta_of
     assert (exact <= values + 1e-12).all()
     assert (values <= exact + delta + 1e-12).all()                  # within nu / (2 theta)
     assert exact[-1] <= least + delta
-    assert exact[0] > least + delta or delta > 0.1                  # and it was not there at the start
+    assert exact[0] > least + delta                                 # and it was not there at the start
 
 
 # --- Theorem 5 of [PLMH23] --------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_smoothing_costs_at_most_two_nu_log_n(case, smoothing):
     assert abs(gap.item()) <= 2 * smoothing * math.log(len(losses)) + 1e-9
 
 
-@pytest.mark.parametrize(("tail_fraction", "kept"), [(0.8, 81), (0.5, 51), (0.1, 11), (0.55, 56)])
+@pytest.mark.parametrize(("tail_fraction", "kept"), [(0.8, 81), (0.5, 51), (0.1, 11), (0.55, 56), (0.29, 30)])
 def test_the_filter_keeps_one_client_too_many_where_theta_m_is_an_integer(tail_fraction, kept):
     losses = torch.randperm(100, generator=torch.Generator().manual_seed(0)).double()
     mass = torch.ones(100, dtype=torch.float64)

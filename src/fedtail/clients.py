@@ -152,9 +152,7 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
 
 def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
     """All examples of all clients in order, `batch` at a time: (owner, inputs, targets), on the device of `like`."""
-    owner = torch.repeat_interleave(population.size)
-    within = torch.arange(len(owner)) - (population.size.cumsum(0) - population.size)[owner]
-    rows = population.start[owner] + within
+    owner, rows = population.examples()
     for low in range(0, len(rows), batch):
         few = rows[low : low + batch]
         inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)

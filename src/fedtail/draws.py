@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from operator import index
 
 import torch
 from torch import Tensor
@@ -19,9 +20,9 @@ _MASK = (1 << 64) - 1
 
 def hashed(seed: int, name: str, *parts: int | Tensor) -> Tensor:
     """64 hashed bits as int64, broadcast over the parts: `hashed(0, "batches", round, clients[:, None], epoch)`."""
-    state: int | Tensor = _mix(seed ^ _name_bits(name))
+    state: int | Tensor = _mix(index(seed) ^ _name_bits(name))
     for part in parts:
-        state = _mix(state ^ _mix(part + _signed(_GOLDEN)))
+        state = _mix(state ^ _mix((part if isinstance(part, Tensor) else index(part)) + _signed(_GOLDEN)))
     return state if isinstance(state, Tensor) else torch.tensor(state)
 
 

@@ -29,6 +29,8 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the most likely class is wrong, else 0; one output per example is read as a logit, sequences by position."""
+    if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
     if outputs.ndim == targets.ndim:
         return ((outputs > 0).long() != targets).double()
     wrong = (outputs.argmax(-1) != targets).double()

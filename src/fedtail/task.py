@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedtail.data.population import Population, rows_of
-from fedtail.losses import cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
+from fedtail.losses import IGNORED, cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -86,12 +86,12 @@ class Task:
     def with_params(self, params: Tensor) -> nn.Module:
         """A copy of the module with these parameters."""
         module = copy.deepcopy(self.module)
-        vector_to_parameters(params.to(next(module.parameters())), _trainable(module))
+        vector_to_parameters(params.to(next(module.parameters())).clone(), _trainable(module))
         return module
 
     def check(self, population: Population) -> None:
         """Refuse data the module cannot take, before any training starts."""
-        few = slice(int(population.start[0]), int(population.start[0]) + min(4, int(population.size[0])))
+        few = _telling_rows(population)
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         inputs, targets = cast(rows_of(population.inputs, few), dtype), population.targets[few]
         module = copy.deepcopy(self.module).cpu().eval()
@@ -101,11 +101,28 @@ class Task:
                 outputs = call(module, inputs)
         except Exception as reason:
             raise ValueError(f"{type(module).__name__} cannot take examples of shape {shapes}: {reason}") from reason
-        if not targets.is_floating_point() and outputs.ndim == population.targets.ndim + 1:
-            _check_labels(population, outputs.shape[-1], type(module).__name__)
+        if not targets.is_floating_point():
+            self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
                 _check_per_example(metric, outputs, targets)
+
+
+    def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
+        """Labels the loss could not read; other losses than the package's own are tried on the extreme labels instead."""
+        several = outputs.ndim == targets.ndim + 1
+        if several and self.loss in (cross_entropy, default_loss):
+            classes = outputs.shape[-1]
+        elif self.loss is logistic or (self.loss is default_loss and not several):
+            classes = 2
+        else:
+            return
+        labels = targets[targets != IGNORED] if targets.ndim > 1 else targets
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            has = f"{outputs.shape[-1]} outputs" if several else "one output"
+            raise ValueError(f"targets hold labels {low} to {high}, but {type(self.module).__name__} has {has} (labels 0 to "
+                             f"{classes - 1}). Relabel the classes from 0, or give the module more outputs.")
 
 
 def call(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
@@ -128,11 +145,15 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-def _check_labels(population: Population, classes: int, name: str) -> None:
-    low, high = int(population.targets.min()), int(population.targets.max())
-    if high >= classes or (low < 0 and population.targets.ndim == 1):
-        raise ValueError(f"targets hold labels {low} to {high}, but {name} has {classes} outputs (labels 0 to {classes - 1}). "
-                         "Relabel the classes from 0, or give the module more outputs.")
+def _telling_rows(population: Population) -> Tensor:
+    """Two examples of the first client, and those with the smallest and the largest label."""
+    rows = population.examples()[1]
+    first, targets = rows[: min(2, int(population.size[0]))], population.targets[rows]
+    if targets.is_floating_point():
+        return first
+    labels = targets.reshape(len(targets), -1)
+    lowest = labels.where(labels != IGNORED, labels.max()).amin(1).argmin()
+    return torch.cat([first, rows[lowest, None], rows[labels.amax(1).argmax(), None]])
 
 
 def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
@@ -141,6 +162,7 @@ def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None
     except Exception as reason:
         raise ValueError(f"{metric.name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
                          f"{tuple(targets.shape)}: {reason}") from reason
-    if values.shape != (len(targets),):
-        raise ValueError(f"{metric.name} must return one number per example, shape ({len(targets)},), got {tuple(values.shape)}. "
+    shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+    if shape != (len(targets),):
+        raise ValueError(f"{metric.name} must return one number per example, shape ({len(targets)},), got {shape}. "
                          "PyTorch's losses do that with reduction='none'; a number per client is Metric(..., per='client').")

@@ -171,12 +171,17 @@ class Population:
             raise ValueError(f"{small} of {len(self)} clients hold one example, which cannot be split. Use "
                              "population.at_least(2) first.")
         cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
-        owner, place = _flat(self.size)
+        owner, rows = self.examples()
+        place = rows - self.start[owner]
         order = hashed(seed, "hold-out", self.key[owner], place).argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
-        first = place < cut[owner]
-        rows = (self.start[owner] + place)[order]
+        first, rows = place < cut[owner], rows[order]
         return self._share(rows[first], cut), self._share(rows[~first], self.size - cut)
+
+    def examples(self) -> tuple[Tensor, Tensor]:
+        """For every example, clients in order: its client, and its row in `inputs` and `targets`."""
+        owner = torch.arange(len(self)).repeat_interleave(self.size)
+        return owner, (self.start - (self.size.cumsum(0) - self.size))[owner] + torch.arange(len(owner))
 
     def client(self, index: int) -> tuple[Examples, Tensor]:
         """One client's examples, as views."""
@@ -202,12 +207,6 @@ class Population:
                              "Leave out clients that do not count.")
         groups = None if group is None else _groups(group, len(size))
         return cls(inputs, targets, size.cumsum(0) - size, size, mass, torch.arange(len(size)), groups, names)
-
-
-def _flat(size: Tensor) -> tuple[Tensor, Tensor]:
-    """For every example of clients of these sizes: its client, and its place within the client."""
-    owner = torch.arange(len(size)).repeat_interleave(size)
-    return owner, torch.arange(len(owner)) - (size.cumsum(0) - size)[owner]
 
 
 def _indices(clients: Any, count: int) -> np.ndarray:

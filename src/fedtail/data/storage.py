@@ -149,7 +149,7 @@ def _text(column: Any) -> np.ndarray:
 def _write(population: Population, folder: Path) -> None:
     size = population.size
     start = size.cumsum(0) - size
-    rows = (population.start - start).repeat_interleave(size) + torch.arange(population.num_examples)
+    rows = population.examples()[1]
     inputs = population.inputs
     examples = {f"inputs.{k}": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
     arrays = {}

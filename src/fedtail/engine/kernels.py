@@ -110,20 +110,20 @@ class LinearKernel:
     flat = 16384
 
     def __init__(self, task: Task, residual: Residual):
-        linear: Any = task.module if isinstance(task.module, nn.Linear) else task.module.linear
+        linear: Any = task.module.linear
         self.task, self.residual, self.bias = task, residual, linear.bias is not None
         self.shape = (linear.out_features, linear.in_features)
         self.weights = linear.out_features * linear.in_features
         self.dim = self.weights + (linear.out_features if self.bias else 0)
-        self.squeeze = not isinstance(task.module, nn.Linear) and call(task.module, linear.weight[:1].detach()).ndim == 1
+        self.squeeze = call(task.module, linear.weight[:1].detach()).ndim == 1
         self.stack = max(1, 2**19 // self.dim)      # the stacked models should stay in cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        outputs = self._scores(params[None], inputs[None].flatten(2))[0]  # type: ignore[index]
+        outputs = self._scores(params[None], _only(inputs)[None].flatten(2))[0]
         return outputs[:, 0] if self.squeeze else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        inputs = inputs.flatten(2)  # type: ignore[union-attr]
+        inputs = _only(inputs).flatten(2)
         residual = self.residual(self._scores(params, inputs), targets) * weight[..., None]      # (clients, batch, outputs)
         weights = torch.bmm(residual.mT, inputs).flatten(1)
         return torch.cat([weights, residual.sum(1)], 1) if self.bias else weights
@@ -137,12 +137,19 @@ class LinearKernel:
 
 
 def _residual_of(task: Task) -> Residual | None:
-    if type(task.module) not in (nn.Linear, LeastSquares, LogisticRegression, SoftmaxRegression):
+    if type(task.module) not in (LeastSquares, LogisticRegression, SoftmaxRegression):
+        return None
+    if not all(p.requires_grad for p in task.module.parameters()):
         return None
     closed: dict[PerExample, Residual] = {
         cross_entropy: _softmax_residual, logistic: _logistic_residual, squared_error: _squared_residual,
     }
     return closed.get(task.loss)
+
+
+def _only(inputs: Examples) -> Tensor:
+    """The features, also where they come by name."""
+    return next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
 
 
 def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:

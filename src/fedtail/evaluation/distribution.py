@@ -30,6 +30,7 @@ class Distribution:
     values: Tensor                                     # (clients,) float64
     mass: Tensor | None = None
     better: Literal["lower", "higher"] = "lower"
+    rates: bool = False                                # error rates in [0, 1], whose accuracies are 1 - value
 
     def __len__(self) -> int:
         return len(self.values)
@@ -67,18 +68,19 @@ class Distribution:
         """Degrees between the scores and the all-equal vector, arccos(mean(a) / sqrt(mean(a^2))); see `scores`."""
         scores = self.scores()
         size = float(scores.square().mean().sqrt())
-        return math.degrees(math.acos(min(1.0, float(scores.mean()) / size))) if size else 0.0
+        return math.degrees(math.acos(max(-1.0, min(1.0, float(scores.mean()) / size)))) if size else 0.0
 
     def kl_to_uniform(self) -> float:
-        """Divergence of the scores, made to sum to one, from equal shares: log m - entropy."""
+        """Divergence of the scores, made to sum to one, from equal shares: log m - entropy; NaN for negative scores."""
         scores = self.scores()
+        if bool((scores < 0).any()):
+            return math.nan
         share = scores / scores.sum()
         return float(torch.special.xlogy(share, share * len(share)).sum()) if scores.sum() > 0 else 0.0
 
     def scores(self) -> Tensor:
-        """What angle and divergence are about: accuracies, 1 - error, for errors in [0, 1]; else the values themselves."""
-        unit = bool((self.values >= 0).all() & (self.values <= 1).all())
-        return 1 - self.values if self.better == "lower" and unit else self.values
+        """What angle and divergence are about: accuracies, 1 - error, for `rates`; else the values themselves."""
+        return 1 - self.values if self.rates else self.values
 
     def summary(self) -> dict[str, float]:
         """Everything that [PLMH23, section 7] and [Li23, chapter 4] report of a list of clients."""

@@ -44,19 +44,22 @@ class Evaluation:
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
-             device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Evaluation:
-    """Evaluate a trained module on every client; `weighted` counts clients by mass (training), else each once (test)."""
+             device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Evaluation:
+    """Evaluate a trained module on every client; `weighted` counts clients by mass (training), else each once (test).
+
+    `task` names the loss, the error and the metrics, by default those it was trained with. `dtype` is by default the module's.
+    """
     task = task_of(model, task)
     task.check(population)
-    kernel = kernel_for(task, torch.device(device), dtype)
     params = task.params().to(device, dtype)
+    kernel = kernel_for(task, params.device, params.dtype)
     return evaluation_of(task, client_values(kernel, params, population, task.all_metrics), population.mass if weighted else None)
 
 
 def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
     """The task with the model in it."""
     if isinstance(model, Trained):
-        return replace(model.task, module=model.module)
+        return replace(task or model.task, module=model.module)
     return Task(model) if task is None else replace(task, module=model)
 
 
@@ -78,4 +81,9 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 def evaluation_of(task: Task, values: dict[str, Tensor], mass: Tensor | None) -> Evaluation:
     better = {m.name: m.better for m in task.all_metrics}
-    return Evaluation({name: Distribution(v, mass, better[name]) for name, v in values.items()})
+    return Evaluation({name: Distribution(v, mass, better[name], rates=name == "error" and _are_rates(v))
+                       for name, v in values.items()})
+
+
+def _are_rates(values: Tensor) -> bool:
+    return bool((values >= 0).all() & (values <= 1).all())

@@ -38,7 +38,7 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
         raise ValueError("choose needs at least one model.")
     client = Population.from_clients([data])
     errors = [float(_errors(replace(task, module=m) if task else Task(m), client)[ALONE]) for m in models]
-    index = min(range(len(errors)), key=errors.__getitem__)
+    index = int(_least(torch.tensor(errors)[:, None])[ALONE])
     return Choice(index, tuple(errors), models[index])
 
 
@@ -66,13 +66,21 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
                     names: Sequence[str] = ()) -> FamilyEvaluation:
     """Every client picks by the first part of its examples; all models, and its pick, are judged on the second."""
     trained.task.check(population)
-    own, held = population.split_examples(fraction, seed)
-    models = [replace(trained.task, module=trained.task.with_params(p)) for p in results(trained.algorithm, trained.state)]
-    choice = torch.stack([_errors(m, own) for m in models]).argmin(0)
-    judged = torch.stack([_errors(m, held) for m in models])                      # (models, clients)
-    picked = judged.gather(0, choice[None])[0]
+    models = results(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
+    if len(names) != len(models):
+        raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")
+    own, held = population.split_examples(fraction, seed)
+    tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
+    choice = _least(torch.stack([_errors(t, own) for t in tasks]))
+    judged = torch.stack([_errors(t, held) for t in tasks])                       # (models, clients)
+    picked = judged.gather(0, choice[None])[0]
     return FamilyEvaluation(names, tuple(Distribution(e) for e in judged), Distribution(picked), choice)
+
+
+def _least(errors: Tensor) -> Tensor:
+    """The first model with the least error for each client, (models, clients); a model that has diverged is never it."""
+    return errors.nan_to_num(nan=float("inf")).argmin(0)
 
 
 def _errors(task: Task, population: Population) -> Tensor:

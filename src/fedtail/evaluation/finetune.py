@@ -31,13 +31,13 @@ class FineTuned:
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
-             seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> FineTuned:
+             seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> FineTuned:
     """Split each client's examples in two, train a copy of the model on the first part with `local`, judge it on the second."""
     task = task_of(model, task)
     task.check(population)
     own, held = population.split_examples(fraction, seed)
-    kernel = kernel_for(task, torch.device(device), dtype)
     params = task.params().to(device, dtype)
+    kernel = kernel_for(task, params.device, params.dtype)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
     before = client_values(kernel, params, held, task.all_metrics)
     after: dict[str, list[Tensor]] = {name: [] for name in before}

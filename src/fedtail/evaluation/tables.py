@@ -10,8 +10,8 @@ def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None
     """Named rows of numbers as aligned text.
 
     >>> print(table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
-              mean    p90
-    FedAvg   50.00  75.00
+             mean    p90
+    FedAvg  50.00  75.00
     """
     columns = list(columns or next(iter(rows.values())))
     cells = [[title, *columns]] + [[name, *(f"{scale * row[c]:.{digits}f}" for c in columns)] for name, row in rows.items()]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtail.questions import Conversation
 
-ROUNDING = 1e-12
+ROUNDING = 1e-12      # theta * total is rounded, and so are sums of masses
 
 
 @runtime_checkable

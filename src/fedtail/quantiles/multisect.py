@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from fedtail.questions import Conversation, Part, Statistic
 
 POINTS = 34      # a question shrinks the bracket 33 times
-QUESTIONS = 5    # together about 4e7 times; the parts then interpolate in closed form
 
 
 class Bracket(NamedTuple):
@@ -27,13 +27,18 @@ class Bracket(NamedTuple):
         return self.low + min(max(step, 0.0), 1.0) * (self.high - self.low)
 
 
-def multisect(part: Part, low: float, high: float, target: float) -> Conversation[Bracket]:
-    """Narrow [low, high] around the crossing; row j of the part's statistic is its value at trial j, decreasing in it."""
-    for _ in range(QUESTIONS):
+def multisect(part: Part, low: float, high: float, target: float, resolution: float) -> Conversation[Bracket]:
+    """Narrow [low, high] around the crossing to `resolution`; row j of the part's statistic is its value at trial j.
+
+    The sum must not increase with the trial. Within the bracket the caller interpolates in closed form, which is exact but
+    for clients whose own kink lies inside it. Asks at least once, and stops where float64 does.
+    """
+    finest = max(resolution, 4 * math.ulp(max(abs(low), abs(high))))
+    while True:
         trial = torch.linspace(low, high, POINTS, dtype=torch.float64)
         sums = yield Statistic(part, trial)
         place = max(int((sums >= target).sum()) - 1, 0)
         after = min(place + 1, POINTS - 1)
         low, high = float(trial[place]), float(trial[after])
-        bracket = Bracket(low, high, float(sums[place]), float(sums[after]))
-    return bracket
+        if high - low <= finest:
+            return Bracket(low, high, float(sums[place]), float(sums[after]))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
-from fedtail.quantiles.base import boundary, nobody
+from fedtail.quantiles.base import ROUNDING, boundary, nobody
 from fedtail.questions import Conversation, Statistic
 
 BITS = 32
@@ -64,7 +64,7 @@ class ExactQuantile:
             if total <= 0:
                 return nobody()
             from_top = mass.flip(0).cumsum(0).flip(0)
-            digit = _boundary_digit(mass, from_top, tail_fraction * total - above)
+            digit = _boundary_digit(mass, from_top, (tail_fraction + ROUNDING) * total - above)
             above += float(from_top[digit] - mass[digit])
             inside, prefix = float(mass[digit]), (prefix << width) | digit
         low, high = from_ordered_bits(prefix << shift), from_ordered_bits((prefix + 1) << shift)

@@ -52,7 +52,7 @@ class Ascent(Risk):
             return nobody()
         clients = float((yield Statistic(self, torch.zeros(0, dtype=torch.float64)))[0])
         rate = self.step * clients                               # the step in units of lambda relative to equal
-        bracket = yield from multisect(Surplus(rate), rate * ends.low, rate * ends.high, 0.0)
+        bracket = yield from multisect(Surplus(rate), rate * ends.low, rate * ends.high, 0.0, resolution=1e-8)
         return torch.tensor([bracket.linear(0.0), rate], dtype=torch.float64)
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:

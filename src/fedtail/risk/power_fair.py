@@ -21,7 +21,8 @@ class PowerFair(Risk):
     r"""Mean of the losses to the `power` (q) plus one, over q + 1: q-FFL [Li23, eq. (4.1)]; losses must be at least zero.
 
     Its gradient counts a client by alpha_k F_k^q: q = 0 is the mean, large q the worst client. Federated, clients count by
-    (F / largest)^q, which no power can overflow; the largest loss takes four questions.
+    (F / largest)^q, which no power can overflow; the largest loss takes four questions. With `CurvatureMean` the step has the
+    length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
     """
 
     power: float

@@ -15,6 +15,8 @@ from fedtail.questions import Conversation
 from fedtail.risk.base import Risk, check_positive, check_tail_fraction, uniform_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
+KINK = 1e-6      # a kink inside the last bracket changes a weight by at most this share
+
 
 @dataclass(frozen=True)
 class SmoothedSuperquantile(Risk):
@@ -49,7 +51,7 @@ class SmoothedSuperquantile(Risk):
             return nobody()
         target = self.tail_fraction * ends.mass
         low = ends.low + self.smoothing * math.log(self.tail_fraction)
-        bracket = yield from multisect(self, low, ends.high, target)
+        bracket = yield from multisect(self, low, ends.high, target, KINK * self.smoothing)
         return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
@@ -118,7 +120,7 @@ class QuadraticSuperquantile(Risk):
         if ends is None:
             return nobody()
         target = self.tail_fraction * ends.mass
-        bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target)
+        bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target, KINK * self.smoothing)
         return torch.tensor([bracket.linear(target)], dtype=torch.float64)
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
