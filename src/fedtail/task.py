@@ -81,12 +81,12 @@ class Task:
 
     def params(self, module: nn.Module | None = None) -> Tensor:
         """The trainable parameters as one flat vector (w); of another module or of a state dict of the same shape."""
-        return parameters_to_vector(_trainable(module or self.module)).detach().clone()
+        return parameters_to_vector(trainable(module or self.module)).detach().clone()
 
     def with_params(self, params: Tensor) -> nn.Module:
         """A copy of the module with these parameters."""
         module = copy.deepcopy(self.module)
-        vector_to_parameters(params.to(next(module.parameters())).clone(), _trainable(module))
+        vector_to_parameters(params.to(next(module.parameters())).clone(), trainable(module))
         return module
 
     def check(self, population: Population) -> None:
@@ -141,7 +141,7 @@ def has_running_statistics(module: nn.Module) -> bool:
     return getattr(module, "running_mean", None) is not None
 
 
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
+def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
