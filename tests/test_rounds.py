@@ -130,7 +130,7 @@ def test_what_losing_memory_means_for_ascent_is_what_it_says():
     assert kept.sum().item() == approx(len(POPULATION), rel=1e-6)
     assert kept.std() > 0.01
     lost = int(kept.argmin())
-    fleet.memory["risk 0"][lost] = 1.0
+    fleet.memory["risk 0"][lost] = float("nan")
     train(ALGORITHMS["afl"], linear(), POPULATION, rounds=1, fleet=fleet)
     assert fleet.memory["risk 0"].sum().item() != approx(len(POPULATION), rel=1e-6)
     assert "starts again at one" in fedtail.Ascent.lost_memory

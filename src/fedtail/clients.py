@@ -17,7 +17,7 @@ from fedtail.types import Examples, Losses, Mass
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
 
-Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client of the population
+Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Seen:
     losses: Losses                      # rounded once to float32 by the client, so that ties are ties on every machine
     mass: Mass                          # zero for a client without a finite loss
     group: Tensor | None = None
-    memory: Tensor | None = None        # what the risk kept last round; None in the first
+    memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
 
     def take(self, chosen: Tensor) -> Seen:
         return Seen(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
@@ -125,8 +125,8 @@ class Clients:
     def remember(self, memory: str, values: Tensor) -> None:
         """Keep one row per client until the next round."""
         if memory not in self.shard.remembered:
-            kept, everybody = self.shard.memory.get(memory), len(self.shard.population)
-            self.shard.remembered[memory] = values.new_zeros(everybody, *values.shape[1:]) if kept is None else kept.clone()
+            kept, shape = self.shard.memory.get(memory), (len(self.shard.population), *values.shape[1:])
+            self.shard.remembered[memory] = values.new_full(shape, float("nan")) if kept is None else kept.clone()
         self.shard.remembered[memory][self.place] = values
 
     def examples(self, within: Tensor) -> tuple[Examples, Tensor]:

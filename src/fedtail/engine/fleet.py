@@ -66,7 +66,7 @@ class LocalFleet:
             return
         for name, values in self.shard.remembered.items():
             if name not in self.memory:
-                self.memory[name] = torch.ones(len(self.population), *values.shape[1:], dtype=values.dtype)
+                self.memory[name] = values.new_full((len(self.population), *values.shape[1:]), float("nan"))
             self.memory[name][self._ids] = values
         self.shard.remembered.clear()
 

@@ -158,7 +158,8 @@ def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
 
 
 def _lambda(seen: Seen) -> Tensor:
-    return torch.ones_like(seen.mass) if seen.memory is None else seen.memory
+    """A client's own lambda, relative to equal; one where it remembers none."""
+    return torch.ones_like(seen.mass) if seen.memory is None else seen.memory.nan_to_num(nan=1.0)
 
 
 def _group(seen: Seen) -> Tensor:
