@@ -30,3 +30,9 @@ class Aggregator(Protocol):
     def bound(self, width: int, weight: float) -> Tensor:
         """Largest absolute entries of a row whose client weighs at most `weight`: (width,)."""
         ...
+
+
+def ratio_of_sums(train: Train) -> Conversation[Tensor | None]:
+    """Ask once; the first entry of the sum divides the others. None when nobody counted."""
+    sums = yield train
+    return sums[1:] / sums[0] if sums[0] > 0 else None

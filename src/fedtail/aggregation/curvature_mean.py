@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedtail.aggregation.base import ratio_of_sums
 from fedtail.clients import Clients, Seen
 from fedtail.questions import Conversation, Train
 
@@ -37,8 +38,7 @@ class CurvatureMean:
         return mass / lipschitz * torch.cat([curvature[:, None], density[:, None] * gradients], 1)
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        sums = yield train
-        return sums[1:] / sums[0] if sums[0] > 0 else None
+        return (yield from ratio_of_sums(train))
 
     def width(self, dim: int) -> int:
         return dim + 1

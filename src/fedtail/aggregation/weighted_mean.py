@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedtail.aggregation.base import ratio_of_sums
 from fedtail.clients import Clients, Seen
 from fedtail.questions import Conversation, Train
 
@@ -27,8 +28,7 @@ class WeightedMean:
         return torch.cat([weight, weight * updates], 1)
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        sums = yield train
-        return sums[1:] / sums[0] if sums[0] > 0 else None
+        return (yield from ratio_of_sums(train))
 
     def width(self, dim: int) -> int:
         return dim + 1

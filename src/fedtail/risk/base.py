@@ -70,8 +70,8 @@ class Risk:
         """Refuse, before training starts, what this risk cannot do."""
 
     def expected_tail(self, cohort_size: float) -> float:
-        """How many of the cohort count, about."""
-        return cohort_size
+        """How many of the cohort count, about: its `tail_fraction`, where the risk has one."""
+        return getattr(self, "tail_fraction", 1.0) * cohort_size
 
 
 def fit_locally(conversation: Conversation[T], seen: Seen) -> T:

@@ -64,9 +64,6 @@ class SmoothedSuperquantile(Risk):
         counted = self._counted(seen.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
 
-    def expected_tail(self, cohort_size: float) -> float:
-        return self.tail_fraction * cohort_size
-
     def _counted(self, losses: Tensor, level: Tensor) -> Tensor:
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
@@ -128,9 +125,6 @@ class QuadraticSuperquantile(Risk):
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return self._counted(seen.losses, dual[0])
-
-    def expected_tail(self, cohort_size: float) -> float:
-        return self.tail_fraction * cohort_size
 
     def _counted(self, losses: Tensor, threshold: Tensor) -> Tensor:
         return ((losses - threshold) / self.smoothing).clamp(0, 1)

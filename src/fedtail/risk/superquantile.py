@@ -45,9 +45,6 @@ class Superquantile(Risk):
         low, high, share, _ = dual
         return torch.where(seen.losses >= high, 1.0, share * (seen.losses >= low))
 
-    def expected_tail(self, cohort_size: float) -> float:
-        return self.tail_fraction * cohort_size
-
 
 @dataclass(frozen=True)
 class TailFilter(Risk):
@@ -71,9 +68,6 @@ class TailFilter(Risk):
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return (seen.losses >= dual[0]).to(seen.mass.dtype)
-
-    def expected_tail(self, cohort_size: float) -> float:
-        return self.tail_fraction * cohort_size
 
 
 def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> Weights:
