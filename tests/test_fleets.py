@@ -5,22 +5,21 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import approx
 
 import fedtail
 from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, train
 from fedtail.channel import FixedPoint
 from fedtail.deployment import PARTS, Node, RemoteFleet, Roster
-from fedtail.deployment.node import Failure, Open
+from fedtail.deployment.node import Ask, Close, Failure, Open
 from fedtail.local import Cosine, Stragglers
-from fedtail.questions import Statistic, Train
+from fedtail.questions import Statistic, Train, side_by_side
 from fedtail.wire import named, pack, unpack
 
 from cases import small_population
@@ -63,7 +62,7 @@ class Processes:
     def __init__(self, kind: str, folder: Path):
         home = torch.arange(len(POPULATION)) * NODES // len(POPULATION)
         place = torch.cat([torch.arange(int((home == n).sum())) for n in range(NODES)])
-        self.roster = Roster(POPULATION.key, POPULATION.mass, home, place)
+        self.roster = Roster(POPULATION.key, POPULATION.mass, home, place, POPULATION.group)
         self.running, self.sent = [], []
         for node in range(NODES):
             POPULATION.select(home == node).save(folder / f"node{node}")
@@ -107,16 +106,11 @@ def test_the_same_model_from_processes_that_exchange_bytes_and_from_sums_of_inte
     run = {"rounds": 3, "seed": 5}
     reference = params_of(train(algorithm, task, POPULATION, **run))
     assert (reference - torch.cat([task.params()] * (len(reference) // len(task.params())))).abs().max() > 0.01
-    # A node keeps its clients' memory as long as it lives: a new run of AFL needs new nodes, or here a forgotten memory.
     remote = RemoteFleet(processes.exchange, processes.roster, forgets=False)
-    if name != "afl":
-        bytes_only = params_of(train(algorithm, task, POPULATION, fleet=remote, **run))
-        assert torch.allclose(bytes_only, reference, atol=2e-5)
-        integers = params_of(train(algorithm, task, POPULATION, fleet=remote, channel=IntegerChannel(), **run))
-        assert torch.allclose(integers, reference, atol=1e-4)
-    else:
-        integers = params_of(train(algorithm, task, POPULATION, fleet=remote, channel=IntegerChannel(), **run))
-        assert torch.allclose(integers, reference, atol=1e-4)
+    bytes_only = params_of(train(algorithm, task, fleet=remote, **run))
+    assert torch.allclose(bytes_only, reference, atol=2e-5)
+    integers = params_of(train(algorithm, task, fleet=remote, channel=IntegerChannel(), **run))
+    assert torch.allclose(integers, reference, atol=1e-4)
     here = params_of(train(algorithm, task, POPULATION, channel=IntegerChannel(), **run))
     assert torch.allclose(here, reference, atol=1e-4)
     assert all(isinstance(m, bytes) for messages in processes.sent for m in messages.values())
@@ -184,30 +178,104 @@ def test_every_part_crosses_as_bytes_and_comes_back_equal():
         pack(lambda: 0)
 
 
-@given(st.integers(8, 62), st.integers(1, 40), st.floats(1e-6, 1e6), st.integers(0, 2**32 - 1))
-def test_fixed_point_sums_are_right_to_half_a_step_a_client(bits, clients, bound, seed):
-    if bound * clients > 0 and 2.0 ** (bits - 1) / clients - 1 <= 1:
-        return
-    rows = (torch.rand(clients, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1) * bound
+BOUNDS = st.one_of(st.floats(1e-6, 1e6), st.integers(-20, 20).map(lambda k: 2.0**k))
+
+
+@given(st.integers(12, 62), st.one_of(st.integers(1, 40), st.integers(0, 6).map(lambda k: 2**k)), BOUNDS, st.integers(0, 2**32 - 1))
+def test_fixed_point_sums_are_right_to_half_a_step_a_client_and_never_wrap(bits, clients, bound, seed):
+    random = torch.rand(clients, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = (random * 2 - 1) * bound
+    rows[:, 3], rows[:, 4] = bound, -bound                             # everybody at the bound, on either side
     code, limit = FixedPoint(clients, 1.0, bits), torch.tensor([bound], dtype=torch.float64)
     halves = rows.tensor_split(2)                                      # partial sums of partial sums
     total = code.sum(torch.stack([code.sum(code.encode(part, limit)) for part in halves]))
     assert bool(((total >= 0) & (total < 2**bits)).all())
-    step = 1 / code.scale(limit).item()
+    step = code.resolution(bound)
     assert (code.decode(total, limit) - rows.sum(0)).abs().max().item() <= clients * step / 2 * (1 + 1e-6) + 1e-9 * bound
+    assert step <= 4 * bound * clients / 2.0 ** (bits - 1)             # and no room is wasted but for rounding to powers of two
 
 
-def test_whole_numbers_cross_exactly_and_extreme_rows_do_not_wrap():
+@pytest.mark.parametrize("clients", [1, 2, 8, 64])
+@pytest.mark.parametrize("name", ["fedavg", "delta_fl exact", "term", "afl"])
+def test_powers_of_two_do_not_wrap(clients, name):
+    people = fedtail.Population.from_clients([POPULATION.client(k % 12) for k in range(clients)], mass=[4.0] * clients)
+    algorithm = replace(RECIPES[name], sample=Everyone())
+    plain, integer = (params_of(train(algorithm, make_task("linear"), people, rounds=2, channel=c)) for c in (PlainChannel(), IntegerChannel()))
+    assert plain.abs().max() > 1e-3
+    assert torch.allclose(plain, integer, atol=1e-5)
+
+
+def test_a_modulus_too_small_for_the_cohort_is_refused():
+    with pytest.raises(ValueError, match=r"modulus_bits=12 leaves 7 bits for a row when 12 are added; 12 are needed.* Write modulus_bits=17"):
+        train(fedtail.fedavg(12, **LOCAL), make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel(12))
+    train(fedtail.fedavg(12, **LOCAL), make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel(17))
+
+
+def test_masses_that_float32_rounds_up_cross():
+    people = replace(POPULATION, mass=POPULATION.mass / POPULATION.mass.sum() / 3)
+    for channel in (PlainChannel(), IntegerChannel()):
+        train(fedtail.fedavg(12, **LOCAL), make_task("linear"), people, rounds=1, channel=channel)
+
+
+def test_whole_numbers_cross_exactly():
     code, bound = FixedPoint(100, 1.0, 62), torch.tensor([1000.0], dtype=torch.float64)
     rows = torch.full((100, 2), 1000.0, dtype=torch.float64)
     assert code.decode(code.sum(code.encode(rows, bound)), bound).tolist() == [100_000.0] * 2
     assert code.decode(code.sum(code.encode(-rows, bound)), bound).tolist() == [-100_000.0] * 2
-    assert code.resolution(1000.0) == approx(1 / code.scale(bound).item())
+
+
+def test_nodes_of_one_client_with_their_own_arrays_train_the_simulators_model():
+    """Each builds a population of its own, whose only client has key 0: the roster's key is what its draws follow."""
+    nodes = {k: Node(fedtail.Population.from_clients([POPULATION.client(k)]), make_task("module")) for k in range(12)}
+    roster = Roster(POPULATION.key, POPULATION.mass, torch.arange(12), torch.zeros(12, dtype=torch.int64))
+    fleet = RemoteFleet(lambda messages: {n: nodes[n].handle(m) for n, m in messages.items()}, roster)
+    for name in ("fedavg", "delta_fl exact", "stragglers"):
+        reference = params_of(train(RECIPES[name], make_task("module"), POPULATION, rounds=3))
+        assert torch.allclose(params_of(train(RECIPES[name], make_task("module"), fleet=fleet, rounds=3)), reference, atol=2e-5)
+
+
+def test_a_node_answers_only_about_the_round_that_is_open():
+    node, algorithm = Node(POPULATION, make_task("linear")), fedtail.fedavg(8, **LOCAL)
+    state = algorithm.start(make_task("linear").params(), 0)
+    question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
+    types, code = named(PARTS), PlainChannel().encoding(8, 30.0)
+
+    def reply(message):
+        return unpack(node.handle(pack(message)), types)
+
+    assert "round 0 is asked about, but round -1 is open" in reply(Ask(0, (question,), code)).reason
+    assert reply(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))) == ()
+    assert len(reply(Ask(0, (question,), code))) == 1
+    assert "round 1 is asked about, but round 0 is open" in reply(Ask(1, (question,), code)).reason
+    assert reply(Close(True)) == ()
+    assert isinstance(reply(Ask(0, (question,), code)), Failure)
+
+
+def test_two_parts_of_one_name_are_refused():
+    class Mean:
+        pass
+
+    with pytest.raises(ValueError, match="two parts are called Mean"):
+        Node(POPULATION, make_task("linear"), parts=[Mean])
+
+
+def test_questions_may_be_joined_within_joined_questions():
+    @dataclass(frozen=True)
+    class TwoAtOnce(fedtail.Superquantile):
+        def fit(self, previous):
+            both = yield from side_by_side([self.quantile.fit(self.tail_fraction, None), self.quantile.fit(1.0, None)])
+            return both[0]
+
+    double = replace(RECIPES["delta_fl exact"], risk=TwoAtOnce(0.4))
+    alone = params_of(train(double, make_task("linear"), POPULATION, rounds=2))
+    family = train(Family((double, RECIPES["term"])), make_task("linear"), POPULATION, rounds=2)
+    assert torch.equal(family.state[0].params, alone)
+    assert torch.equal(alone, params_of(train(RECIPES["delta_fl exact"], make_task("linear"), POPULATION, rounds=2)))
 
 
 def test_a_row_beyond_its_bound_is_an_error_that_names_it():
     wild = replace(fedtail.fedavg(8, learning_rate=0.2), aggregate=fedtail.WeightedMean(update_bound=1e-3))
-    with pytest.raises(ValueError, match=r"a row holds .* beyond its bound .* Raise the part's update_bound"):
+    with pytest.raises(ValueError, match=r"a row is beyond its bound .* Raise the part's update_bound"):
         train(wild, make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel())
     with pytest.raises(ValueError, match=r"modulus_bits must be in 8..62, got 63"):
         IntegerChannel(63)

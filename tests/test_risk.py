@@ -33,7 +33,7 @@ from fedtail.risk.base import Risk, fit_locally, uniform_mass
 from cases import TAIL_FRACTIONS, weighted_losses
 
 RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticSuperquantile(0.3, 0.5), Tilted(1.5), Tilted(-1.0),
-         Tilted(0.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst()]
+         Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst()]
 
 
 def federated_weights(risk: Risk, losses: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
@@ -213,9 +213,50 @@ def test_equal_losses_count_everybody_equally(risk, value):
     assert torch.allclose(federated_weights(risk, losses, mass), mass / mass.sum(), atol=1e-6)
 
 
-@pytest.mark.parametrize("risk", [*RISKS, TailFilter(0.3), Ascent()], ids=repr)
+@pytest.mark.parametrize("risk", [SmoothedSuperquantile(0.4, 0.1), QuadraticSuperquantile(0.4, 0.1), Superquantile(0.4)], ids=repr)
+@pytest.mark.parametrize("wild", [1e8, 1e16, 3.3e38])
+def test_one_client_that_diverged_does_not_spoil_the_others_weights(risk, wild):
+    losses = torch.tensor([0.1, 0.4, 0.5, 0.9, 1.0, 1.1, 1.3, wild]).float().double()
+    mass = torch.ones(8, dtype=torch.float64)
+    assert torch.allclose(federated_weights(risk, losses, mass), risk.weights(losses, mass), atol=1e-5)
+
+
+def test_clients_at_the_boundary_that_vanish_between_questions_leave_a_boundary_without_them():
+    """A deployed client may be gone when the second question comes."""
+    conversation = Superquantile(0.5).fit(None)
+    question = next(conversation)
+    seen = Seen(torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.ones(4, dtype=torch.float64))
+    question = conversation.send(question.part.statistic(seen, question.trial).sum(0))
+    with pytest.raises(StopIteration) as end:
+        conversation.send(torch.zeros_like(question.part.statistic(seen, question.trial).sum(0)))
+    assert end.value.value.isfinite().all()
+
+
+def test_a_refreshed_dual_under_which_nobody_counted_is_fitted_anew():
+    assert Refreshed(Superquantile(0.5), 5).unused(torch.zeros(5)) is None
+    seen = Seen(torch.zeros(3).double(), torch.zeros(3).double())
+    dual = fit_locally(Refreshed(Superquantile(0.5), 5).fit(None), seen)      # nobody had a loss
+    with pytest.raises(RuntimeError, match="asked"):
+        fit_locally(_asking(Refreshed(Superquantile(0.5), 5).fit(dual)), seen)
+
+
+def _asking(conversation):
+    next(conversation)
+    raise RuntimeError("asked")
+    yield
+
+
+def test_whole_number_losses_are_refused():
+    for risk in RISKS[:3]:
+        with pytest.raises((TypeError, ValueError)):
+            risk.value(torch.tensor([1, 2, 3]))
+    with pytest.raises(TypeError, match=r"losses must be floating-point numbers, got torch.int64"):
+        uniform_mass(torch.tensor([1, 2]), None)
+
+
+@pytest.mark.parametrize("risk", [*RISKS, TailFilter(0.3), Ascent(), GroupAscent(3)], ids=repr)
 def test_a_round_in_which_no_client_has_a_loss_counts_nobody_and_does_not_break(risk):
-    seen = Seen(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+    seen = Seen(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), torch.arange(3))
     weights = seen.mass * risk.density(seen, fit_locally(risk.fit(None), seen))
     assert weights.sum().item() == 0
 
@@ -295,12 +336,15 @@ def test_a_refreshed_risk_asks_every_few_rounds_only():
     (lambda: Superquantile(0), "tail_fraction (theta) must be in (0, 1], got 0. It is a fraction: for the worst 20% of clients write 0.2."),
     (lambda: TailFilter(-0.1), "tail_fraction (theta) must be in (0, 1], got -0.1."),
     (lambda: Superquantile(float("nan")), "tail_fraction (theta) must be in (0, 1], got nan."),
-    (lambda: SmoothedSuperquantile(0.5, 0), "smoothing (nu) must be positive, got 0. For no smoothing use Superquantile."),
-    (lambda: QuadraticSuperquantile(0.5, -1), "smoothing (nu) must be positive, got -1."),
-    (lambda: Tilted(100, loss_bound=8.0), "tilt * loss_bound = 800 underflows exp (limit 700). Lower tilt, or tighten loss_bound=8."),
-    (lambda: PowerFair(-1), "power (q) must be at least 0, got -1. 0 is FedAvg, larger is fairer."),
-    (lambda: Ascent(0), "step must be positive, got 0."),
-    (lambda: GroupAscent(0), "groups must be positive, got 0."),
+    (lambda: SmoothedSuperquantile(0.5, 0), "smoothing (nu) must be positive and finite, got 0. For no smoothing use Superquantile."),
+    (lambda: QuadraticSuperquantile(0.5, -1), "smoothing (nu) must be positive and finite, got -1."),
+    (lambda: Tilted(100, loss_bound=8.0), "tilt * loss_bound = 800 underflows exp (limit 80). Lower tilt, or tighten loss_bound=8."),
+    (lambda: PowerFair(-1), "power (q) must be at least 0 and finite, got -1. 0 is FedAvg, larger is fairer."),
+    (lambda: Tilted(math.inf), "tilt (t) must be finite, got inf. For the worst client use Worst."),
+    (lambda: Tilted(1.0, math.nan), "loss_bound must be positive and finite, got nan."),
+    (lambda: PowerFair(math.inf), "power (q) must be at least 0 and finite, got inf."),
+    (lambda: Ascent(0), "step must be positive and finite, got 0."),
+    (lambda: GroupAscent(0), "groups must be positive and finite, got 0."),
     (lambda: Refreshed(Mean(), 0), "every must be at least 1, got 0."),
     (lambda: Refreshed(Ascent(), 2), "Ascent keeps memory that changes every round, so its dual cannot be reused."),
     (lambda: uniform_mass(torch.ones(3), torch.ones(2)), "mass has shape (2,), losses (3,). Pass one mass for each loss."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -14,9 +15,10 @@ import fedtail
 from fedtail import Family, LocalSGD, Population, Task, train
 from fedtail.draws import hashed, permutations
 from fedtail.engine import LocalFleet
-from fedtail.local import Proximal, StepDecay
-from fedtail.models import SoftmaxRegression
-from fedtail.questions import Train
+from fedtail.local import Cosine, Proximal, StepDecay
+from fedtail.losses import squared_error
+from fedtail.models import LeastSquares, SoftmaxRegression
+from fedtail.quantiles import check_quantile
 
 from cases import small_population
 
@@ -112,9 +114,9 @@ def test_questions_asked_twice_and_a_lost_memo_change_nothing(name):
     class Forgetful(LocalFleet):
         def collect(self, questions, encoding):
             first = super().collect(questions, encoding)
-            self.shard.memo.clear()
+            self._shard.memo.clear()
             again = super().collect(questions, encoding)
-            assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
             return again
 
     task = linear()
@@ -124,17 +126,47 @@ def test_questions_asked_twice_and_a_lost_memo_change_nothing(name):
 
 def test_what_losing_memory_means_for_ascent_is_what_it_says():
     """A client that lost its lambda starts at one again, so the lambdas no longer sum to the number of clients."""
-    fleet = LocalFleet(POPULATION, linear())
-    train(ALGORITHMS["afl"], linear(), POPULATION, rounds=5, fleet=fleet)
-    kept = fleet.memory["risk 0"]
+    trained = train(ALGORITHMS["afl"], linear(), POPULATION, rounds=5)
+    kept = trained.memory.kept["risk 0"]
     assert kept.sum().item() == approx(len(POPULATION), rel=1e-6)
     assert kept.std() > 0.01
-    lost = int(kept.argmin())
-    fleet.memory["risk 0"][lost] = float("nan")
-    train(ALGORITHMS["afl"], linear(), POPULATION, rounds=1, fleet=fleet)
-    assert fleet.memory["risk 0"].sum().item() != approx(len(POPULATION), rel=1e-6)
+    lossy = kept.clone()
+    lossy[int(kept.argmin())] = float("nan")
+    forgot = replace(trained, memory=replace(trained.memory, kept={"risk 0": lossy}))
+    after = [train(ALGORITHMS["afl"], linear(), POPULATION, rounds=1, start=s).memory.kept["risk 0"].sum().item() for s in (trained, forgot)]
+    assert after[0] == approx(len(POPULATION), rel=1e-6)
+    assert after[1] != approx(len(POPULATION), rel=1e-6)
     assert "starts again at one" in fedtail.Ascent.lost_memory
     assert not fedtail.Ascent.survives_lost_memory
+
+
+def test_memory_goes_with_the_client_and_with_the_run():
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    half = train(ALGORITHMS["afl"], linear(), POPULATION, rounds=4, seed=3)
+    kept = half.memory.kept["risk 0"].clone()
+    here, there = (train(ALGORITHMS["afl"], linear(), people, rounds=4, start=half) for people in (POPULATION, POPULATION.select(order)))
+    assert torch.allclose(here.state.params, there.state.params, atol=1e-6)
+    assert here.seed == 3                                                            # the seed of the run it goes on from
+    assert torch.equal(half.memory.kept["risk 0"], kept)                             # a later run does not change an earlier one
+    whole = train(ALGORITHMS["afl"], linear(), POPULATION, rounds=8, seed=3)
+    assert torch.equal(here.state.params, whole.state.params)
+    fleet = LocalFleet(POPULATION, linear())
+    twice = [train(ALGORITHMS["afl"], linear(), POPULATION, rounds=4, fleet=fleet).state.params for _ in range(2)]
+    assert torch.equal(*twice)                                                       # a new run on a used fleet remembers nothing
+    with pytest.raises(ValueError, match="remembers something of 12 clients, which are not the 11 clients of this population"):
+        train(ALGORITHMS["afl"], linear(), POPULATION.select(range(11)), rounds=1, start=half)
+
+
+def test_a_round_that_fails_halfway_is_not_remembered():
+    class Broken(fedtail.WeightedMean):
+        def fit(self, train):
+            yield train
+            raise RuntimeError("the server stopped here")
+
+    fleet = LocalFleet(POPULATION, linear())
+    with pytest.raises(RuntimeError, match="the server stopped here"):
+        train(replace(ALGORITHMS["afl"], aggregate=Broken()), linear(), POPULATION, rounds=1, fleet=fleet)
+    assert fleet.memory().kept == {}
 
 
 def poisoned(kind: str) -> Population:
@@ -175,11 +207,12 @@ def test_a_client_whose_update_is_not_finite_is_left_out_and_counted(name):
         assert seen == [1, 1]
         assert trained.failed == 2
     if name == "fedavg":
-        without = train(method, task, Population.from_clients(pairs[1:]), rounds=1).state.params
-        assert torch.allclose(train(method, task, Population.from_clients(pairs), rounds=1).state.params, without, atol=1e-1)
+        people = Population.from_clients(pairs)
+        without = train(method, task, people.select(range(1, len(people))), rounds=1).state.params
+        assert torch.allclose(train(method, task, people, rounds=1).state.params, without, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["delta_fl", "smoothed", "term", "q_ffl", "afl"])
+@pytest.mark.parametrize("name", ["fedavg", "delta_fl", "smoothed", "term", "q_ffl", "afl"])
 def test_a_client_without_a_finite_loss_has_no_mass(name):
     start = nn.Linear(5, 3)                                          # not zero, so that huge inputs overflow the loss
     population = poisoned("loss")
@@ -189,6 +222,19 @@ def test_a_client_without_a_finite_loss_has_no_mass(name):
     assert trained.state.params.isfinite().all()
     assert seen[0].failed == 1
     assert seen[0].cohort == len(population)
+
+
+@pytest.mark.parametrize("module", [LeastSquares(5), nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))], ids=["linear", "module"])
+def test_a_loss_that_overflows_is_left_out_also_where_nobody_asked_for_it(module):
+    """FedAvg never asks for losses; a finite gradient of an infinite loss must not count there either."""
+    pairs = [(x, x.sum(1)) for x, _ in (POPULATION.client(k) for k in range(12))]
+    pairs[0] = (pairs[0][0], pairs[0][1] + 1e25)
+    people = Population.from_clients(pairs)
+    method = replace(ALGORITHMS["fedavg"], sample=fedtail.Everyone())
+    task = Task(module, loss=squared_error)
+    trained = train(method, task, people, rounds=1)
+    assert trained.failed == 1
+    assert torch.allclose(trained.state.params, train(method, task, people.select(range(1, 12)), rounds=1).state.params, atol=1e-6)
 
 
 def fedtail_squared(outputs, targets):
@@ -201,7 +247,8 @@ def test_a_round_with_nobody_left_keeps_the_model():
     broken[:, 0] = 77.0
     task, population = Task(Fragile()), Population.from_clients([(broken, y)] * 3)
     for name in ("fedavg", "delta_fl", "term", "q_ffl"):
-        trained = train(replace(ALGORITHMS[name], sample=fedtail.Everyone()), task, population, rounds=2)
+        with pytest.warns(fedtail.NobodyCountedWarning, match="no client counted in any round"):
+            trained = train(replace(ALGORITHMS[name], sample=fedtail.Everyone()), task, population, rounds=2)
         assert torch.equal(trained.state.params, task.params())
         assert trained.state.round == 2
         assert trained.failed > 0
@@ -209,7 +256,8 @@ def test_a_round_with_nobody_left_keeps_the_model():
 
 def test_an_empty_cohort_keeps_the_model():
     rare = replace(ALGORITHMS["delta_fl"], sample=fedtail.Poisson(1e-9))
-    trained = train(rare, linear(), POPULATION, rounds=3)
+    with pytest.warns(fedtail.NobodyCountedWarning):
+        trained = train(rare, linear(), POPULATION, rounds=3)
     assert torch.equal(trained.state.params, linear().params())
     assert trained.state.round == 3
 
@@ -221,18 +269,10 @@ def test_a_zero_start_with_equal_losses_moves():
 
 
 def test_only_clients_that_count_train():
-    trained_clients = []
-
-    class Watching(LocalFleet):
-        def collect(self, questions, encoding):
-            answers = super().collect(questions, encoding)
-            if isinstance(questions[0], Train):
-                trained_clients.append(self.view().counted)
-            return answers
-
-    task = mlp()
-    train(fedtail.delta_fl(0.25, 8, **LOCAL), task, equal_masses(), rounds=3, fleet=Watching(equal_masses(), task))
-    assert trained_clients == [2, 2, 2]
+    counted = []
+    method = fedtail.delta_fl(0.25, 8, **LOCAL)
+    train(method, mlp(), equal_masses(), rounds=3, on_round=lambda p: counted.append(p.view.counted))
+    assert counted == [2, 2, 2]
 
 
 def equal_masses() -> Population:
@@ -250,8 +290,45 @@ def test_warm_starts_and_going_on_from_a_state():
     assert torch.equal(warm.state.params, half.state.params)
     from_dict = train(method, task, POPULATION, rounds=0, start=half.module.state_dict())
     assert torch.equal(from_dict.state.params, half.state.params)
-    with pytest.raises(ValueError, match="start has 18 trainable parameters, the task's module has 66"):
+    with pytest.raises(ValueError, match="Start from the same kind of module"):
         train(method, task, POPULATION, rounds=1, start=SoftmaxRegression(5, 3))
+
+
+def test_a_warm_start_brings_its_frozen_parameters_and_buffers():
+    class Scaled(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.register_buffer("scale", torch.full((5,), scale))
+            self.frozen, self.linear = nn.Parameter(torch.full((5,), scale), requires_grad=False), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.linear(x * self.scale + self.frozen)
+
+    for start in (Scaled(7.0), Scaled(7.0).state_dict()):
+        module = train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=1, start=start).module
+        assert module.scale[0] == 7
+        assert module.frozen[0] == 7
+
+
+@pytest.mark.parametrize(("method", "text"), [
+    (replace(ALGORITHMS["fedavg"], server=fedtail.Adam()), "start was trained by another method or with other settings"),
+    (ALGORITHMS["delta_fl"], "To start this method from that model write start=trained.module"),
+    (Family((ALGORITHMS["fedavg"],)), "another method"),
+])
+def test_going_on_with_another_method_is_refused(method, text):
+    trained = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1)
+    with pytest.raises(ValueError, match=text):
+        train(method, linear(), POPULATION, rounds=1, start=trained)
+    with pytest.raises(ValueError, match=r"start=trained\.module"):
+        train(replace(ALGORITHMS["fedavg"], server=fedtail.Adam()), linear(), POPULATION, rounds=1, start=trained.state)
+
+
+def test_the_precision_is_the_modules_or_the_one_asked_for():
+    double = Task(nn.Linear(5, 3).double())
+    assert train(ALGORITHMS["fedavg"], double, POPULATION, rounds=1).module.weight.dtype == torch.float64
+    trained = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, dtype=torch.float64)
+    assert trained.module.linear.weight.dtype == torch.float64
+    assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1).module.linear.weight.dtype == torch.float32
 
 
 def test_a_callback_sees_every_round_and_can_stop():
@@ -307,17 +384,55 @@ def test_methods_with_one_seed_see_the_same_cohorts_and_batches():
     (lambda: fedtail.delta_fl(50), "tail_fraction (theta) must be in (0, 1], got 50. It is a fraction: for the worst 50% of clients write 0.5."),
     (lambda: fedtail.delta_fl(0.5, form="fuzzy"), "form must be one of exact, filter, smoothed, got 'fuzzy'."),
     (lambda: LocalSGD(epochs=1, local_steps=2), "epochs=1 and local_steps=2 both say how long to train. Give one."),
-    (lambda: LocalSGD(learning_rate=0), "learning_rate (gamma) must be positive, got 0."),
-    (lambda: LocalSGD(batch_size=0), "batch_size must be at least 1, got 0. None is the full gradient."),
+    (lambda: LocalSGD(learning_rate=0), "learning_rate (gamma) must be positive and finite, got 0."),
+    (lambda: LocalSGD(batch_size=0), "batch_size must be a whole number, at least 1, got 0. None is the full gradient."),
     (lambda: LocalSGD(learning_rate=0.5, weight_decay=3.0), "learning_rate * weight_decay must be in [0, 1), got 0.5 * 3."),
-    (lambda: Proximal(-1), "strength (mu) must be at least 0, got -1. 0 is FedAvg."),
+    (lambda: Proximal(-1), "strength (mu) must be at least 0 and finite, got -1. 0 is FedAvg."),
     (lambda: LocalFleet(POPULATION, linear(), chunk=0), "chunk must be at least 1 client, got 0."),
     (lambda: Family(()), "a Family needs at least one algorithm."),
+    (lambda: fedtail.fedavg_sub(50, 20), "tail_fraction (theta) must be in (0, 1], got 50."),
+    (lambda: fedtail.fedavg(10.0), "cohort_size must be a whole number, at least 1, got 10.0."),
+    (lambda: LocalSGD(batch_size=2.5), "batch_size must be a whole number, at least 1, got 2.5."),
+    (lambda: fedtail.delta_fl(0.5, smoothing=0.1), "smoothing=0.1 is for form='smoothed', got form='exact'."),
+    (lambda: fedtail.delta_fl(0.5, form="smoothed", quantile=fedtail.ExactQuantile()), "form='smoothed' has no threshold to find"),
+    (lambda: fedtail.afl(cohort_size=10), "AFL by client asks everybody, got cohort_size=10."),
+    (lambda: train(replace(ALGORITHMS["q_ffl"], risk=fedtail.Superquantile(0.5)), linear(), POPULATION, rounds=1), "CurvatureMean needs the slope of the density, which Superquantile does not give."),
+    (lambda: train(replace(fedtail.afl(), sample=fedtail.ByMass(12)), linear(), POPULATION, rounds=1), "needs everybody every round, which ByMass(cohort_size=12) does not give"),
+    (lambda: train(ALGORITHMS["fedavg"], linear(), POPULATION.at_least(999), rounds=1), "the population has no clients."),
+    (lambda: train(ALGORITHMS["fedavg"], linear(), rounds=1), "train needs a population, or a fleet that holds one."),
 ])
 def test_bad_input_is_refused_before_any_training_with_the_fix(run, text):
     with pytest.raises(ValueError) as error:
         run()
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize(("run", "text"), [
+    (lambda: train(fedtail.fedavg, linear(), POPULATION, rounds=1), "got function. Call the recipe: fedavg(...)."),
+    (lambda: train(ALGORITHMS["fedavg"], SoftmaxRegression(5, 3), POPULATION, rounds=1), "task must be a Task, got SoftmaxRegression. Write Task(module)."),
+    (lambda: train(ALGORITHMS["fedavg"], linear(), [1, 2], rounds=1), "population must be a Population, got list."),
+    (lambda: replace(ALGORITHMS["fedavg"], risk=fedtail.Worst), "risk is the class Worst, a part is needed. Write Worst(...)."),
+    (lambda: fedtail.fedavg(8, schedule=0.5), "schedule must be a part, got 0.5."),
+    (lambda: check_quantile("exact"), "quantile must be a part, got 'exact'. Write ExactQuantile()"),
+    (lambda: check_quantile(fedtail.ExactQuantile), "quantile must be a part, got <class"),
+    (lambda: train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=3), "start must be a module, a state dict or an earlier run, got int."),
+])
+def test_the_wrong_kind_of_thing_is_refused_with_the_fix(run, text):
+    with pytest.raises(TypeError) as error:
+        run()
+    assert text in str(error.value)
+
+
+def test_a_rate_that_reaches_zero_keeps_the_model():
+    fair = fedtail.q_ffl(1.0, 8, schedule=Cosine(2), **LOCAL)
+    after = [train(fair, linear(), POPULATION, rounds=t).state.params for t in (2, 4)]
+    assert torch.equal(*after)
+
+
+def test_full_participation_is_no_small_tail():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(replace(fedtail.delta_fl(0.25, **LOCAL), sample=fedtail.Everyone()), linear(), POPULATION, rounds=0)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():

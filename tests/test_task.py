@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn, tensor
 
 from fedtail import LocalSGD, Metric, Population, Task, delta_fl, evaluate, fedavg, train
+from fedtail.data import pad_sequences
 from fedtail.engine.kernels import LinearKernel, ModuleKernel, kernel_for
 from fedtail.losses import cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
@@ -40,7 +41,7 @@ def exactly(text: str) -> str:
 
 def test_running_statistics_are_refused_by_name():
     module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    text = "1 keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'."
+    text = "1 (BatchNorm1d) keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'."
     with pytest.raises(ValueError, match=exactly(text)):
         Task(module)
     with pytest.raises(ValueError, match=re.escape("use GroupNorm, or buffers='frozen'")):
@@ -51,8 +52,55 @@ def test_running_statistics_are_refused_by_name():
 
 def test_other_normalisation_and_other_buffers_are_accepted():
     Task(nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4)))
-    Task(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)))
     Task(LSTMClassifier((10, 4)))      # its frozen table is a buffer
+
+
+def test_what_would_make_a_client_depend_on_others_is_refused():
+    with pytest.raises(ValueError, match=re.escape("1 (BatchNorm1d) normalises by the batch it is given")):
+        Task(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)), buffers="frozen")
+    text = refusal(Task(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))), clients_of())
+    assert "changes its buffers when it trains" in text
+
+
+@pytest.mark.parametrize(("x", "y", "module", "text"), [
+    (torch.zeros(6, 2, 2, dtype=torch.uint8), [0, 1] * 3, SoftmaxRegression(4, 2), "x holds integers: write pixels as x.astype('float32') / 255"),
+    (torch.zeros(6, 4), [[0], [1]] * 3, mlp(4, 3), "Labels need one axis less"),
+    (torch.zeros(6, 4), [0.0, 1.0] * 3, mlp(4, 3), "the module gives 3 numbers per example, the targets hold 1"),
+    (torch.zeros(6, 4), torch.zeros(6, 2), LeastSquares(4), "the module gives 1 numbers per example, the targets hold 2"),
+    (torch.zeros(6, 4), [-1.0, 1.0] * 3, LogisticRegression(4), "targets hold labels -1 to 1, but LogisticRegression has one output"),
+    (torch.zeros(6, 4), [0, 7] * 3, mlp(4, 1), "has one output (labels 0 to 1). Relabel the classes from 0, or for numbers pass loss=squared_error"),
+    (torch.zeros(6, 3, 4), [0, 1] * 3, nn.LSTM(4, 2, batch_first=True), "LSTM must return one tensor, got tuple"),
+    (torch.tensor([[1, 2], [3, 4], [9, 0]] * 2), [0, 1] * 3, LSTMClassifier((5, 4)), "LSTMClassifier cannot take examples"),
+])
+def test_data_the_module_cannot_take_are_refused_with_the_fix(x, y, module, text):
+    assert text in refusal(Task(module), Population.from_arrays(x, y, [0, 1, 2] * 2))
+
+
+def test_sequences_that_happen_to_have_one_length_are_told_how():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(1, 2)
+
+        def forward(self, sequence, lengths):
+            return self.linear(sequence.float().sum(1, keepdim=True) / lengths[:, None])
+
+    text = refusal(Task(Reads()), Population.from_arrays([[1, 2], [3, 4]], [0, 1], [0, 1]))
+    assert "pass pad_sequences(x), which gives lengths" in text
+    Task(Reads()).check(Population.from_arrays(pad_sequences([[1, 2], [3, 4]]), [0, 1], [0, 1]))
+
+
+def test_ragged_numbers_are_not_judged_on_their_padding():
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, sequence, lengths):
+            return self.factor * sequence
+
+    people = Population.from_arrays([[1.0, 2.0], [3.0]], [[2.0, 4.0], [6.0]], [0, 1])
+    assert evaluate(Doubles(), people).loss.values.tolist() == [1.0 + 4.0, 9.0]
 
 
 @pytest.mark.parametrize("module", [nn.ReLU(), nn.Sequential(nn.Flatten())], ids=lambda m: type(m).__name__)
@@ -158,7 +206,8 @@ def test_a_loss_that_fails_is_refused_with_its_reason():
 
 
 def test_a_start_of_another_size_is_refused():
-    text = "start has 18 trainable parameters, the task's module has 12. Start from the same kind of module."
+    text = ("start has trainable parameters of shapes [(3, 5), (3,)], the task's module [(3, 3), (3,)]. "
+            "Start from the same kind of module.")
     with pytest.raises(ValueError, match=exactly(text)):
         train(ROUND, Task(SoftmaxRegression(3, 3)), clients_of(), rounds=1, start=SoftmaxRegression(5, 3))
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.task import Metric, Task
-    from fedtail.training import Progress, Trained, train
+    from fedtail.training import NobodyCountedWarning, Progress, Trained, train
 
 _HOME = {
     "aggregation": ("CurvatureMean", "WeightedMean"),
@@ -56,7 +56,7 @@ _HOME = {
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "task": ("Metric", "Task"),
-    "training": ("Progress", "Trained", "train"),
+    "training": ("NobodyCountedWarning", "Progress", "Trained", "train"),
 }
 _ROOMS = (*_HOME, "deployment", "engine", "losses", "models", "theory")
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -15,11 +15,10 @@ from fedtail.clients import Broadcast
 from fedtail.data.population import Population
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.sgd import LocalSGD
-from fedtail.questions import Conversation, Train, converse, side_by_side
+from fedtail.questions import Conversation, Train, about, converse, side_by_side
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
-from fedtail.task import Task
 
 ENOUGH_IN_TAIL = 10
 
@@ -50,6 +49,17 @@ class FederatedAlgorithm:
     server: ServerOptimizer                     # (params, update, state) -> (params, state)
     iterate: Iterate = field(default_factory=LastIterate)
 
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, type):
+                raise TypeError(f"{part.name} is the class {value.__name__}, a part is needed. Write {value.__name__}(...).")
+
+    @property
+    def members(self) -> tuple[FederatedAlgorithm, ...]:
+        """A family of one."""
+        return (self,)
+
     def start(self, params: Tensor, seed: int) -> State:
         return State(params, None, self.server.start(params), 0, self.iterate.keep(None, params, 0, seed))
 
@@ -61,7 +71,7 @@ class FederatedAlgorithm:
         train = Train(self.local, self.risk, dual, self.aggregate)
         update = yield from self.aggregate.fit(train)
         if update is None:                      # nobody counted: keep the model
-            return replace(self.skip(state, seed), dual=dual)
+            return replace(self.skip(state, seed), dual=self.risk.unused(dual))
         params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
         return self._next(State(params, dual, optimizer, state.round + 1, state.kept), seed)
 
@@ -73,20 +83,23 @@ class FederatedAlgorithm:
         """The model to hand out: the last one, or the average or draw that `iterate` keeps."""
         return self.iterate.result(state.kept, state.params)
 
-    def check(self, task: Task, population: Population, channel: Channel, fleet: Fleet) -> None:
+    def check(self, population: Population, channel: Channel, fleet: Fleet) -> None:
         """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
         self.sample.check(population)
-        expected = self.sample.expected_size(population)
-        self.risk.check(population, expected)
+        self.risk.check(population, self.sample)
         channel.refuse_rows(self.aggregate.gathers, type(self.aggregate).__name__)
+        risk = type(self.risk).__name__
+        if getattr(self.aggregate, "needs_slope", False) and not self.risk.has_slope:
+            raise ValueError(f"{type(self.aggregate).__name__} needs the slope of the density, which {risk} does not give. "
+                             "Use WeightedMean, or PowerFair as the risk.")
         if fleet.forgets and not self.risk.survives_lost_memory:
-            raise ValueError(f"{type(self.risk).__name__} cannot run on a fleet that may lose its clients' memory: "
-                             f"{self.risk.lost_memory}.")
+            raise ValueError(f"{risk} cannot run on a fleet that may lose its clients' memory: {self.risk.lost_memory}.")
+        expected = self.sample.expected_size(population)
         tail = self.risk.expected_tail(expected)
-        if tail < min(ENOUGH_IN_TAIL, expected):
-            warnings.warn(f"{type(self.risk).__name__} counts about {tail:g} of {expected:g} clients a round; what such a cohort "
-                          "optimises is far from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
-                          SmallTailWarning, stacklevel=3)
+        if tail < min(ENOUGH_IN_TAIL, expected) and not self.sample.takes_everyone(population):
+            warnings.warn(f"{risk} counts about {tail:g} of {expected:g} clients a round; what such a cohort optimises is far "
+                          "from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
+                          SmallTailWarning, stacklevel=4)
 
     def _next(self, state: State, seed: int) -> State:
         return replace(state, kept=self.iterate.keep(state.kept, state.params, state.round, seed))
@@ -122,9 +135,9 @@ class Family:
     def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
 
-    def check(self, task: Task, population: Population, channel: Channel, fleet: Fleet) -> None:
+    def check(self, population: Population, channel: Channel, fleet: Fleet) -> None:
         for member in self.members:
-            member.check(task, population, channel, fleet)
+            member.check(population, channel, fleet)
 
 
 def _about(model: int, conversation: Conversation[State]) -> Conversation[State]:
@@ -132,7 +145,7 @@ def _about(model: int, conversation: Conversation[State]) -> Conversation[State]
     reply = None
     try:
         while True:
-            reply = yield replace(conversation.send(reply), model=model)
+            reply = yield about(conversation.send(reply), model)
     except StopIteration as end:
         return end.value
 

@@ -21,10 +21,39 @@ Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axi
 
 
 @dataclass(frozen=True)
+class ClientMemory:
+    """What the clients with these keys keep between rounds."""
+
+    key: Tensor
+    kept: Memory
+
+    def of(self, key: Tensor) -> Memory:
+        """The same, in the order of other clients; refused where they are not the same ones."""
+        if not self.kept:
+            return {}
+        order, wanted = self.key.argsort(), key.argsort()
+        if not torch.equal(self.key[order], key[wanted]):
+            raise ValueError(f"the run remembers something of {len(self.key)} clients, which are not the {len(key)} clients of "
+                             "this population. Go on with the population it was trained on.")
+        place = torch.empty_like(wanted)
+        place[wanted] = order
+        return {name: values[place] for name, values in self.kept.items()}
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """The experimenter's view of a round; a deployed server knows none of it."""
+
+    cohort: int             # clients drawn
+    counted: int            # clients that trained and counted (of a family, under its last model)
+    failed: int             # clients left out because a loss or an update was not finite
+
+
+@dataclass(frozen=True)
 class Seen:
     """All a risk may look at: one number or so per client, float64."""
 
-    losses: Losses                      # rounded once to float32 by the client, so that ties are ties on every machine
+    losses: Losses                      # rounded once to float32 by the client, whatever the order of addition
     mass: Mass                          # zero for a client without a finite loss
     group: Tensor | None = None
     memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing

@@ -23,8 +23,13 @@ def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared distance of outputs and targets (no factor 1/2), summed over the entries of an example."""
-    return (outputs.reshape(len(outputs), -1) - targets.reshape(len(targets), -1).to(outputs.dtype)).square().sum(1)
+    """Squared distance of outputs and targets (no factor 1/2), summed over the entries of an example that count."""
+    outputs, wanted = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+    if outputs.shape != wanted.shape:
+        raise ValueError(f"the module gives {outputs.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. "
+                         "Numbers need as many outputs; for classes pass integer labels.")
+    square = (outputs - wanted.to(outputs.dtype)).square()
+    return (square.where(wanted != IGNORED, 0.0) if targets.ndim > 1 else square).sum(1)
 
 
 def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -41,7 +46,12 @@ def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error for numbers, logistic for classes with one output, cross entropy for classes with several."""
     if targets.is_floating_point():
         return squared_error(outputs, targets)
-    return logistic(outputs, targets) if outputs.ndim == 1 else cross_entropy(outputs, targets)
+    return logistic(outputs, targets) if one_logit(outputs) else cross_entropy(outputs, targets)
+
+
+def one_logit(outputs: Tensor) -> bool:
+    """Whether a module gives one output per example, (n,) or (n, 1)."""
+    return outputs.ndim == 1 or (outputs.ndim == 2 and outputs.shape[1] == 1)
 
 
 def default_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ This file imports no part: a question holds parts by Protocol, and the wire form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -30,7 +30,10 @@ class Part(Protocol):
 class Question(Protocol):
     """Anything a client answers with one row."""
 
-    gather: bool                        # asks for the rows themselves, not their sum
+    @property
+    def gather(self) -> bool:
+        """Asks for the rows themselves, not their sum."""
+        ...
 
     def rows(self, clients: Clients) -> Tensor: ...
 
@@ -93,9 +96,30 @@ class Train:
 
 @dataclass(frozen=True)
 class Joint:
-    """Several questions in one message; the answer is a tuple of sums."""
+    """Several questions in one message, joint ones among them; the answer is a tuple of sums."""
 
     questions: tuple[Any, ...]
+
+
+def about(question: Any, model: int) -> Any:
+    """The same question, about another of the broadcast models."""
+    if isinstance(question, Joint):
+        return Joint(tuple(about(one, model) for one in question.questions))
+    return replace(question, model=model)
+
+
+def single_questions(question: Any) -> Iterator[Question]:
+    """The single questions of a message, in order."""
+    if isinstance(question, Joint):
+        for one in question.questions:
+            yield from single_questions(one)
+    else:
+        yield question
+
+
+def arranged(question: Any, answers: Iterator[Tensor]) -> Any:
+    """Answers to the single questions, arranged as they were joined."""
+    return tuple(arranged(one, answers) for one in question.questions) if isinstance(question, Joint) else next(answers)
 
 
 class Encoding(Protocol):
@@ -114,7 +138,7 @@ class Encoding(Protocol):
     def encode(self, rows: Tensor, bound: Tensor) -> Tensor: ...
 
 
-def answer(question: Any, clients: Clients, encoding: Encoding) -> Tensor:
+def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     """The client's only entry point. A client whose row is not finite answers zeros: it is left out and counted."""
     rows = question.rows(clients)
     finite = rows.isfinite().all(1)

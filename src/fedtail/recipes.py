@@ -1,7 +1,7 @@
 """The methods of the papers, each a few parts put together. Their fields can be changed with `dataclasses.replace`.
 
-All share one base: draw `cohort_size` clients uniformly, train locally by `local` or by its keywords, average by weight,
-take the average as the new model.
+All share one base: draw `cohort_size` clients uniformly, train locally with the settings of `LocalSGD` given as keywords,
+average by weight, take the average as the new model.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedtail.risk import (
     TailFilter,
     Tilted,
 )
+from fedtail.risk.base import check_tail_fraction
 from fedtail.sampling import Everyone, Uniform
 from fedtail.server import SGD
 
@@ -38,6 +39,7 @@ def fedavg(cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
 
 def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
     """FedAvg with as many clients a round as Delta-FL keeps in its tail: theta * m of them."""
+    check_tail_fraction(tail_fraction)
     return fedavg(max(1, round(tail_fraction * cohort_size)), **local)
 
 
@@ -47,22 +49,26 @@ def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedA
 
 
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",
-             smoothing: float = 0.1, quantile: Quantile = ExactQuantile(), refresh_every: int = 1,
+             smoothing: float | None = None, quantile: Quantile | None = None, refresh_every: int = 1,
              **local: Any) -> FederatedAlgorithm:
     """Delta-FL: the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
-    `form`: "exact" weights (Algorithm 3, the default), the "filter" of Algorithm 1, or "smoothed" by a divergence (eq. 14).
-    `refresh_every` finds the threshold anew every so many rounds only.
+    `form`: "exact" weights (Algorithm 3, the default), the "filter" of Algorithm 1, or "smoothed" by a divergence (eq. 14) with
+    `smoothing` (nu, 0.1). `quantile` finds the threshold of the first two (`ExactQuantile()`). `refresh_every` finds it anew
+    every so many rounds only; in between, as losses fall, fewer clients reach it.
     """
-    forms: dict[str, Risk] = {
-        "exact": Superquantile(tail_fraction, quantile),
-        "filter": TailFilter(tail_fraction, quantile),
-        "smoothed": SmoothedSuperquantile(tail_fraction, smoothing),
-    }
-    if form not in forms:
-        raise ValueError(f"form must be one of {', '.join(forms)}, got {form!r}.")
-    risk = forms[form] if refresh_every == 1 else Refreshed(forms[form], refresh_every)
-    return replace(fedavg(cohort_size, **local), risk=risk)
+    if form not in ("exact", "filter", "smoothed"):
+        raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
+    if form == "smoothed":
+        if quantile is not None:
+            raise ValueError(f"form='smoothed' has no threshold to find by {quantile}. Leave it out, or use form='exact'.")
+        risk: Risk = SmoothedSuperquantile(tail_fraction, 0.1 if smoothing is None else smoothing)
+    else:
+        if smoothing is not None:
+            raise ValueError(f"smoothing={smoothing:g} is for form='smoothed', got form={form!r}.")
+        kind = Superquantile if form == "exact" else TailFilter
+        risk = kind(tail_fraction, quantile or ExactQuantile())
+    return replace(fedavg(cohort_size, **local), risk=risk if refresh_every == 1 else Refreshed(risk, refresh_every))
 
 
 def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, **local: Any) -> FederatedAlgorithm:
@@ -75,11 +81,13 @@ def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, *
     return replace(fedavg(cohort_size, **local), risk=Tilted(tilt, loss_bound))
 
 
-def afl(step: float = 0.1, groups: int | None = None, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
+def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, **local: Any) -> FederatedAlgorithm:
     """Agnostic federated learning: by client (everybody takes part), or by group with `groups` of them (any cohort)."""
-    if groups is None:
-        return replace(fedavg(**local), sample=Everyone(), risk=Ascent(step))
-    return replace(fedavg(cohort_size, **local), risk=GroupAscent(groups, step))
+    if groups is not None:
+        return replace(fedavg(cohort_size or 100, **local), risk=GroupAscent(groups, step))
+    if cohort_size is not None:
+        raise ValueError(f"AFL by client asks everybody, got cohort_size={cohort_size}. Leave it out, or give groups=.")
+    return replace(fedavg(**local), sample=Everyone(), risk=Ascent(step))
 
 
 def _local(settings: dict[str, Any]) -> LocalSGD:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,16 +18,22 @@ class Cohort:
     """Who was drawn, each once, in the population's order, and what a unit of their mass stands for."""
 
     ids: Tensor                 # (clients,) positions in the population
+    key: Tensor                 # (clients,) names of their random streams
     importance: Tensor          # (clients,) float64; 1, or multiplicity / mass when drawn by mass
     mass_bound: float           # public: the largest mass times importance that can occur
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """population, seed, round -> cohort."""
 
     def __call__(self, population: Population, seed: int, round: int) -> Cohort: ...
 
     def expected_size(self, population: Population) -> float: ...
+
+    def takes_everyone(self, population: Population) -> bool:
+        """Whether every round asks every client."""
+        ...
 
     def check(self, population: Population) -> None: ...
 
@@ -38,13 +45,15 @@ class Uniform:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        if self.cohort_size < 1:
-            raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}.")
+        _check_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int, round: int) -> Cohort:
         keys = hashed(seed, "cohort", round, population.key)
         ids = keys.topk(self.cohort_size, largest=False).indices.sort().values
         return _cohort(population, ids)
+
+    def takes_everyone(self, population: Population) -> bool:
+        return self.cohort_size == len(population)
 
     def expected_size(self, population: Population) -> float:
         return self.cohort_size
@@ -52,7 +61,7 @@ class Uniform:
     def check(self, population: Population) -> None:
         if self.cohort_size > len(population):
             raise ValueError(f"cohort_size={self.cohort_size} clients a round, but the population has {len(population)}. "
-                             f"Write Uniform({len(population)}) or less, or Everyone().")
+                             f"Write cohort_size={len(population)} or less, or sample=Everyone().")
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,9 @@ class Everyone:
 
     def expected_size(self, population: Population) -> float:
         return len(population)
+
+    def takes_everyone(self, population: Population) -> bool:
+        return True
 
     def check(self, population: Population) -> None:
         """Everybody always exists."""
@@ -86,6 +98,9 @@ class Poisson:
     def expected_size(self, population: Population) -> float:
         return self.rate * len(population)
 
+    def takes_everyone(self, population: Population) -> bool:
+        return self.rate == 1
+
     def check(self, population: Population) -> None:
         """Any rate fits any population."""
 
@@ -100,15 +115,19 @@ class ByMass:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        if self.cohort_size < 1:
-            raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}.")
+        _check_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int, round: int) -> Cohort:
-        cumulative = population.mass.cumsum(0)
+        order = population.key.argsort()                       # whatever the order of the population
+        cumulative = population.mass[order].cumsum(0)
         draws = uniform(hashed(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
         drawn = torch.searchsorted(cumulative, draws, right=True).clamp(max=len(population) - 1)
-        ids, times = drawn.unique(return_counts=True)
-        return Cohort(ids, times / population.mass[ids], float(self.cohort_size))
+        ids, times = order[drawn].unique(return_counts=True)
+        bound = self.cohort_size * (1 + 1e-12)                 # times / mass * mass may round up
+        return Cohort(ids, population.key[ids], times / population.mass[ids], bound)
+
+    def takes_everyone(self, population: Population) -> bool:
+        return False
 
     def expected_size(self, population: Population) -> float:
         return self.cohort_size
@@ -117,5 +136,10 @@ class ByMass:
         """Draws are with replacement: any number fits."""
 
 
+def _check_size(cohort_size: int) -> None:
+    if not isinstance(cohort_size, Integral) or cohort_size < 1:
+        raise ValueError(f"cohort_size must be a whole number, at least 1, got {cohort_size}.")
+
+
 def _cohort(population: Population, ids: Tensor) -> Cohort:
-    return Cohort(ids, torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))
+    return Cohort(ids, population.key[ids], torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))

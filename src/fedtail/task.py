@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedtail.data.population import Population, rows_of
-from fedtail.losses import IGNORED, cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
+from fedtail.losses import (
+    IGNORED,
+    cross_entropy,
+    default_error,
+    default_loss,
+    logistic,
+    misclassification,
+    one_logit,
+    squared_error,
+)
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -64,10 +73,9 @@ class Task:
         loss, error = OWN_LOSS.get(type(self.module), (self.loss, self.error))
         object.__setattr__(self, "loss", loss if self.loss is default_loss else self.loss)
         object.__setattr__(self, "error", error if self.error is default_error else self.error)
-        statistical = [name or type(m).__name__ for name, m in self.module.named_modules() if has_running_statistics(m)]
-        if statistical and self.buffers != "frozen":
-            raise ValueError(f"{', '.join(statistical)} keeps running statistics, which clients cannot share: "
-                             "use GroupNorm, or buffers='frozen'.")
+        for name, module in self.module.named_modules():
+            kind = type(module).__name__
+            _refuse_shared_statistics(f"{name} ({kind})" if name else kind, module, self.buffers)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ValueError(f"{type(self.module).__name__} has no trainable parameters.")
         names = ["loss", "error", *(m.name for m in self.metrics)]
@@ -84,45 +92,41 @@ class Task:
         return parameters_to_vector(trainable(module or self.module)).detach().clone()
 
     def with_params(self, params: Tensor) -> nn.Module:
-        """A copy of the module with these parameters."""
-        module = copy.deepcopy(self.module)
+        """A copy of the module with these parameters, in their precision."""
+        module = copy.deepcopy(self.module).to(params.dtype)
         vector_to_parameters(params.to(next(module.parameters())).clone(), trainable(module))
         return module
 
     def check(self, population: Population) -> None:
-        """Refuse data the module cannot take, before any training starts."""
+        """Refuse data the module cannot take, before any training starts: tried on the most telling examples."""
+        if len(population) == 0:
+            raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
         few = _telling_rows(population)
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         inputs, targets = cast(rows_of(population.inputs, few), dtype), population.targets[few]
-        module = copy.deepcopy(self.module).cpu().eval()
-        shapes = {k: tuple(v.shape[1:]) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(inputs.shape[1:])
-        try:
-            with torch.no_grad():
-                outputs = call(module, inputs)
-        except Exception as reason:
-            raise ValueError(f"{type(module).__name__} cannot take examples of shape {shapes}: {reason}") from reason
-        if not targets.is_floating_point():
-            self._check_labels(targets, outputs)
+        outputs = _tried(self.module, inputs)
+        self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
                 _check_per_example(metric, outputs, targets)
 
-
     def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
-        """Labels the loss could not read; other losses than the package's own are tried on the extreme labels instead."""
-        several = outputs.ndim == targets.ndim + 1
-        if several and self.loss in (cross_entropy, default_loss):
-            classes = outputs.shape[-1]
-        elif self.loss is logistic or (self.loss is default_loss and not several):
-            classes = 2
-        else:
+        """Refuse labels that the package's own losses cannot read; a user's loss was tried on them anyway."""
+        classes = 1 if one_logit(outputs) else outputs.shape[-1]
+        reads = self.loss if self.loss is not default_loss else logistic if classes == 1 else cross_entropy
+        if reads not in (cross_entropy, logistic) or (targets.is_floating_point() and self.loss is not logistic):
             return
-        labels = targets[targets != IGNORED] if targets.ndim > 1 else targets
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            has = f"{outputs.shape[-1]} outputs" if several else "one output"
-            raise ValueError(f"targets hold labels {low} to {high}, but {type(self.module).__name__} has {has} (labels 0 to "
-                             f"{classes - 1}). Relabel the classes from 0, or give the module more outputs.")
+        if reads is cross_entropy and outputs.ndim != targets.ndim + 1:
+            raise ValueError(f"{type(self.module).__name__} gives outputs of shape {tuple(outputs.shape)} for labels of shape "
+                             f"{tuple(targets.shape)}. Labels need one axis less: (examples,), or (examples, time) for outputs "
+                             "(examples, time, classes).")
+        labels, most = targets[targets != IGNORED] if targets.ndim > 1 else targets, max(classes, 2) - 1
+        low, high = labels.min().item(), labels.max().item()
+        if low < 0 or high > most:
+            has = f"{classes} outputs" if classes > 1 else "one output"
+            fix = "give the module more outputs" if classes > 1 else "for numbers pass loss=squared_error"
+            raise ValueError(f"targets hold labels {low:g} to {high:g}, but {type(self.module).__name__} has {has} (labels 0 to "
+                             f"{most}). Relabel the classes from 0, or {fix}.")
 
 
 def call(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
@@ -141,19 +145,68 @@ def has_running_statistics(module: nn.Module) -> bool:
     return getattr(module, "running_mean", None) is not None
 
 
+def training_copy(module: nn.Module) -> nn.Module:
+    """A copy in training mode, its running statistics left as they are."""
+    module = copy.deepcopy(module).train()
+    for part in module.modules():
+        if has_running_statistics(part):
+            part.eval()
+    return module
+
+
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def _refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None:
+    if has_running_statistics(module) and buffers != "frozen":
+        raise ValueError(f"{name} keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'.")
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not has_running_statistics(module):
+        raise ValueError(f"{name} normalises by the batch it is given, so a client's loss would depend on who else is asked: "
+                         "use GroupNorm.")
+
+
 def _telling_rows(population: Population) -> Tensor:
-    """Two examples of the first client, and those with the smallest and the largest label."""
+    """Two examples of the first client, and those with the smallest and largest target and token."""
     rows = population.examples()[1]
-    first, targets = rows[: min(2, int(population.size[0]))], population.targets[rows]
-    if targets.is_floating_point():
-        return first
-    labels = targets.reshape(len(targets), -1)
-    lowest = labels.where(labels != IGNORED, labels.max()).amin(1).argmin()
-    return torch.cat([first, rows[lowest, None], rows[labels.amax(1).argmax(), None]])
+    inputs = population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs]
+    picked = [rows[: min(2, int(population.size[0]))]]
+    for values in [population.targets, *(v for v in inputs if not v.is_floating_point())]:
+        flat = values[rows].reshape(len(rows), -1)
+        lowest = flat.where(flat != IGNORED, flat.max()).amin(1).argmin()
+        picked += [rows[lowest, None], rows[flat.amax(1).argmax(), None]]
+    return torch.cat(picked)
+
+
+def _tried(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
+    """The outputs for a few examples; refused where the module fails, or changes its buffers when it trains."""
+    name, parts = type(module).__name__, inputs if isinstance(inputs, dict) else {"x": inputs}
+    shapes = {k: tuple(v.shape[1:]) for k, v in parts.items()} if isinstance(inputs, dict) else tuple(inputs.shape[1:])
+    learning = training_copy(module).cpu()
+    before = [b.clone() for b in learning.buffers()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            outputs = call(copy.deepcopy(module).cpu().eval(), inputs)
+            for parameter in trainable(learning):      # as a step of training would, so that what follows it shows
+                parameter.add_(torch.linspace(0.5, 1.0, parameter.numel()).reshape(parameter.shape))
+            call(learning, inputs)
+    except Exception as reason:
+        raise ValueError(f"{name} cannot take examples of shape {shapes}{_hint(str(reason), parts)}: {reason}") from reason
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"{name} must return one tensor, got {type(outputs).__name__}. Wrap it in a module that picks one.")
+    if any(not torch.equal(old, new) for old, new in zip(before, learning.buffers(), strict=True)):
+        raise ValueError(f"{name} changes its buffers when it trains, so that clients would change each other's. "
+                         "Take that part out of the module.")
+    return outputs
+
+
+def _hint(reason: str, parts: dict[str, Tensor]) -> str:
+    whole = [name for name, values in parts.items() if not values.is_floating_point()]
+    if "lengths" in reason:
+        return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"
+    if "dtype" in reason and whole:
+        return f" ({', '.join(whole)} holds integers: write pixels as x.astype('float32') / 255, say)"
+    return ""
 
 
 def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None:

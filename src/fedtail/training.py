@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,12 +13,17 @@ from torch import Tensor, nn
 from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import Fleet
-from fedtail.clients import Memory
+from fedtail.clients import ClientMemory, RoundView
 from fedtail.data.population import Population
-from fedtail.engine.fleet import LocalFleet, RoundView
-from fedtail.task import Task
+from fedtail.engine.fleet import LocalFleet
+from fedtail.task import Task, trainable
 
+Method = FederatedAlgorithm | Family
 Start = Any      # nn.Module | Mapping[str, Tensor] | State | tuple[State, ...] | Trained | None
+
+
+class NobodyCountedWarning(UserWarning):
+    """No client counted in any round of a run, so that the model never moved."""
 
 
 @dataclass(frozen=True)
@@ -26,30 +32,31 @@ class Progress:
 
     round: int                          # rounds done
     rounds: int                         # rounds asked
-    algorithm: FederatedAlgorithm | Family
+    algorithm: Method
     task: Task
     state: Any                          # State, or a tuple of them for a Family
     view: RoundView | None              # simulator only: cohort, counted and failed clients
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now."""
+        """The models as they would be handed out now: one for each member of a family."""
         return tuple(self.task.with_params(p) for p in results(self.algorithm, self.state))
 
     @property
     def module(self) -> nn.Module:
-        return self.modules[0]
+        return only(self.modules)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run leaves: the models, and the state to go on from."""
+    """What a run leaves: the models, and all it takes to go on (`train(..., start=trained)`)."""
 
-    algorithm: FederatedAlgorithm | Family
+    algorithm: Method
     task: Task
-    state: Any
+    state: Any                          # State, or a tuple of them for a Family
+    seed: int = 0
     failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
-    memory: Memory = field(default_factory=dict)      # what clients keep between rounds (AFL's lambda)
+    memory: ClientMemory = field(default=ClientMemory(torch.zeros(0, dtype=torch.int64), {}), repr=False)      # AFL's lambda
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -59,73 +66,117 @@ class Trained:
     @property
     def module(self) -> nn.Module:
         """The trained module."""
-        if isinstance(self.state, tuple) and len(self.state) > 1:
-            raise ValueError(f"a family of {len(self.state)} models was trained. Use .modules, and fedtail.choose to pick one.")
-        return self.modules[0]
+        return only(self.modules)
 
 
-def train(algorithm: FederatedAlgorithm | Family, task: Task, population: Population, *, rounds: int, seed: int = 0,
-          start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
+def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
+          start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
           on_round: Callable[[Progress], bool | None] | None = None,
           channel: Channel = PlainChannel(), fleet: Fleet | None = None) -> Trained:
     """Train for `rounds` rounds; everything that could be refused is refused before the first.
 
-    `start`: a module, a state dict, or an earlier run to go on from (its rounds go on counting, its clients remember);
-    its `state` alone will do where clients remember nothing. `on_round(progress)` is called after each round; return True
-    to stop early. One `seed` drives cohorts, batches and dropout: methods with the same seed see the same. `channel` is
-    what crosses, `fleet` who computes (by default, this process).
+    `start`: a module or a state dict (with its frozen parameters and buffers), or an earlier run to go on from: its rounds go
+    on counting, its clients remember, its seed is used. The `state` alone will do where clients remember nothing.
+    `on_round(progress)` is called after each round; return True to stop early. One `seed` drives cohorts, batches and
+    dropout: methods with the same seed see the same. `dtype` is by default the module's. `channel` is what crosses, `fleet`
+    who computes: by default this process, for the `population`; another fleet brings its own clients.
     """
-    if rounds < 0:
-        raise ValueError(f"rounds must be at least 0, got {rounds}.")
-    task.check(population)
-    fleet = fleet or LocalFleet(population, task, device, dtype)
-    algorithm.check(task, population, channel, fleet)
-    state = _start(algorithm, task, start, seed, dtype)
+    _check_kinds(algorithm, task, population, rounds)
+    task = _warm(task, start)
+    dtype = dtype or task.params().dtype
+    if population is not None:
+        task.check(population)
+    if fleet is None:
+        if population is None:
+            raise ValueError("train needs a population, or a fleet that holds one.")
+        fleet = LocalFleet(population, task, device, dtype)
+    algorithm.check(fleet.population, channel, fleet)
+    seed = start.seed if seed is None and isinstance(start, Trained) else seed or 0
+    state = _first_state(algorithm, task, start, seed, dtype)
     _recall(algorithm, start, fleet)
-    failed = 0
+    failed = counted = 0
     for done in range(1, rounds + 1):
         state = run_round(algorithm, state, fleet, channel, seed)
-        view = fleet.view() if isinstance(fleet, LocalFleet) else None
-        failed += view.failed if view else 0
+        view = fleet.view()
+        failed, counted = failed + (view.failed if view else 0), counted + (view.counted if view else 1)
         if on_round is not None and on_round(Progress(done, rounds, algorithm, task, state, view)):
             break
-    return Trained(algorithm, task, state, failed, getattr(fleet, "memory", {}))
+    if rounds and not counted:
+        warnings.warn(f"no client counted in any round ({failed} were left out because a loss or an update was not finite), so "
+                      "the model never moved. Lower the learning rate, or look at the data.", NobodyCountedWarning, stacklevel=2)
+    return Trained(algorithm, task, state, seed, failed, fleet.memory())
 
 
-def results(algorithm: FederatedAlgorithm | Family, state: Any) -> tuple[Tensor, ...]:
+def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
     """The flat models to hand out."""
-    if isinstance(algorithm, Family):
-        return tuple(m.result(s) for m, s in zip(algorithm.members, state, strict=True))
-    return (algorithm.result(state),)
+    return tuple(m.result(s) for m, s in zip(algorithm.members, _states(state), strict=True))
 
 
-def _recall(algorithm: FederatedAlgorithm | Family, start: Start, fleet: Fleet) -> None:
-    """Give clients back what they remembered, or refuse to go on without it."""
-    if not isinstance(fleet, LocalFleet) or fleet.memory:
-        return
-    if isinstance(start, Trained):
-        fleet.memory = {name: kept.clone() for name, kept in start.memory.items()}
-    members = algorithm.members if isinstance(algorithm, Family) else (algorithm,)
-    forgetful = [type(m.risk).__name__ for m in members if m.risk.remembers and not m.risk.survives_lost_memory]
-    states = start if isinstance(start, tuple) else (start,)
-    if forgetful and any(isinstance(s, State) and s.round > 0 for s in states):
-        raise ValueError(f"{forgetful[0]} keeps memory on the clients, which a state alone does not hold. "
-                         "Go on with start=trained, the whole result of train.")
+def only(modules: tuple[nn.Module, ...]) -> nn.Module:
+    if len(modules) > 1:
+        raise ValueError(f"a family of {len(modules)} models was trained. Use .modules, and fedtail.choose to pick one.")
+    return modules[0]
 
 
-def _start(algorithm: FederatedAlgorithm | Family, task: Task, start: Start, seed: int, dtype: torch.dtype) -> Any:
-    if isinstance(start, Trained):
-        return start.state
-    if isinstance(start, (State, tuple)):
-        return start
-    module = task.module
+def _states(state: Any) -> tuple[State, ...]:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
+    if not isinstance(algorithm, (FederatedAlgorithm, Family)):
+        hint = " Call the recipe: fedavg(...)." if callable(algorithm) else " Recipes such as fedavg() make one."
+        raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
+    if not isinstance(task, Task):
+        raise TypeError(f"task must be a Task, got {type(task).__name__}. Write Task(module).")
+    if population is not None and not isinstance(population, Population):
+        raise TypeError(f"population must be a Population, got {type(population).__name__}. "
+                        "Write Population.from_arrays(x, y, client).")
+    if rounds < 0:
+        raise ValueError(f"rounds must be at least 0, got {rounds}.")
+
+
+def _warm(task: Task, start: Start) -> Task:
+    """The task with the module to start from, whole: trained and frozen parameters and buffers."""
     if isinstance(start, nn.Module):
-        module = start
-    elif start is not None:
+        ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (task.module, start))
+        if ours != theirs:
+            raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. "
+                             "Start from the same kind of module.")
+        return replace(task, module=start)
+    if isinstance(start, Mapping):
         module = task.with_params(task.params())
         module.load_state_dict(start)
-    params = task.params(module)
-    if params.shape != task.params().shape:
-        raise ValueError(f"start has {len(params)} trainable parameters, the task's module has {len(task.params())}. "
-                         "Start from the same kind of module.")
-    return algorithm.start(params.to(dtype), seed)
+        return replace(task, module=module)
+    if start is not None and not isinstance(start, (State, tuple, Trained)):
+        raise TypeError(f"start must be a module, a state dict or an earlier run, got {type(start).__name__}.")
+    return task
+
+
+def _first_state(algorithm: Method, task: Task, start: Start, seed: int, dtype: torch.dtype) -> Any:
+    fresh = algorithm.start(task.params().to(dtype), seed)
+    state = start.state if isinstance(start, Trained) else start
+    if not isinstance(state, (State, tuple)):
+        return fresh
+    advice = "To start this method from that model write start=trained.module."
+    if isinstance(start, Trained) and repr(start.algorithm) != repr(algorithm):
+        raise ValueError(f"start was trained by another method or with other settings. {advice}")
+    for old, new in zip(_states(state), _states(fresh), strict=False):
+        if old.params.shape != new.params.shape or len(old.optimizer) != len(new.optimizer):
+            raise ValueError(f"start holds {len(old.params)} parameters and {len(old.optimizer)} vectors of its server "
+                             f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {advice}")
+    if len(_states(state)) != len(_states(fresh)) or isinstance(state, tuple) != isinstance(fresh, tuple):
+        raise ValueError(f"start holds {len(_states(state))} models, this method trains {len(_states(fresh))}. {advice}")
+    cast = tuple(replace(s, params=s.params.to(dtype)) for s in _states(state))
+    return cast if isinstance(state, tuple) else cast[0]
+
+
+def _recall(algorithm: Method, start: Start, fleet: Fleet) -> None:
+    """Give clients back what they remembered, or refuse to go on without it."""
+    if isinstance(start, Trained):
+        fleet.recall(start.memory)
+        return
+    going_on = start is not None and not isinstance(start, (nn.Module, Mapping)) and any(s.round > 0 for s in _states(start))
+    forgetful = [type(m.risk).__name__ for m in algorithm.members if not m.risk.survives_lost_memory]
+    if going_on and forgetful:
+        raise ValueError(f"{forgetful[0]} keeps memory on the clients, which a state alone does not hold. "
+                         "Go on with start=trained, the whole result of train.")

@@ -19,8 +19,13 @@ Types = Mapping[str, type]
 
 
 def named(types: Iterable[type]) -> dict[str, type]:
-    """The types a reader may build, by name."""
-    return {t.__name__: t for t in types}
+    """The types a reader may build, by name; two of one name are refused."""
+    names: dict[str, type] = {}
+    for one in types:
+        if names.setdefault(one.__name__, one) is not one:
+            modules = f"{names[one.__name__].__module__} and {one.__module__}"
+            raise ValueError(f"two parts are called {one.__name__}, from {modules}. Rename one.")
+    return names
 
 
 def pack(value: Any) -> bytes:
@@ -36,7 +41,11 @@ def unpack(data: bytes, types: Types) -> Any:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, Tensor):
+        if value.dtype == torch.bfloat16:
+            raise TypeError("a bfloat16 tensor cannot cross to another process. Train with dtype=torch.float32.")
         array = np.ascontiguousarray(value.detach().cpu().numpy())
         return {"tensor": array.dtype.str, "shape": list(value.shape), "bytes": array.tobytes()}
     if isinstance(value, (tuple, list)):

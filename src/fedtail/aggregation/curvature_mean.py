@@ -22,6 +22,7 @@ class CurvatureMean:
     """
 
     gathers: ClassVar[bool] = False
+    needs_slope: ClassVar[bool] = True
     lipschitz: float | None = None
     update_bound: float = 1024.0
 
@@ -30,7 +31,7 @@ class CurvatureMean:
             raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
 
     def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
-        lipschitz = self.lipschitz or 1 / train.local.rate(clients.round)
+        lipschitz = self.lipschitz or 1 / max(train.local.rate(clients.round), 1e-30)
         gradients = lipschitz * updates.double()
         density, slope = train.risk.density(seen, train.dual).to(gradients), train.risk.slope(seen, train.dual).to(gradients)
         curvature = slope * gradients.square().sum(1) + lipschitz * density

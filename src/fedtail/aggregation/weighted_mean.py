@@ -24,7 +24,7 @@ class WeightedMean:
     update_bound: float = 1024.0
 
     def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
-        weight = (seen.mass * train.risk.density(seen, train.dual)).to(updates)[:, None]
+        weight = (seen.mass * train.risk.density(seen, train.dual)).to(updates.device)[:, None]      # float64, as its bound
         return torch.cat([weight, weight * updates], 1)
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:

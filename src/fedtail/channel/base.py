@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedtail.clients import Broadcast
-from fedtail.questions import Encoding, Joint
+from fedtail.clients import Broadcast, ClientMemory, RoundView
+from fedtail.questions import Encoding, Question, arranged, single_questions
 from fedtail.sampling import Cohort
 
 
@@ -26,16 +26,32 @@ class Encoder(Encoding, Protocol):
 class Fleet(Protocol):
     """Who computes: a shard of clients returns one partial sum for each question."""
 
-    population: Any                     # who exists: at least `key`, `mass` and a length, for the sampler
+    population: Any                     # who exists: at least `key`, `mass`, `group` and a length
     forgets: bool                       # clients may lose what they remember between rounds
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None: ...
-
-    def collect(self, questions: tuple[Any, ...], encoding: Encoder) -> list[tuple[Tensor, Tensor]]:
-        """For each question the encoded sum (or the rows, where it gathers) and the bound it was encoded with."""
+    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+        """A round begins; in round 0 nobody remembers anything."""
         ...
 
-    def close(self) -> None: ...
+    def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
+        """For each question the encoded sum, or the encoded rows where it gathers."""
+        ...
+
+    def close(self, finished: bool) -> None:
+        """The round is over; what clients remember takes effect if it was held to its end."""
+        ...
+
+    def view(self) -> RoundView | None:
+        """What only a simulator can see of the last round; None elsewhere."""
+        ...
+
+    def memory(self) -> ClientMemory:
+        """What clients keep between rounds, as far as it can be seen here."""
+        ...
+
+    def recall(self, memory: ClientMemory) -> None:
+        """Give clients back what they kept."""
+        ...
 
 
 class Channel:
@@ -55,16 +71,19 @@ class Channel:
         fleet.open(cohort, broadcast)
 
         def ask(question: Any) -> Any:
-            questions = question.questions if isinstance(question, Joint) else (question,)
+            questions = tuple(single_questions(question))
             for one in questions:
                 self.refuse_rows(one.gather, type(getattr(one, "aggregate", one)).__name__)
-            sums = [encoding.decode(total, bound) for total, bound in fleet.collect(questions, encoding)]
-            return tuple(sums) if isinstance(question, Joint) else sums[0]
+            totals = zip(questions, fleet.collect(questions, encoding), strict=True)
+            return arranged(question, iter([
+                encoding.decode(total, one.bound(total.shape[-1], encoding.clients, encoding.mass)) for one, total in totals]))
 
+        finished = False
         try:
             yield ask
+            finished = True
         finally:
-            fleet.close()
+            fleet.close(finished)
 
     def refuse_rows(self, gathers: bool, name: str) -> None:
         """Refuse, by name, what needs single rows where only sums cross."""

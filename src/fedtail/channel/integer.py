@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder
+
+FEWEST_BITS = 12      # of a row, below which rounding is coarser than a part in four thousand
 
 
 @dataclass(frozen=True)
@@ -28,29 +29,43 @@ class IntegerChannel(Channel):
             raise ValueError(f"modulus_bits must be in 8..62, got {self.modulus_bits}. Sums are held in 64-bit integers.")
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        return FixedPoint(clients, mass, self.modulus_bits)
+        code = FixedPoint(clients, mass, self.modulus_bits)
+        if code.row_bits < FEWEST_BITS:
+            needed = self.modulus_bits + FEWEST_BITS - code.row_bits
+            raise ValueError(f"modulus_bits={self.modulus_bits} leaves {max(code.row_bits, 0)} bits for a row when {clients} are "
+                             f"added; {FEWEST_BITS} are needed to be of use. Write modulus_bits={needed} or more (at most 62).")
+        return code
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """round(row * scale) mod M, scale the largest power of two with which `clients` rows within the bound cannot wrap."""
+    """round(row * scale) mod M, scale a power of two with which `clients` rows within the bound cannot wrap.
+
+    In integers: a row holds at most 2^row_bits <= (M/2 - 1) / clients, so that the sum stays below M/2 on either side.
+    """
 
     clients: int
     mass: float
     modulus_bits: int
 
+    @property
+    def row_bits(self) -> int:
+        return (((1 << (self.modulus_bits - 1)) - 1) // max(self.clients, 1)).bit_length() - 1
+
     def scale(self, bound: Tensor) -> Tensor:
-        room = 2.0 ** (self.modulus_bits - 1) / max(self.clients, 1) - 1
-        return torch.exp2(torch.floor(torch.log2(room / bound.double())))
+        mantissa, exponent = torch.frexp(bound.double())                       # bound = mantissa * 2^exponent, in [1/2, 1)
+        smallest = exponent - (mantissa == 0.5).to(exponent.dtype)             # bound <= 2^smallest
+        return torch.ldexp(torch.ones_like(mantissa), self.row_bits - smallest)
 
     def encode(self, rows: Tensor, bound: Tensor) -> Tensor:
-        over = rows.double().abs() > bound.to(rows.device)
+        bound = bound.to(rows.device)
+        over = rows.double().abs() > bound
         if bool(over.any()):
             entry = int(over.nonzero()[0, 1])
-            value, limit = float(rows.double().abs().max()), float(bound.expand(rows.shape[1])[entry])
-            raise ValueError(f"a row holds {value:g} at entry {entry}, beyond its bound {limit:g}: its sum could wrap modulo "
+            limit = float(bound.expand(rows.shape[1])[entry])
+            raise ValueError(f"a row is beyond its bound {limit:g} at entry {entry}: its sum could wrap modulo "
                              f"2^{self.modulus_bits}. Raise the part's update_bound or loss_bound, or lower the learning rate.")
-        return (rows.double() * self.scale(bound).to(rows.device)).round().long() % (1 << self.modulus_bits)
+        return (rows.double() * self.scale(bound)).round().long() % (1 << self.modulus_bits)
 
     def sum(self, rows: Tensor) -> Tensor:
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right
@@ -62,4 +77,4 @@ class FixedPoint:
 
     def resolution(self, bound: float) -> float:
         """The smallest difference in a sum that survives the encoding."""
-        return math.ldexp(1.0, -int(torch.log2(self.scale(torch.tensor([bound])))[0]))
+        return 1 / float(self.scale(torch.tensor([bound])))

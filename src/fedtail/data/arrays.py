@@ -81,7 +81,11 @@ def join_clients(parts: list[Any], name: str) -> Any:
     if all(isinstance(part, Tensor) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
         return torch.cat(parts)
     arrays = [np.asarray(as_array(part, name)) for part in parts]
-    if len({array.shape[1:] for array in arrays}) > 1:
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
+        if all(isinstance(part, (Tensor, np.ndarray)) for part in parts):
+            raise ValueError(f"clients give {name} with examples of different shapes, {sorted(shapes)}. Give all the same shape; "
+                             "sequences of different lengths come as lists.")
         return [row for array in arrays for row in array]
     kind = common_dtype(arrays)
     return np.concatenate([array.astype(kind, copy=False) for array in arrays])

@@ -76,7 +76,10 @@ def _files(folder: str | Path) -> list[Path]:
 
 def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Every user of one file with its lists, checked against `num_samples`."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as reason:
+        raise ValueError(f"{path.name} is not a JSON file: {reason}. Is it whole?") from reason
     missing = [key for key in ("users", "num_samples", "user_data") if key not in content]
     if missing:
         raise ValueError(f"{path.name} lacks {', '.join(missing)}, so it is not a LEAF file. Keep other json files out "
@@ -98,13 +101,21 @@ def _numbers(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> t
     if encode is not None:
         x, y = encode(x, y)
     for name, values in (("x", x), ("y", y)):
-        if _holds_text(values):
+        if any(_holds_text(part) for part in (values.values() if isinstance(values, dict) else [values])):
             raise TypeError(f"{where}: {name} is text, numbers are needed. Write encode=encode_characters for LEAF's "
                             "Shakespeare, or encode=f with your own f(x, y) -> (x, y).")
-    return _arrays(x, f"{where}: x"), _arrays(y, f"{where}: y")
+    return _arrays(x, f"{where}: x"), _whole(_arrays(y, f"{where}: y"))
+
+
+def _whole(values: Any) -> Any:
+    """Labels written as 0.0 and 1.0 are classes."""
+    whole = isinstance(values, np.ndarray) and values.dtype.kind == "f" and bool((values == np.rint(values)).all())
+    return values.astype(np.int64) if whole else values
 
 
 def _arrays(values: Any, name: str) -> Any:
+    if isinstance(values, dict):
+        return {key: _arrays(part, f"{name}[{key!r}]") for key, part in values.items()}
     return [as_array(row, name) for row in values] if is_ragged(values) else as_array(values, name)
 
 

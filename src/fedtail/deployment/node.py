@@ -49,15 +49,18 @@ class Open:
 
 @dataclass(frozen=True)
 class Ask:
-    """Questions, and the code for their answers."""
+    """Questions about the round that is open, and the code for their answers."""
 
+    round: int
     questions: tuple[Any, ...]
     encoding: Any
 
 
 @dataclass(frozen=True)
 class Close:
-    """The round is over."""
+    """The round is over, held to its end or not."""
+
+    finished: bool
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,10 @@ class Node:
     `parts` are classes beside fedtail's own that questions may hold, a user's risk for example.
     """
 
-    def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype = torch.float32):
+    def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None):
+        task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype)
+        self.round = -1                                 # no round is open
         self.types = named((*PARTS, *parts))
 
     def handle(self, message: bytes) -> bytes:
@@ -92,13 +97,17 @@ class Node:
         except Exception as reason:
             return pack(Failure(f"{type(reason).__name__}: {reason}"))
 
-    def _reply(self, message: Any) -> tuple[tuple[Tensor, Tensor], ...]:
+    def _reply(self, message: Any) -> tuple[Tensor, ...]:
         if isinstance(message, Open):
             self.fleet.open(message.cohort, message.broadcast)
+            self.round = message.broadcast.round
         elif isinstance(message, Ask):
+            if message.round != self.round:
+                raise ValueError(f"round {message.round} is asked about, but round {self.round} is open (-1: none).")
             return tuple(self.fleet.collect(message.questions, message.encoding))
         elif isinstance(message, Close):
-            self.fleet.close()
+            self.fleet.close(message.finished)
+            self.round = -1
         else:
             raise TypeError(f"a node cannot be sent a {type(message).__name__}.")
         return ()

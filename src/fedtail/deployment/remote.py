@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast
+from fedtail.clients import Broadcast, ClientMemory
 from fedtail.deployment.node import PARTS, Ask, Close, Failure, Open
+from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.wire import named, pack, unpack
 
@@ -26,6 +27,7 @@ class Roster:
     mass: Tensor                # (clients,) float64
     node: Tensor                # (clients,) int64, ascending: which node holds the client
     place: Tensor               # (clients,) int64: where in that node's population
+    group: Tensor | None = None  # (clients,) int64
 
     def __len__(self) -> int:
         return len(self.key)
@@ -38,28 +40,35 @@ class RemoteFleet:
         self.exchange, self.population, self.forgets = exchange, roster, forgets
         self.types = named(PARTS)
         self.nodes: list[int] = []
+        self.round = -1
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        home = self.population.node[cohort.ids]
+        home, self.round = self.population.node[cohort.ids], broadcast.round
         self.nodes = home.unique().tolist()
         messages = {}
         for node in self.nodes:
             here = home == node
-            drawn = Cohort(self.population.place[cohort.ids[here]], cohort.importance[here], cohort.mass_bound)
+            drawn = Cohort(self.population.place[cohort.ids[here]], cohort.key[here], cohort.importance[here], cohort.mass_bound)
             messages[node] = pack(Open(drawn, broadcast))
         self._send(messages)
 
-    def collect(self, questions: tuple[Any, ...], encoding: Encoder) -> list[tuple[Tensor, Tensor]]:
-        replies = self._send(dict.fromkeys(self.nodes, pack(Ask(questions, encoding))))
-        answers = []
-        for k, question in enumerate(questions):
-            parts, bound = [reply[k][0] for reply in replies], replies[0][k][1]
-            total = torch.cat(parts) if question.gather else encoding.sum(torch.stack(parts))
-            answers.append((total, bound))
-        return answers
+    def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
+        replies = self._send(dict.fromkeys(self.nodes, pack(Ask(self.round, questions, encoding))))
+        return [torch.cat(parts) if question.gather else encoding.sum(torch.stack(parts))
+                for question, parts in zip(questions, zip(*replies, strict=True), strict=True)]
 
-    def close(self) -> None:
-        self._send(dict.fromkeys(self.nodes, pack(Close())))
+    def close(self, finished: bool) -> None:
+        self._send(dict.fromkeys(self.nodes, pack(Close(finished))))
+
+    def view(self) -> None:
+        """Nothing that only a simulator could see."""
+
+    def memory(self) -> ClientMemory:
+        """Nodes keep their own; none of it is seen here."""
+        return ClientMemory(self.population.key, {})
+
+    def recall(self, memory: ClientMemory) -> None:
+        """Nodes remember by themselves."""
 
     def _send(self, messages: Mapping[int, bytes]) -> list[Any]:
         """Replies in the order of the nodes."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, Clients, Memory, Shard
+from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, RoundView, Shard
 from fedtail.data.population import Population
 from fedtail.engine.kernels import Kernel, kernel_for
-from fedtail.questions import Train, answer
+from fedtail.questions import Question, Train, answer
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
@@ -23,61 +22,61 @@ EXAMPLE_ENTRIES = 2**24  # numbers held in a padded batch at once
 SMALL = 50_000           # parameters below which one thread is faster than two
 
 
-@dataclass(frozen=True)
-class RoundView:
-    """The experimenter's view of a round; a deployed server knows none of it."""
-
-    cohort: int             # clients drawn
-    counted: int            # clients that trained and counted (of a family, under its last model)
-    failed: int             # clients left out because a loss or an update was not finite
-
-
 class LocalFleet:
     """Answers questions for a population held here; a cohort is asked in chunks, each returns one partial sum.
 
-    `memory` is what clients keep between rounds. `chunk` bounds the clients asked at once; by default the kernel decides.
+    Clients keep what they remember from round to round. `chunk` bounds the clients asked at once; by default the kernel
+    decides, and by default it computes in the module's precision.
     """
 
     forgets = False
 
-    def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
-                 chunk: int | None = None, kernel: Kernel | None = None):
+    def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
+                 dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | None = None):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
-        self.population, self.device, self.dtype, self.chunk = population, torch.device(device), dtype, chunk
-        self.kernel = kernel or kernel_for(task, self.device, dtype)
-        self.memory: Memory = {}
-        self.shard: Shard | None = None
+        self.population, self.device, self.chunk = population, torch.device(device), chunk
+        self.dtype = dtype or task.params().dtype
+        self.kernel = kernel or kernel_for(task, self.device, self.dtype)
+        self._kept: Memory = {}
+        self._shard: Shard | None = None
         self._ids = torch.zeros(0, dtype=torch.int64)
+        self._view = RoundView(0, 0, 0)
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Draw the cohort's clients and tell them the broadcast."""
+        if broadcast.round == 0:
+            self._kept = {}
         self._ids = cohort.ids
-        self.shard = Shard(self.population.select(cohort.ids), cohort.importance, broadcast, self.kernel,
-                           broadcast.params.to(self.device, self.dtype), {k: v[cohort.ids] for k, v in self.memory.items()})
+        clients = replace(self.population.select(cohort.ids), key=cohort.key)
+        self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params.to(self.device, self.dtype),
+                            {name: values[cohort.ids] for name, values in self._kept.items()})
 
-    def collect(self, questions: tuple[Any, ...], encoding: Encoder) -> list[tuple[Tensor, Tensor]]:
-        with kernel_context(self.kernel):
+    def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
+        with kernel_context(self.kernel, self.device):
             return [self._sum(question, encoding) for question in questions]
 
-    def close(self) -> None:
-        """End the round: what clients remembered takes effect now."""
-        if self.shard is None:
+    def close(self, finished: bool) -> None:
+        if self._shard is None:
             return
-        for name, values in self.shard.remembered.items():
-            if name not in self.memory:
-                self.memory[name] = values.new_full((len(self.population), *values.shape[1:]), float("nan"))
-            self.memory[name][self._ids] = values
-        self.shard.remembered.clear()
+        for name, values in self._shard.remembered.items() if finished else ():
+            if name not in self._kept:
+                self._kept[name] = values.new_full((len(self.population), *values.shape[1:]), float("nan"))
+            self._kept[name] = self._kept[name].index_copy(0, self._ids, values)
+        failed = self._shard.failed
+        self._view = RoundView(len(self._ids), int((self._shard.counted & ~failed).sum()), int(failed.sum()))
+        self._shard = None
 
     def view(self) -> RoundView:
-        """What only a simulator can see of the last round."""
-        if self.shard is None:
-            return RoundView(0, 0, 0)
-        return RoundView(len(self._ids), int(self.shard.counted.sum()), int(self.shard.failed.sum()))
+        return self._view
 
-    def _sum(self, question: Any, encoding: Encoder) -> tuple[Tensor, Tensor]:
-        parts = []
+    def memory(self) -> ClientMemory:
+        return ClientMemory(self.population.key, dict(self._kept))
+
+    def recall(self, memory: ClientMemory) -> None:
+        self._kept = memory.of(self.population.key)
+
+    def _sum(self, question: Question, encoding: Encoder) -> Tensor:
+        parts: list[Tensor] = []
         for clients in self._chunks(question):
             rows = answer(question, clients, encoding)
             if question.gather:
@@ -85,21 +84,20 @@ class LocalFleet:
             else:
                 partial = encoding.sum(rows).cpu()
                 parts = [encoding.sum(torch.stack([*parts, partial]))]
-        total = torch.cat(parts) if question.gather else parts[0]
-        return total, question.bound(total.shape[-1], encoding.clients, encoding.mass)
+        return torch.cat(parts) if question.gather else parts[0]
 
-    def _chunks(self, question: Any) -> Iterator[Clients]:
+    def _chunks(self, question: Question) -> Iterator[Clients]:
         """The cohort in pieces small enough for memory and cache."""
         shard = self._opened()
         count, size = len(shard.population), self.chunk or self._chunk_size(question, shard)
         return (shard.clients(low, min(low + size, count)) for low in range(0, count, size))
 
     def _opened(self) -> Shard:
-        if self.shard is None:
+        if self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
-        return self.shard
+        return self._shard
 
-    def _chunk_size(self, question: Any, shard: Shard) -> int:
+    def _chunk_size(self, question: Question, shard: Shard) -> int:
         if not isinstance(question, Train):
             return ROW_ENTRIES // 4096
         targets, inputs = shard.population.targets, shard.population.inputs
@@ -109,7 +107,7 @@ class LocalFleet:
 
 
 @contextmanager
-def kernel_context(kernel: Kernel) -> Iterator[None]:
+def kernel_context(kernel: Kernel, device: torch.device) -> Iterator[None]:
     """Run a kernel without a trace: torch's random state and number of threads are given back.
 
     Dropout reseeds torch's generator for every client. A second thread makes small work slower, and far slower when
@@ -119,7 +117,7 @@ def kernel_context(kernel: Kernel) -> Iterator[None]:
     if kernel.dim < SMALL:
         torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(enabled=kernel.stack == 1):
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=kernel.stack == 1):
             yield
     finally:
         torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedtail.losses import cross_entropy, logistic, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.task import PerExample, Task, call, has_running_statistics, trainable
+from fedtail.task import PerExample, Task, call, trainable, training_copy
 from fedtail.types import Examples
 
 
@@ -44,7 +44,10 @@ class Kernel(Protocol):
         ...
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of the weighted loss sums: params (clients, dim), the rest (clients, batch, ...)."""
+        """Gradients (clients, dim) of the weighted loss sums: params (clients, dim), the rest (clients, batch, ...).
+
+        Not finite where the loss is not, so that such a client is left out.
+        """
         ...
 
     def reseed(self, bits: int) -> None:
@@ -69,10 +72,7 @@ class ModuleKernel:
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
         self.task, self.device = task, device
-        self.training = copy.deepcopy(task.module).to(device=device, dtype=dtype).train()
-        for module in self.training.modules():
-            if has_running_statistics(module):
-                module.eval()
+        self.training = training_copy(task.module).to(device=device, dtype=dtype)
         self.evaluating = copy.deepcopy(self.training).eval()
         self.trained, self.evaluated = (trainable(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
@@ -91,7 +91,7 @@ class ModuleKernel:
             with torch.enable_grad():
                 loss = (self.task.loss(call(self.training, own), targets[k]) * weight[k]).sum()
                 parts = torch.autograd.grad(loss, self.trained, materialize_grads=True)
-            rows.append(torch.cat([part.reshape(-1) for part in parts]))
+            rows.append(torch.cat([part.reshape(-1) for part in parts]) + 0 * loss.detach())      # NaN unless the loss is finite
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def reseed(self, bits: int) -> None:
@@ -166,4 +166,5 @@ def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
-    return 2 * (scores - targets.reshape(scores.shape).to(scores.dtype))
+    gap = scores - targets.reshape(scores.shape).to(scores.dtype)
+    return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out

@@ -12,6 +12,7 @@ from fedtail.data.population import Population
 from fedtail.engine.kernels import Kernel, kernel_for
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.tables import table
+from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
 
@@ -53,7 +54,7 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     task.check(population)
     params = task.params().to(device, dtype)
     kernel = kernel_for(task, params.device, params.dtype)
-    return evaluation_of(task, client_values(kernel, params, population, task.all_metrics), population.mass if weighted else None)
+    return evaluation_of(task, client_values(kernel, params, population, task.all_metrics), population, weighted)
 
 
 def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
@@ -74,16 +75,15 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
         outputs = torch.cat([o for o, _ in parts]).split(population.size.tolist())
         targets = torch.cat([t for _, t in parts]).split(population.size.tolist())
         for metric in whole:
-            numbers = [float(metric.function(o, t)) for o, t in zip(outputs, targets, strict=True)]
-            values[metric.name] = torch.tensor(numbers, dtype=torch.float64)
+            numbers = [torch.as_tensor(metric.function(o, t), dtype=torch.float64) for o, t in zip(outputs, targets, strict=True)]
+            if any(number.numel() != 1 for number in numbers):
+                raise ValueError(f"{metric.name} must return one number for a client, got shape {tuple(numbers[0].shape)}.")
+            values[metric.name] = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
     return {m.name: values[m.name] for m in metrics}
 
 
-def evaluation_of(task: Task, values: dict[str, Tensor], mass: Tensor | None) -> Evaluation:
-    better = {m.name: m.better for m in task.all_metrics}
-    return Evaluation({name: Distribution(v, mass, better[name], rates=name == "error" and _are_rates(v))
-                       for name, v in values.items()})
-
-
-def _are_rates(values: Tensor) -> bool:
-    return bool((values >= 0).all() & (values <= 1).all())
+def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
+    mass = population.mass if weighted else None
+    classes = task.error is default_error and not population.targets.is_floating_point()
+    rates = {"error": classes or task.error is misclassification}
+    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates.get(m.name, False)) for m in task.all_metrics})

@@ -65,7 +65,6 @@ class FamilyEvaluation:
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
     """Every client picks by the first part of its examples; all models, and its pick, are judged on the second."""
-    trained.task.check(population)
     models = results(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
@@ -84,6 +83,7 @@ def _least(errors: Tensor) -> Tensor:
 
 
 def _errors(task: Task, population: Population) -> Tensor:
+    task.check(population)
     dtype = task.params().dtype
     kernel = kernel_for(task, torch.device("cpu"), dtype)
     return client_values(kernel, task.params(), population, task.all_metrics[1:2])["error"]

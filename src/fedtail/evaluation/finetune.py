@@ -41,9 +41,10 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
     before = client_values(kernel, params, held, task.all_metrics)
     after: dict[str, list[Tensor]] = {name: [] for name in before}
-    with kernel_context(kernel):
+    with kernel_context(kernel, params.device):
         for k in range(len(own)):      # every client has a model of its own: nothing to share between them
             tuned = params + local.updates(shard.clients(k, k + 1))[0]
             for name, value in client_values(kernel, tuned, held.select([k]), task.all_metrics).items():
                 after[name].append(value)
-    return FineTuned(evaluation_of(task, before, None), evaluation_of(task, {n: torch.cat(v) for n, v in after.items()}, None))
+    tuned_values = {name: torch.cat(values) for name, values in after.items()}
+    return FineTuned(evaluation_of(task, before, held), evaluation_of(task, tuned_values, held))

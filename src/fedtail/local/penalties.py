@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,8 +30,8 @@ class Proximal:
     strength: float
 
     def __post_init__(self) -> None:
-        if not self.strength >= 0:
-            raise ValueError(f"strength (mu) must be at least 0, got {self.strength:g}. 0 is FedAvg.")
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(f"strength (mu) must be at least 0 and finite, got {self.strength:g}. 0 is FedAvg.")
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
         return gradients + self.strength * (params - anchor)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -39,11 +41,15 @@ class LocalSGD:
             raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
         for name in ("batch_size", "epochs", "local_steps"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and (not isinstance(value, Integral) or value < 1):
                 hint = " None is the full gradient." if name == "batch_size" else ""
-                raise ValueError(f"{name} must be at least 1, got {value}.{hint}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate (gamma) must be positive, got {self.learning_rate:g}.")
+                raise ValueError(f"{name} must be a whole number, at least 1, got {value}.{hint}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate (gamma) must be positive and finite, got {self.learning_rate:g}.")
+        for name in ("schedule", "penalty", "work"):
+            if isinstance(getattr(self, name), (int, float, str, type)):
+                raise TypeError(f"{name} must be a part, got {getattr(self, name)!r}. Write StepDecay(0.5, every=100), "
+                                "Proximal(0.1) or Stragglers(0.5), say.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}.")
         if not 0 <= self.learning_rate * self.weight_decay < 1:
@@ -101,6 +107,8 @@ class LocalSGD:
                 shuffled = self._shuffled(clients, shuffled, step, epoch, turn)
                 place = turn[:, None] * self.batch_size + column
             weight = (place < some).double()
+            fullest = int(weight.sum(1).max())                 # the last batch of an epoch may be smaller
+            place, weight = place[:, :fullest], weight[:, :fullest]
             within = place.minimum(some - 1)
             if self.batch_size is not None:
                 within = shuffled[:active].gather(1, within)

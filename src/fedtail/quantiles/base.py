@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ def boundary(low: float, high: float, above: float, inside: float, tail_mass: fl
     share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
     share = share if share > ROUNDING else 0.0                # nobody trains for a rounding error
     return torch.tensor([low, high, share, tail_mass], dtype=torch.float64)
+
+
+def check_quantile(quantile: Any) -> None:
+    if isinstance(quantile, type) or not isinstance(quantile, Quantile):
+        raise TypeError(f"quantile must be a part, got {quantile!r}. Write ExactQuantile(), ExactQuantile(bits=12) or "
+                        "MajoriseMinimise().")
 
 
 def nobody() -> Tensor:

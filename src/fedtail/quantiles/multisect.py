@@ -9,7 +9,8 @@ import torch
 
 from fedtail.questions import Conversation, Part, Statistic
 
-POINTS = 34      # a question shrinks the bracket 33 times
+POINTS = 34              # a question shrinks the bracket 33 times
+MOST_QUESTIONS = 32      # enough from the whole range of float32 to any resolution; five or six are usual
 
 
 class Bracket(NamedTuple):
@@ -31,14 +32,14 @@ def multisect(part: Part, low: float, high: float, target: float, resolution: fl
     """Narrow [low, high] around the crossing to `resolution`; row j of the part's statistic is its value at trial j.
 
     The sum must not increase with the trial. Within the bracket the caller interpolates in closed form, which is exact but
-    for clients whose own kink lies inside it. Asks at least once, and stops where float64 does.
+    for clients whose own kink lies inside it. Asks once at least and MOST_QUESTIONS times at most, as float64 allows.
     """
-    finest = max(resolution, 4 * math.ulp(max(abs(low), abs(high))))
-    while True:
+    for _ in range(MOST_QUESTIONS):
         trial = torch.linspace(low, high, POINTS, dtype=torch.float64)
         sums = yield Statistic(part, trial)
         place = max(int((sums >= target).sum()) - 1, 0)
         after = min(place + 1, POINTS - 1)
         low, high = float(trial[place]), float(trial[after])
-        if high - low <= finest:
-            return Bracket(low, high, float(sums[place]), float(sums[after]))
+        if high - low <= max(resolution, 4 * math.ulp(max(abs(low), abs(high)))):
+            break
+    return Bracket(low, high, float(sums[place]), float(sums[after]))

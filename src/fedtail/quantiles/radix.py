@@ -19,6 +19,7 @@ from fedtail.quantiles.base import ROUNDING, boundary, nobody
 from fedtail.questions import Conversation, Statistic
 
 BITS = 32
+LARGEST = float(np.finfo(np.float32).max)
 COARSE = 12      # sign, exponent and three bits of the mantissa: a value to one part in eight
 
 
@@ -57,18 +58,20 @@ class ExactQuantile:
             raise ValueError(f"bits must be in 1..32, got {self.bits}. Losses are float32: 32 is exact, 12 is one question.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
-        total, above, inside, prefix = None, 0.0, 0.0, 0
-        for shift, width in _digits(self.bits):
-            mass = yield Statistic(Digit(shift, width), torch.tensor(prefix))
-            total = float(mass.sum()) if total is None else total
-            if total <= 0:
-                return nobody()
+        total, above, inside, prefix, shift = 0.0, 0.0, 0.0, 0, BITS
+        for lower, width in _digits(self.bits):
+            mass = yield Statistic(Digit(lower, width), torch.tensor(prefix))
+            if not bool((mass > 0).any()):
+                break                                     # nobody has a loss; or those at the boundary have gone since
+            total, shift = total or float(mass.sum()), lower
             from_top = mass.flip(0).cumsum(0).flip(0)
             digit = _boundary_digit(mass, from_top, (tail_fraction + ROUNDING) * total - above)
             above += float(from_top[digit] - mass[digit])
             inside, prefix = float(mass[digit]), (prefix << width) | digit
+        if not total:
+            return nobody()
         low, high = from_ordered_bits(prefix << shift), from_ordered_bits((prefix + 1) << shift)
-        return boundary(low, high, above, inside, tail_fraction * total)  # type: ignore[operator]
+        return boundary(low, high, above, inside, tail_fraction * total)
 
 
 def extreme_loss(largest: bool = True) -> Conversation[float | None]:
@@ -98,7 +101,7 @@ def loss_range() -> Conversation[LossRange | None]:
     if len(present) == 0:
         return None
     low, high = int(present[0]) << (BITS - COARSE), (int(present[-1]) + 1) << (BITS - COARSE)
-    return LossRange(from_ordered_bits(low), from_ordered_bits(high), float(mass.sum()))
+    return LossRange(from_ordered_bits(low), min(from_ordered_bits(high), LARGEST), float(mass.sum()))
 
 
 def ordered_bits(values: Tensor) -> Tensor:

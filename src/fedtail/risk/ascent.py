@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
-from fedtail.data.population import Population
 from fedtail.quantiles import loss_range, nobody
 from fedtail.quantiles.multisect import multisect
 from fedtail.questions import Conversation, Statistic
 from fedtail.risk.base import Risk, check_positive
+from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -33,6 +33,7 @@ class Ascent(Risk):
         "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
 
     step: float = 0.1
+    loss_bound: float = 1e3      # for channels that sum integers
 
     def __post_init__(self) -> None:
         check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
@@ -52,7 +53,7 @@ class Ascent(Risk):
             return nobody()
         clients = float((yield Statistic(self, torch.zeros(0, dtype=torch.float64)))[0])
         rate = self.step * clients                               # the step in units of lambda relative to equal
-        bracket = yield from multisect(Surplus(rate), rate * ends.low, rate * ends.high, 0.0, resolution=1e-8)
+        bracket = yield from multisect(Surplus(rate, self.loss_bound), rate * ends.low, rate * ends.high, 0.0, resolution=1e-8)
         return torch.tensor([bracket.linear(0.0), rate], dtype=torch.float64)
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
@@ -72,10 +73,10 @@ class Ascent(Risk):
     def weight_bound(self, clients: int, mass: float) -> float:
         return clients
 
-    def check(self, population: Population, cohort_size: float) -> None:
-        if cohort_size < len(population):
-            raise ValueError("Ascent keeps a lambda on every client and needs everybody every round, but about "
-                             f"{cohort_size:g} of {len(population)} clients are drawn. Use sample=Everyone(), or GroupAscent.")
+    def check(self, population: Any, sample: Sampler) -> None:
+        if not sample.takes_everyone(population):
+            raise ValueError(f"Ascent keeps a lambda on every client and needs everybody every round, which {sample} does not "
+                             f"give of {len(population)} clients. Use sample=Everyone(), or GroupAscent.")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Surplus:
 
     remembers: ClassVar[bool] = True
     rate: float
+    loss_bound: float
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
         weight = _lambda(seen)[:, None]
@@ -91,7 +93,7 @@ class Surplus:
         return grown * (seen.mass > 0)[:, None]
 
     def row_bound(self, clients: int, mass: float) -> float:
-        return 1e3 * clients
+        return clients + self.rate * self.loss_bound
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class GroupAscent(Risk):
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
         mass, lifted = sums.unflatten(0, (2, self.groups))
         here = mass > 0
+        if not bool(here.any()):
+            return torch.cat([torch.zeros_like(weight), weight])
         density = torch.where(here, weight / mass.clamp(min=1e-300), 0.0)
         climbed = weight.clone()
         climbed[here] = project_to_simplex(weight[here] + self.step * lifted[here] / mass[here], float(weight[here].sum()))
@@ -138,7 +142,7 @@ class GroupAscent(Risk):
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return dual[_group(seen)]
 
-    def check(self, population: Population, cohort_size: float) -> None:
+    def check(self, population: Any, sample: Sampler) -> None:
         if population.group is None:
             raise ValueError("GroupAscent needs a group for each client: Population.from_arrays(..., group=...).")
         if int(population.group.max()) >= self.groups:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+import math
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
-from fedtail.data.population import Population
 from fedtail.questions import Conversation, converse
+from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
 T = TypeVar("T")
@@ -53,10 +54,17 @@ class Risk:
         """Client: how much of my mass counts."""
         return torch.ones_like(seen.mass)
 
+    @property
+    def has_slope(self) -> bool:
+        return type(self).slope is not Risk.slope
+
     def slope(self, seen: Seen, dual: Tensor) -> Density:
         """Derivative of the density in the loss, for aggregators that use curvature."""
-        raise TypeError(f"CurvatureMean needs the slope of the density, which {type(self).__name__} does not give. "
-                        "Use WeightedMean, or PowerFair as the risk.")
+        raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
+
+    def unused(self, dual: Tensor) -> Tensor | None:
+        """What the next round should know of a dual under which nobody counted."""
+        return dual
 
     def remember(self, seen: Seen, dual: Tensor) -> Tensor:
         """Client: what to keep for the next round, one row per client; only for risks with `remembers`."""
@@ -66,7 +74,7 @@ class Risk:
         """Largest weight of one client among so many of at most so much mass; densities are at most one."""
         return mass
 
-    def check(self, population: Population, cohort_size: float) -> None:
+    def check(self, population: Any, sample: Sampler) -> None:
         """Refuse, before training starts, what this risk cannot do."""
 
     def expected_tail(self, cohort_size: float) -> float:
@@ -81,6 +89,8 @@ def fit_locally(conversation: Conversation[T], seen: Seen) -> T:
 
 def uniform_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
     """Masses that sum to one, equal ones by default."""
+    if not losses.is_floating_point():
+        raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
     if mass is None:
         return torch.full_like(losses.detach(), 1 / len(losses))
     if mass.shape != losses.shape:
@@ -96,5 +106,5 @@ def check_tail_fraction(tail_fraction: float) -> None:
 
 
 def check_positive(name: str, value: float, hint: str) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value:g}. {hint}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value:g}. {hint}")

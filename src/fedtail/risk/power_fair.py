@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ FLOOR = 1e-10      # keeps F^(q-1) finite as F -> 0 when q < 1
 
 @dataclass(frozen=True)
 class PowerFair(Risk):
-    r"""Mean of the losses to the `power` (q) plus one, over q + 1: q-FFL [Li23, eq. (4.1)]; losses must be at least zero.
+    r"""Mean of the losses to the `power` (q) plus one, over q + 1: q-FFL [Li23, eq. (4.1)]; negative losses count as zero.
 
     Its gradient counts a client by alpha_k F_k^q: q = 0 is the mean, large q the worst client. Federated, clients count by
     (F / largest)^q, which no power can overflow; the largest loss takes four questions. With `CurvatureMean` the step has the
@@ -28,8 +29,8 @@ class PowerFair(Risk):
     power: float
 
     def __post_init__(self) -> None:
-        if not self.power >= 0:
-            raise ValueError(f"power (q) must be at least 0, got {self.power:g}. 0 is FedAvg, larger is fairer.")
+        if not 0 <= self.power < math.inf:
+            raise ValueError(f"power (q) must be at least 0 and finite, got {self.power:g}. 0 is FedAvg, larger is fairer.")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         return (uniform_mass(losses, mass) * losses.clamp(min=FLOOR) ** (self.power + 1)).sum() / (self.power + 1)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
-from fedtail.data.population import Population
 from fedtail.questions import Conversation
 from fedtail.risk.base import Risk
+from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -18,7 +19,8 @@ from fedtail.types import Density, Losses, Mass, Weights
 class Refreshed(Risk):
     """Another risk, asked for its dual every `every` rounds (T_eta of [LPMH21, Appendix C]) and used as it was in between.
 
-    A stale threshold may select nobody; such a round keeps the model.
+    As losses fall, fewer clients reach a stale threshold: the tail shrinks until the next fit. Where nobody counts, or no client
+    had a loss, the round keeps the model and the dual is fitted anew in the next.
     """
 
     risk: Risk
@@ -41,10 +43,18 @@ class Refreshed(Risk):
         return self.risk.weights(losses, mass)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        if previous is not None and previous[0] + 1 < self.every:
+        if previous is not None and previous[0] + 1 < self.every and bool(previous.isfinite().all()):
             return torch.cat([previous[:1] + 1, previous[1:]])
         dual = yield from self.risk.fit(None if previous is None else previous[1:])
         return torch.cat([torch.zeros(1, dtype=torch.float64), dual])
+
+    def unused(self, dual: Tensor) -> Tensor | None:
+        """A stale dual that counts nobody is fitted anew in the next round."""
+        return None
+
+    @property
+    def has_slope(self) -> bool:
+        return self.risk.has_slope
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return self.risk.density(seen, dual[1:])
@@ -55,8 +65,8 @@ class Refreshed(Risk):
     def weight_bound(self, clients: int, mass: float) -> float:
         return self.risk.weight_bound(clients, mass)
 
-    def check(self, population: Population, cohort_size: float) -> None:
-        self.risk.check(population, cohort_size)
+    def check(self, population: Any, sample: Sampler) -> None:
+        self.risk.check(population, sample)
 
     def expected_tail(self, cohort_size: float) -> float:
         return self.risk.expected_tail(cohort_size)

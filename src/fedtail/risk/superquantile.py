@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
-from fedtail.quantiles import ExactQuantile, Quantile
+from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation
 from fedtail.risk.base import Risk, check_tail_fraction, uniform_mass
 from fedtail.types import Density, Losses, Mass, Weights
@@ -31,6 +31,7 @@ class Superquantile(Risk):
 
     def __post_init__(self) -> None:
         check_tail_fraction(self.tail_fraction)
+        check_quantile(self.quantile)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         return (self.weights(losses, mass) * losses).sum()
@@ -59,6 +60,7 @@ class TailFilter(Risk):
 
     def __post_init__(self) -> None:
         check_tail_fraction(self.tail_fraction)
+        check_quantile(self.quantile)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         return (self.weights(losses, mass) * losses).sum()

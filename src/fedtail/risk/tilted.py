@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 from fedtail.clients import Seen
 from fedtail.quantiles import extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Risk, uniform_mass
+from fedtail.risk.base import Risk, check_positive, uniform_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
-UNDERFLOW = 700.0      # exp(-700) is about the smallest float64
+UNDERFLOW = 80.0      # exp(-80) is about the smallest float32
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,18 @@ class Tilted(Risk):
     r"""Log-mean-exp of the client losses, `tilt` (t): (1/t) log sum_k alpha_k exp(t F_k), TERM [Li23, eq. (7.2)].
 
     t -> 0 is the mean, t -> infinity the worst client, t < 0 plays down large losses. Federated, clients count by
-    exp(t (F - shift)); the shift is the largest loss, asked for first (four questions), or the public `loss_bound`, with
-    which nothing is asked and losses above it count as it.
+    exp(t (F - shift)); the shift is the largest loss (the smallest for t < 0), asked for first (four questions). With a public
+    `loss_bound`, losses lie in [0, loss_bound], nothing is asked, and losses outside count as the nearer end.
     """
 
     tilt: float
     loss_bound: float | None = None
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.tilt):
+            raise ValueError(f"tilt (t) must be finite, got {self.tilt:g}. For the worst client use Worst.")
+        if self.loss_bound is not None:
+            check_positive("loss_bound", self.loss_bound, "It is a public bound on every client's loss.")
         if self.loss_bound is not None and abs(self.tilt * self.loss_bound) > UNDERFLOW:
             raise ValueError(f"tilt * loss_bound = {self.tilt * self.loss_bound:g} underflows exp (limit {UNDERFLOW:g}). "
                              f"Lower tilt, or tighten loss_bound={self.loss_bound:g}.")
@@ -44,7 +49,7 @@ class Tilted(Risk):
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         if self.loss_bound is not None or self.tilt == 0:
-            shift: float | None = self.loss_bound or 0.0
+            shift: float | None = self.loss_bound if self.tilt > 0 else 0.0
         else:
             shift = yield from extreme_loss(largest=self.tilt > 0)
         return torch.tensor([shift or 0.0], dtype=torch.float64)
