@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedtail
-from fedtail.models import ConvNet, SoftmaxRegression
+from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression
 
 RECIPES = {
     "fedavg": fedtail.fedavg(10),
@@ -60,6 +60,12 @@ def main() -> int:
     conv = fedtail.Task(ConvNet(classes=5))
     runs = [params_of(fedtail.train(RECIPES["delta_fl"], conv, images, rounds=2, device=d, dtype=torch.float64)) for d in ("cpu", "cuda")]
     print(f"convnet  delta_fl {(runs[0] - runs[1]).abs().max().item():.1e}")
+    tokens = fedtail.Population.from_clients(
+        [({"sequence": (x[:, :6].abs() * 5).long().clamp(max=9), "lengths": torch.full((len(y),), 6)}, y) for x, y in
+         (flat.client(k) for k in range(30))])
+    recurrent = fedtail.Task(LSTMClassifier((10, 4), hidden=8, classes=5))
+    words = [params_of(fedtail.train(RECIPES["delta_fl"], recurrent, tokens, rounds=2, device=d, dtype=torch.float64)) for d in ("cpu", "cuda")]
+    print(f"lstm     delta_fl {(words[0] - words[1]).abs().max().item():.1e}")
     drop = fedtail.Task(nn.Sequential(nn.Linear(20, 16), nn.Dropout(0.3), nn.Linear(16, 5)))
     same = [params_of(fedtail.train(RECIPES["delta_fl"], drop, flat, rounds=2, device="cuda")) for _ in range(2)]
     reports = [fedtail.evaluate(mlp, flat, device=d).loss.values for d in ("cpu", "cuda")]
@@ -67,7 +73,7 @@ def main() -> int:
     print(f"evaluation {(reports[0] - reports[1]).abs().max().item():.1e}; dropout twice the same: {torch.equal(*same)}")
     print(tuned.table())
     good = (worst < 1e-5 and torch.equal(*same) and not unwanted and torch.allclose(*reports, atol=1e-5)
-            and torch.allclose(*runs, atol=1e-5))
+            and torch.allclose(*runs, atol=1e-5) and torch.allclose(*words, atol=1e-5))
     print("all agree" if good else f"DISAGREEMENT (imported beside torch and numpy: {unwanted})")
     return 0 if good else 1
 

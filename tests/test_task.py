@@ -585,3 +585,29 @@ def test_torchs_random_state_is_given_back_when_training_stops_with_an_error():
         train(ROUND, task, clients_of(), rounds=5)
     assert torch.equal(state, torch.random.get_rng_state())
     assert torch.get_num_threads() == threads
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the output layer, an LSTM in between, and a parameter that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.lstm, self.out = nn.Embedding(7, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 7, bias=False)
+        self.out.weight = self.table.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, tokens):
+        return self.out(self.lstm(self.table(tokens))[0][:, -1])
+
+
+def test_tied_recurrent_and_unused_parameters_have_the_gradients_of_autograd():
+    torch.manual_seed(0)
+    task, tokens, targets = Task(Tied()), torch.randint(0, 7, (2, 5, 3)), torch.randint(0, 7, (2, 5))
+    kernel = ModuleKernel(task, CPU, torch.float64)
+    params = torch.randn(2, kernel.dim, dtype=torch.float64)
+    rows = kernel.gradients(params, tokens, targets, torch.full((2, 5), 0.2, dtype=torch.float64))
+    for k in range(2):
+        module = Task(Tied()).with_params(params[k])
+        loss = nn.functional.cross_entropy(module(tokens[k]), targets[k])
+        wanted = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
+        torch.testing.assert_close(rows[k], torch.cat([g.reshape(-1) for g in wanted]), rtol=1e-9, atol=1e-12)

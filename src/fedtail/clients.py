@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.data.population import Population, rows_of
 from fedtail.draws import hashed
-from fedtail.task import cast
+from fedtail.modules import cast
 from fedtail.types import Examples, Losses, Mass
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from fedtail.losses import (
     squared_error,
 )
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.modules import cast, refuse_shared_statistics, trainable, tried
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 OWN_LOSS: dict[type, tuple[PerExample, PerExample]] = {      # modules that say by their name what they minimise
@@ -75,7 +76,7 @@ class Task:
         object.__setattr__(self, "error", error if self.error is default_error else self.error)
         for name, module in self.module.named_modules():
             kind = type(module).__name__
-            _refuse_shared_statistics(f"{name} ({kind})" if name else kind, module, self.buffers)
+            refuse_shared_statistics(f"{name} ({kind})" if name else kind, module, self.buffers)
         if not any(p.requires_grad for p in self.module.parameters()):
             raise ValueError(f"{type(self.module).__name__} has no trainable parameters.")
         names = ["loss", "error", *(m.name for m in self.metrics)]
@@ -104,7 +105,7 @@ class Task:
         few = _telling_rows(population)
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         inputs, targets = cast(rows_of(population.inputs, few), dtype), population.targets[few]
-        outputs = _tried(self.module, inputs)
+        outputs = tried(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
@@ -129,43 +130,6 @@ class Task:
                              f"{most}). Relabel the classes from 0, or {fix}.")
 
 
-def call(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-    """A module's outputs for a tensor, or for tensors by name (passed as keywords)."""
-    return module(**inputs) if isinstance(inputs, dict) else module(inputs)
-
-
-def cast(inputs: Tensor | dict[str, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-    """Floating-point inputs in the model's precision; tokens and other integers as they are."""
-    if isinstance(inputs, dict):
-        return {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-
-def has_running_statistics(module: nn.Module) -> bool:
-    return getattr(module, "running_mean", None) is not None
-
-
-def training_copy(module: nn.Module) -> nn.Module:
-    """A copy in training mode, its running statistics left as they are."""
-    module = copy.deepcopy(module).train()
-    for part in module.modules():
-        if has_running_statistics(part):
-            part.eval()
-    return module
-
-
-def trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [p for p in module.parameters() if p.requires_grad]
-
-
-def _refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None:
-    if has_running_statistics(module) and buffers != "frozen":
-        raise ValueError(f"{name} keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'.")
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not has_running_statistics(module):
-        raise ValueError(f"{name} normalises by the batch it is given, so a client's loss would depend on who else is asked: "
-                         "use GroupNorm.")
-
-
 def _telling_rows(population: Population) -> Tensor:
     """Two examples of the first client, and those with the smallest and largest target and token."""
     rows = population.examples()[1]
@@ -176,37 +140,6 @@ def _telling_rows(population: Population) -> Tensor:
         lowest = flat.where(flat != IGNORED, flat.max()).amin(1).argmin()
         picked += [rows[lowest, None], rows[flat.amax(1).argmax(), None]]
     return torch.cat(picked)
-
-
-def _tried(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-    """The outputs for a few examples; refused where the module fails, or changes its buffers when it trains."""
-    name, parts = type(module).__name__, inputs if isinstance(inputs, dict) else {"x": inputs}
-    shapes = {k: tuple(v.shape[1:]) for k, v in parts.items()} if isinstance(inputs, dict) else tuple(inputs.shape[1:])
-    learning = training_copy(module).cpu()
-    before = [b.clone() for b in learning.buffers()]
-    try:
-        with torch.no_grad(), torch.random.fork_rng([]):
-            outputs = call(copy.deepcopy(module).cpu().eval(), inputs)
-            for parameter in trainable(learning):      # as a step of training would, so that what follows it shows
-                parameter.add_(torch.linspace(0.5, 1.0, parameter.numel()).reshape(parameter.shape))
-            call(learning, inputs)
-    except Exception as reason:
-        raise ValueError(f"{name} cannot take examples of shape {shapes}{_hint(str(reason), parts)}: {reason}") from reason
-    if not isinstance(outputs, Tensor):
-        raise ValueError(f"{name} must return one tensor, got {type(outputs).__name__}. Wrap it in a module that picks one.")
-    if any(not torch.equal(old, new) for old, new in zip(before, learning.buffers(), strict=True)):
-        raise ValueError(f"{name} changes its buffers when it trains, so that clients would change each other's. "
-                         "Take that part out of the module.")
-    return outputs
-
-
-def _hint(reason: str, parts: dict[str, Tensor]) -> str:
-    whole = [name for name, values in parts.items() if not values.is_floating_point()]
-    if "lengths" in reason:
-        return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"
-    if "dtype" in reason and whole:
-        return f" ({', '.join(whole)} holds integers: write pixels as x.astype('float32') / 255, say)"
-    return ""
 
 
 def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None:

@@ -16,7 +16,8 @@ from fedtail.channel.base import Fleet
 from fedtail.clients import ClientMemory, RoundView
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
-from fedtail.task import Task, trainable
+from fedtail.modules import trainable
+from fedtail.task import Task
 
 Method = FederatedAlgorithm | Family
 Start = Any      # nn.Module | Mapping[str, Tensor] | State | tuple[State, ...] | Trained | None

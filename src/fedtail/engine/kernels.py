@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedtail.losses import cross_entropy, logistic, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.task import PerExample, Task, call, trainable, training_copy
+from fedtail.modules import call, trainable, training_copy
+from fedtail.task import PerExample, Task
 from fedtail.types import Examples
 
 
