@@ -262,6 +262,15 @@ def test_an_empty_cohort_keeps_the_model():
     assert trained.state.round == 3
 
 
+def test_a_round_in_which_nobody_was_asked_repeats_no_count():
+    views = []
+    rare = replace(ALGORITHMS["fedavg"], sample=fedtail.Poisson(0.05))
+    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort, p.view.counted)))
+    drawn = [len(rare.sample(POPULATION, 0, t).ids) for t in range(30)]
+    assert 0 in drawn
+    assert views == [(n, n) for n in drawn]
+
+
 def test_a_zero_start_with_equal_losses_moves():
     """A bare threshold would select nobody when all losses are equal."""
     for name in ("delta_fl", "smoothed", "term", "q_ffl", "afl"):

@@ -155,6 +155,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     broadcast = algorithm.broadcast(state, seed)
     cohort = algorithm.sample(fleet.population, seed, broadcast.round)
     if len(cohort.ids) < channel.minimum:
+        fleet.close(finished=False)
         return algorithm.skip(state, seed)
     with channel.open(fleet, cohort, broadcast) as ask:
         return converse(algorithm.conversation(state, seed), ask)

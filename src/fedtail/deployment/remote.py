@@ -58,7 +58,8 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*replies, strict=True), strict=True)]
 
     def close(self, finished: bool) -> None:
-        self._send(dict.fromkeys(self.nodes, pack(Close(finished))))
+        nodes, self.nodes = self.nodes, []
+        self._send(dict.fromkeys(nodes, pack(Close(finished))))
 
     def view(self) -> None:
         """Nothing that only a simulator could see."""

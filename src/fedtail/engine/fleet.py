@@ -56,7 +56,8 @@ class LocalFleet:
             return [self._sum(question, encoding) for question in questions]
 
     def close(self, finished: bool) -> None:
-        if self._shard is None:
+        if self._shard is None:                         # a round in which nobody was asked
+            self._view = RoundView(0, 0, 0)
             return
         for name, values in self._shard.remembered.items() if finished else ():
             if name not in self._kept:
