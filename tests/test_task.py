@@ -13,6 +13,7 @@ from torch import nn, tensor
 
 from fedtail import LocalSGD, Metric, Population, Task, delta_fl, evaluate, fedavg, train
 from fedtail.data import pad_sequences
+from fedtail.engine import LocalFleet
 from fedtail.engine.kernels import LinearKernel, ModuleKernel, kernel_for
 from fedtail.losses import cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
@@ -611,3 +612,26 @@ def test_tied_recurrent_and_unused_parameters_have_the_gradients_of_autograd():
         loss = nn.functional.cross_entropy(module(tokens[k]), targets[k])
         wanted = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
         torch.testing.assert_close(rows[k], torch.cat([g.reshape(-1) for g in wanted]), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("module", "loss", "targets"), [
+    (nn.Linear(3, 3), default_loss, "classes"),
+    (nn.Linear(3, 3, bias=False), cross_entropy, "classes"),
+    (nn.Linear(3, 1), default_loss, "binary"),
+    (nn.Linear(3, 1), logistic, "binary"),
+    (nn.Linear(3, 1), default_loss, "numbers"),
+    (nn.Linear(3, 1), squared_error, "numbers"),
+], ids=lambda v: v if isinstance(v, str) else getattr(v, "__name__", "linear"))
+def test_a_plain_linear_layer_on_vectors_takes_the_closed_form_and_trains_the_same(module, loss, targets):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=random)
+    y = {"classes": torch.randint(0, 3, (60,), generator=random), "binary": torch.randint(0, 2, (60,), generator=random),
+         "numbers": torch.randn(60, generator=random)}[targets]
+    people, task = Population.from_arrays(x, y, torch.arange(60) % 7), Task(module, loss=loss)
+    closed = LocalFleet(people, task, dtype=torch.float64)
+    assert isinstance(closed.kernel, LinearKernel)
+    looped = LocalFleet(people, task, dtype=torch.float64, kernel=ModuleKernel(task, CPU, torch.float64))
+    runs = [train(delta_fl(0.6, 5, learning_rate=0.1), task, people, rounds=4, fleet=f, dtype=torch.float64) for f in (closed, looped)]
+    torch.testing.assert_close(runs[0].state.params, runs[1].state.params, rtol=1e-6, atol=1e-8)
+    reports = [evaluate(runs[0], people).loss.values, evaluate(nn.Sequential(runs[0].module), people, replace(task)).loss.values]
+    torch.testing.assert_close(*reports, rtol=1e-9, atol=1e-12)

@@ -37,7 +37,7 @@ class LocalFleet:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.population, self.device, self.chunk = population, torch.device(device), chunk
         self.dtype = dtype or task.params().dtype
-        self.kernel = kernel or kernel_for(task, self.device, self.dtype)
+        self.kernel = kernel or kernel_for(task, self.device, self.dtype, population)
         self._kept: Memory = {}
         self._shard: Shard | None = None
         self._ids = torch.zeros(0, dtype=torch.int64)

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.losses import cross_entropy, logistic, squared_error
+from fedtail.data.population import Population
+from fedtail.losses import cross_entropy, default_loss, logistic, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call, trainable, training_copy
 from fedtail.task import PerExample, Task
@@ -56,9 +57,12 @@ class Kernel(Protocol):
         ...
 
 
-def kernel_for(task: Task, device: torch.device, dtype: torch.dtype) -> Kernel:
-    """The kernel that fits the task: closed form for linear models, else the module itself."""
-    residual = _residual_of(task)
+def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population: Population | None = None) -> Kernel:
+    """The kernel that fits the task: closed form for linear models, else the module itself.
+
+    The package's linear models are known by their class; a plain `nn.Linear` by the shapes of the population too.
+    """
+    residual = _residual_of(task, population)
     return LinearKernel(task, residual) if residual else ModuleKernel(task, device, dtype)
 
 
@@ -114,7 +118,7 @@ class LinearKernel:
     flat = 16384
 
     def __init__(self, task: Task, residual: Residual):
-        linear: Any = task.module.linear
+        linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
         self.task, self.residual, self.bias = task, residual, linear.bias is not None
         self.shape = (linear.out_features, linear.in_features)
         self.weights = linear.out_features * linear.in_features
@@ -140,15 +144,25 @@ class LinearKernel:
         return torch.baddbmm(params[:, None, self.weights :], inputs, weight) if self.bias else torch.bmm(inputs, weight)
 
 
-def _residual_of(task: Task) -> Residual | None:
-    if type(task.module) not in (LeastSquares, LogisticRegression, SoftmaxRegression):
+def _residual_of(task: Task, population: Population | None) -> Residual | None:
+    own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
+    if not own and not (type(task.module) is nn.Linear and population is not None and _is_flat(population)):
         return None
     if not all(p.requires_grad for p in task.module.parameters()):
         return None
+    loss = task.loss
+    if loss is default_loss and population is not None:
+        one = task.module.out_features == 1
+        loss = squared_error if population.targets.is_floating_point() else logistic if one else cross_entropy
     closed: dict[PerExample, Residual] = {
         cross_entropy: _softmax_residual, logistic: _logistic_residual, squared_error: _squared_residual,
     }
-    return closed.get(task.loss)
+    return closed.get(loss)
+
+
+def _is_flat(population: Population) -> bool:
+    """One vector and one target for an example: no sequences, no images, no names."""
+    return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
 
 
 def _only(inputs: Examples) -> Tensor:

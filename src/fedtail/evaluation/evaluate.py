@@ -53,7 +53,7 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     task = task_of(model, task)
     task.check(population)
     params = task.params().to(device, dtype)
-    kernel = kernel_for(task, params.device, params.dtype)
+    kernel = kernel_for(task, params.device, params.dtype, population)
     return evaluation_of(task, client_values(kernel, params, population, task.all_metrics), population, weighted)
 
 

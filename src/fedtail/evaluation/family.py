@@ -85,5 +85,5 @@ def _least(errors: Tensor) -> Tensor:
 def _errors(task: Task, population: Population) -> Tensor:
     task.check(population)
     dtype = task.params().dtype
-    kernel = kernel_for(task, torch.device("cpu"), dtype)
+    kernel = kernel_for(task, torch.device("cpu"), dtype, population)
     return client_values(kernel, task.params(), population, task.all_metrics[1:2])["error"]

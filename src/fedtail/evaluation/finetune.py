@@ -37,7 +37,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     task.check(population)
     own, held = population.split_examples(fraction, seed)
     params = task.params().to(device, dtype)
-    kernel = kernel_for(task, params.device, params.dtype)
+    kernel = kernel_for(task, params.device, params.dtype, population)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
     before = client_values(kernel, params, held, task.all_metrics)
     after: dict[str, list[Tensor]] = {name: [] for name in before}
