@@ -211,6 +211,17 @@ def test_a_modulus_too_small_for_the_cohort_is_refused():
     train(fedtail.fedavg(12, **LOCAL), make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel(17))
 
 
+def test_weights_too_small_for_the_integers_are_refused():
+    with pytest.raises(ValueError, match=r"every weight may be as small as exp\(-40\), which the integers of IntegerChannel do not resolve"):
+        train(fedtail.term(2.0, 8, loss_bound=20.0, **LOCAL), make_task("linear"), POPULATION, rounds=1, channel=IntegerChannel())
+    train(fedtail.term(2.0, 8, loss_bound=20.0, **LOCAL), make_task("linear"), POPULATION, rounds=1)
+
+
+@pytest.mark.parametrize("clients", [1, 3, 12])
+def test_one_client_may_hold_all_of_lambda_over_integers(clients):
+    train(fedtail.afl(5.0, **LOCAL), make_task("linear"), POPULATION.select(range(clients)), rounds=25, channel=IntegerChannel())
+
+
 def test_masses_that_float32_rounds_up_cross():
     people = replace(POPULATION, mass=POPULATION.mass / POPULATION.mass.sum() / 3)
     for channel in (PlainChannel(), IntegerChannel()):

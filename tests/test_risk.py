@@ -233,7 +233,9 @@ def test_clients_at_the_boundary_that_vanish_between_questions_leave_a_boundary_
 
 
 def test_a_refreshed_dual_under_which_nobody_counted_is_fitted_anew():
-    assert Refreshed(Superquantile(0.5), 5).unused(torch.zeros(5)) is None
+    stale = Refreshed(Superquantile(0.5), 5).unused(torch.zeros(5, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="asked"):
+        fit_locally(_asking(Refreshed(Superquantile(0.5), 5).fit(stale)), Seen(torch.ones(3).double(), torch.ones(3).double()))
     seen = Seen(torch.zeros(3).double(), torch.zeros(3).double())
     dual = fit_locally(Refreshed(Superquantile(0.5), 5).fit(None), seen)      # nobody had a loss
     with pytest.raises(RuntimeError, match="asked"):

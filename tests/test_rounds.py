@@ -317,6 +317,15 @@ def test_a_warm_start_brings_its_frozen_parameters_and_buffers():
         module = train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=1, start=start).module
         assert module.scale[0] == 7
         assert module.frozen[0] == 7
+    half = train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=2, start=Scaled(7.0))
+    assert train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=2, start=half).module.scale[0] == 7
+
+
+def test_going_on_keeps_precision_and_counts():
+    half = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=2, dtype=torch.float64)
+    assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=half).state.params.dtype == torch.float64
+    marked = replace(half, failed=7)
+    assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=marked).failed == 7
 
 
 @pytest.mark.parametrize(("method", "text"), [

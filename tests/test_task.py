@@ -60,7 +60,60 @@ def test_what_would_make_a_client_depend_on_others_is_refused():
     with pytest.raises(ValueError, match=re.escape("1 (BatchNorm1d) normalises by the batch it is given")):
         Task(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)), buffers="frozen")
     text = refusal(Task(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))), clients_of())
-    assert "changes its buffers when it trains" in text
+    assert "when it is called in training" in text
+    renormalised = nn.Sequential(nn.Embedding(9, 4, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3))
+    people = Population.from_arrays(torch.randint(0, 9, (12, 3)), [0, 1, 2] * 4, [0, 1, 2] * 4)
+    assert "changes 0.weight when it is called in training" in refusal(Task(renormalised), people)
+
+
+class Caching(nn.Module):
+    """Fills a buffer at its first call, and holds one with NaN: neither is state between clients."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("pos", None)
+        self.register_buffer("hole", torch.tensor(float("nan")))
+
+    def forward(self, x, mask):
+        if self.pos is None:
+            self.pos = torch.arange(3.0)
+        return self.linear(x * mask + self.pos)
+
+
+def test_buffers_filled_at_the_first_call_and_masks_are_accepted():
+    people = clients_of()
+    named = Population.from_arrays({"x": people.inputs, "mask": people.inputs > 0}, people.targets, torch.arange(12) % 3)
+    trained = train(fedavg(3, learning_rate=0.1), Task(Caching()), named, rounds=2)
+    assert trained.state.params.isfinite().all()
+
+
+@pytest.mark.parametrize("touch", ["hook", "pre-hook", "forward", "order", "extra"])
+def test_a_linear_layer_that_was_touched_is_not_taken_for_a_plain_one(touch):
+    module = nn.Linear(3, 3)
+    if touch == "hook":
+        module.register_forward_hook(lambda m, i, o: 3 * o)
+    elif touch == "pre-hook":
+        module.register_forward_pre_hook(lambda m, i: (0.1 * i[0],))
+    elif touch == "forward":
+        module.forward = lambda x: 2 * nn.functional.linear(x, module.weight, module.bias)
+    elif touch == "order":
+        weight = module.weight.detach().clone()
+        del module.weight
+        module.weight = nn.Parameter(weight)
+    else:
+        module.register_parameter("extra", nn.Parameter(torch.ones(1)))
+    assert isinstance(LocalFleet(clients_of(), Task(module)).kernel, ModuleKernel)
+
+
+def test_padding_in_vectors_of_numbers_counts_in_neither_loss_nor_gradient():
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, generator=random), torch.randn(40, 2, generator=random)
+    y[::3, 1] = -100.0
+    people, task = Population.from_arrays(x, y, torch.arange(40) % 5), Task(LeastSquares(6, 2))
+    fleets = [LocalFleet(people, task), LocalFleet(people, task, kernel=ModuleKernel(task, CPU, torch.float32))]
+    runs = [train(fedavg(5), task, people, rounds=3, fleet=f).state.params for f in fleets]
+    torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("x", "y", "module", "text"), [

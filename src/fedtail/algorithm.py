@@ -21,6 +21,7 @@ from fedtail.sampling import Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
 
 ENOUGH_IN_TAIL = 10
+RESOLVED = 15.0      # exp(-15) of a weight still leaves updates a few digits in 62 bits
 
 
 class SmallTailWarning(UserWarning):
@@ -92,6 +93,10 @@ class FederatedAlgorithm:
         if getattr(self.aggregate, "needs_slope", False) and not self.risk.has_slope:
             raise ValueError(f"{type(self.aggregate).__name__} needs the slope of the density, which {risk} does not give. "
                              "Use WeightedMean, or PowerFair as the risk.")
+        if not channel.reveals_rows and self.risk.dynamic_range > RESOLVED:
+            raise ValueError(f"with {self.risk} every weight may be as small as exp(-{self.risk.dynamic_range:g}), which the "
+                             f"integers of {type(channel).__name__} do not resolve (limit {RESOLVED:g}). Lower tilt, tighten "
+                             "loss_bound, or leave it out.")
         if fleet.forgets and not self.risk.survives_lost_memory:
             raise ValueError(f"{risk} cannot run on a fleet that may lose its clients' memory: {self.risk.lost_memory}.")
         expected = self.sample.expected_size(population)

@@ -45,7 +45,7 @@ class RoundView:
     """The experimenter's view of a round; a deployed server knows none of it."""
 
     cohort: int             # clients drawn
-    counted: int            # clients that trained and counted (of a family, under its last model)
+    counted: int            # clients that trained and counted (of a family, under any of its models)
     failed: int             # clients left out because a loss or an update was not finite
 
 

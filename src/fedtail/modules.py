@@ -50,20 +50,23 @@ def tried(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
     name, parts = type(module).__name__, inputs if isinstance(inputs, dict) else {"x": inputs}
     shapes = {k: tuple(v.shape[1:]) for k, v in parts.items()} if isinstance(inputs, dict) else tuple(inputs.shape[1:])
     learning = training_copy(module).cpu()
-    before = [b.clone() for b in learning.buffers()]
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
             outputs = call(copy.deepcopy(module).cpu().eval(), inputs)
+            trained = call(learning, inputs)           # buffers that are filled at the first call are filled now
             for parameter in trainable(learning):      # as a step of training would, so that what follows it shows
                 parameter.add_(torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
+            before = {k: v.clone() for k, v in learning.state_dict().items()}
             call(learning, inputs)
     except Exception as reason:
         raise ValueError(f"{name} cannot take examples of shape {shapes}{_hint(str(reason), parts)}: {reason}") from reason
-    if not isinstance(outputs, Tensor):
-        raise ValueError(f"{name} must return one tensor, got {type(outputs).__name__}. Wrap it in a module that picks one.")
-    if any(not torch.equal(old, new) for old, new in zip(before, learning.buffers(), strict=True)):
-        raise ValueError(f"{name} changes its buffers when it trains, so that clients would change each other's. "
-                         "Take that part out of the module.")
+    for result in (outputs, trained):
+        if not isinstance(result, Tensor):
+            raise ValueError(f"{name} must return one tensor, got {type(result).__name__}. Wrap it in a module that picks one.")
+    changed = [k for k, v in learning.state_dict().items() if not torch.allclose(v, before[k], 0, 0, equal_nan=True)]
+    if changed:
+        raise ValueError(f"{name} changes {', '.join(changed)} when it is called in training, so that clients would change each "
+                         "other's. Take that part out of the module.")
     return outputs
 
 

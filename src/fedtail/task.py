@@ -135,7 +135,7 @@ def _telling_rows(population: Population) -> Tensor:
     rows = population.examples()[1]
     inputs = population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs]
     picked = [rows[: min(2, int(population.size[0]))]]
-    for values in [population.targets, *(v for v in inputs if not v.is_floating_point())]:
+    for values in [population.targets, *(v for v in inputs if not v.is_floating_point() and v.dtype != torch.bool)]:
         flat = values[rows].reshape(len(rows), -1)
         lowest = flat.where(flat != IGNORED, flat.max()).amin(1).argmin()
         picked += [rows[lowest, None], rows[flat.amax(1).argmax(), None]]

@@ -84,7 +84,9 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     """
     _check_kinds(algorithm, task, population, rounds)
     task = _warm(task, start)
-    dtype = dtype or task.params().dtype
+    state = start.state if isinstance(start, Trained) else start
+    going_on = isinstance(state, (State, tuple))
+    dtype = dtype or (_states(state)[0].params if going_on else task.params()).dtype
     if population is not None:
         task.check(population)
     if fleet is None:
@@ -95,7 +97,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     seed = start.seed if seed is None and isinstance(start, Trained) else seed or 0
     state = _first_state(algorithm, task, start, seed, dtype)
     _recall(algorithm, start, fleet)
-    failed = counted = 0
+    failed, counted = start.failed if isinstance(start, Trained) else 0, 0
     for done in range(1, rounds + 1):
         state = run_round(algorithm, state, fleet, channel, seed)
         view = fleet.view()
@@ -138,6 +140,7 @@ def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> Non
 
 def _warm(task: Task, start: Start) -> Task:
     """The task with the module to start from, whole: trained and frozen parameters and buffers."""
+    start = start.task.module if isinstance(start, Trained) else start
     if isinstance(start, nn.Module):
         ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (task.module, start))
         if ours != theirs:
@@ -148,7 +151,7 @@ def _warm(task: Task, start: Start) -> Task:
         module = task.with_params(task.params())
         module.load_state_dict(start)
         return replace(task, module=module)
-    if start is not None and not isinstance(start, (State, tuple, Trained)):
+    if start is not None and not isinstance(start, (State, tuple)):
         raise TypeError(f"start must be a module, a state dict or an earlier run, got {type(start).__name__}.")
     return task
 
@@ -167,7 +170,8 @@ def _first_state(algorithm: Method, task: Task, start: Start, seed: int, dtype: 
                              f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {advice}")
     if len(_states(state)) != len(_states(fresh)) or isinstance(state, tuple) != isinstance(fresh, tuple):
         raise ValueError(f"start holds {len(_states(state))} models, this method trains {len(_states(fresh))}. {advice}")
-    cast = tuple(replace(s, params=s.params.to(dtype)) for s in _states(state))
+    cast = tuple(replace(s, params=s.params.to(dtype), optimizer=tuple(v.to(dtype) for v in s.optimizer),
+                         kept=None if s.kept is None else s.kept.to(dtype)) for s in _states(state))
     return cast if isinstance(state, tuple) else cast[0]
 
 
@@ -176,7 +180,9 @@ def _recall(algorithm: Method, start: Start, fleet: Fleet) -> None:
     if isinstance(start, Trained):
         fleet.recall(start.memory)
         return
-    going_on = start is not None and not isinstance(start, (nn.Module, Mapping)) and any(s.round > 0 for s in _states(start))
+    going_on = isinstance(start, (State, tuple)) and any(s.round > 0 for s in _states(start))
+    if not going_on:
+        fleet.recall(ClientMemory(fleet.population.key, {}))
     forgetful = [type(m.risk).__name__ for m in algorithm.members if not m.risk.survives_lost_memory]
     if going_on and forgetful:
         raise ValueError(f"{forgetful[0]} keeps memory on the clients, which a state alone does not hold. "

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.losses import cross_entropy, default_loss, logistic, squared_error
+from fedtail.losses import IGNORED, cross_entropy, default_loss, logistic, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call, trainable, training_copy
-from fedtail.task import PerExample, Task
+from fedtail.task import Task
 from fedtail.types import Examples
 
 
@@ -96,7 +96,8 @@ class ModuleKernel:
             with torch.enable_grad():
                 loss = (self.task.loss(call(self.training, own), targets[k]) * weight[k]).sum()
                 parts = torch.autograd.grad(loss, self.trained, materialize_grads=True)
-            rows.append(torch.cat([part.reshape(-1) for part in parts]) + 0 * loss.detach())      # NaN unless the loss is finite
+            flat = torch.cat([part.to_dense().reshape(-1) for part in parts])
+            rows.append(flat + 0 * loss.detach())      # NaN unless the loss is finite
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def reseed(self, bits: int) -> None:
@@ -148,16 +149,22 @@ def _residual_of(task: Task, population: Population | None) -> Residual | None:
     own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
     if not own and not (type(task.module) is nn.Linear and population is not None and _is_flat(population)):
         return None
-    if not all(p.requires_grad for p in task.module.parameters()):
+    if not _is_plain(task.module):
         return None
     loss = task.loss
     if loss is default_loss and population is not None:
         one = task.module.out_features == 1
         loss = squared_error if population.targets.is_floating_point() else logistic if one else cross_entropy
-    closed: dict[PerExample, Residual] = {
-        cross_entropy: _softmax_residual, logistic: _logistic_residual, squared_error: _squared_residual,
-    }
-    return closed.get(loss)
+    closed = ((cross_entropy, _softmax_residual), (logistic, _logistic_residual), (squared_error, _squared_residual))
+    return next((residual for known, residual in closed if known is loss), None)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Nothing but a trained weight and bias, in that order: no hooks, no forward of its own, nothing frozen or added."""
+    names = [name.removeprefix("linear.") for name, p in module.named_parameters() if p.requires_grad]
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    touched = any("forward" in vars(m) or any(getattr(m, hook, None) for hook in hooks) for m in module.modules())
+    return not touched and names in (["weight"], ["weight", "bias"]) and len(list(module.parameters())) == len(names)
 
 
 def _is_flat(population: Population) -> bool:
@@ -181,5 +188,8 @@ def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
-    gap = scores - targets.reshape(scores.shape).to(scores.dtype)
+    wanted = targets.reshape(scores.shape)
+    gap = scores - wanted.to(scores.dtype)
+    if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error
+        gap = gap.where(wanted != IGNORED, 0.0)
     return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out

@@ -44,6 +44,8 @@ class MajoriseMinimise:
         middle, width = (low + high) / 2, high - low
         for _ in range(self.steps):
             pull, stiffness = yield Statistic(PinballStep(floor), torch.tensor(middle, dtype=torch.float64))
+            if stiffness <= 0:                                 # nobody left, or too small for the channel to carry
+                break
             move = float(floor * (pull + (1 - 2 * tail_fraction) * mass) / stiffness)
             middle, width = min(max(middle + move, low), high), abs(move)
         return (yield from self._cut(middle, max(width, floor), low, high, tail_fraction * mass))

@@ -71,7 +71,7 @@ class Ascent(Risk):
         return torch.where(seen.mass > 0, (_lambda(seen) + rate * seen.losses - shift).clamp(min=0), _lambda(seen))
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        return clients
+        return clients * (1 + 1e-6)      # one client may hold all of lambda, which is rounded
 
     def check(self, population: Any, sample: Sampler) -> None:
         if not sample.takes_everyone(population):

@@ -74,6 +74,11 @@ class Risk:
         """Largest weight of one client among so many of at most so much mass; densities are at most one."""
         return mass
 
+    @property
+    def dynamic_range(self) -> float:
+        """Logarithm of how far below its bound every weight may lie at once, which a channel of integers must resolve."""
+        return 0.0
+
     def check(self, population: Any, sample: Sampler) -> None:
         """Refuse, before training starts, what this risk cannot do."""
 

@@ -50,7 +50,8 @@ class Refreshed(Risk):
 
     def unused(self, dual: Tensor) -> Tensor | None:
         """A stale dual that counts nobody is fitted anew in the next round."""
-        return None
+        inner = self.risk.unused(dual[1:])
+        return None if inner is None else torch.cat([torch.full((1,), float(self.every), dtype=torch.float64), inner])
 
     @property
     def has_slope(self) -> bool:

@@ -45,7 +45,9 @@ class Tilted(Risk):
         return (mass.log() + self.tilt * losses).logsumexp(0) / self.tilt
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        return (uniform_mass(losses, mass).log() + self.tilt * losses.detach()).softmax(0)
+        losses, mass = losses.detach(), uniform_mass(losses, mass)
+        extreme = losses.max() if self.tilt > 0 else losses.min()
+        return (mass.log() + self.tilt * (losses - extreme)).softmax(0)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         if self.loss_bound is not None or self.tilt == 0:
@@ -53,6 +55,10 @@ class Tilted(Risk):
         else:
             shift = yield from extreme_loss(largest=self.tilt > 0)
         return torch.tensor([shift or 0.0], dtype=torch.float64)
+
+    @property
+    def dynamic_range(self) -> float:
+        return abs(self.tilt) * (self.loss_bound or 0.0)
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return (self.tilt * (seen.losses - dual[0])).clamp(max=0).exp()
