@@ -88,8 +88,8 @@ class Shard:
     memory: Memory = field(default_factory=dict)      # of these clients, as the last round left it
     memo: dict[int, Tensor] = field(default_factory=dict)
     remembered: Memory = field(default_factory=dict)
-    failed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    counted: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
+    counted: Tensor = field(init=False)               # (clients,) trained, under any of the models
 
     def __post_init__(self) -> None:
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,9 +46,14 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error for numbers, logistic for classes with one output, cross entropy for classes with several."""
-    if targets.is_floating_point():
-        return squared_error(outputs, targets)
-    return logistic(outputs, targets) if one_logit(outputs) else cross_entropy(outputs, targets)
+    return loss_for(targets.is_floating_point(), one_logit(outputs))(outputs, targets)
+
+
+def loss_for(numbers: bool, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss that `default_loss` is for targets that are numbers or classes, and modules with one output or several."""
+    if numbers:
+        return squared_error
+    return logistic if one_output else cross_entropy
 
 
 def one_logit(outputs: Tensor) -> bool:

@@ -46,7 +46,7 @@ def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None
 
 
 def tried(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-    """The outputs for a few examples; refused where the module fails, or changes its buffers when it trains."""
+    """The outputs for a few examples; refused where the module fails, or changes its own tensors when it trains."""
     name, parts = type(module).__name__, inputs if isinstance(inputs, dict) else {"x": inputs}
     shapes = {k: tuple(v.shape[1:]) for k, v in parts.items()} if isinstance(inputs, dict) else tuple(inputs.shape[1:])
     learning = training_copy(module).cpu()

@@ -18,6 +18,7 @@ from fedtail.losses import (
     default_error,
     default_loss,
     logistic,
+    loss_for,
     misclassification,
     one_logit,
     squared_error,
@@ -114,8 +115,8 @@ class Task:
     def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
         """Refuse labels that the package's own losses cannot read; a user's loss was tried on them anyway."""
         classes = 1 if one_logit(outputs) else outputs.shape[-1]
-        reads = self.loss if self.loss is not default_loss else logistic if classes == 1 else cross_entropy
-        if reads not in (cross_entropy, logistic) or (targets.is_floating_point() and self.loss is not logistic):
+        reads = loss_for(targets.is_floating_point(), classes == 1) if self.loss is default_loss else self.loss
+        if reads is not logistic and (reads is not cross_entropy or targets.is_floating_point()):
             return
         if reads is cross_entropy and outputs.ndim != targets.ndim + 1:
             raise ValueError(f"{type(self.module).__name__} gives outputs of shape {tuple(outputs.shape)} for labels of shape "

@@ -27,47 +27,49 @@ class NobodyCountedWarning(UserWarning):
     """No client counted in any round of a run, so that the model never moved."""
 
 
+class HandsOutModels:
+    """What a run can show of its models, while it goes on and when it is over."""
+
+    algorithm: Method
+    task: Task
+    state: Any                          # State, or a tuple of them for a Family
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The models as they would be handed out now: one for each member of a family, else one."""
+        return tuple(self.task.with_params(p) for p in results(self.algorithm, self.state))
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module; refused where there are several."""
+        if len(self.algorithm.members) > 1:
+            raise ValueError(f"a family of {len(self.algorithm.members)} models was trained. Use .modules, and fedtail.choose to "
+                             "pick one.")
+        return self.modules[0]
+
+
 @dataclass(frozen=True)
-class Progress:
+class Progress(HandsOutModels):
     """What `on_round` is given after each round."""
 
     round: int                          # rounds done
     rounds: int                         # rounds asked
     algorithm: Method
     task: Task
-    state: Any                          # State, or a tuple of them for a Family
+    state: Any
     view: RoundView | None              # simulator only: cohort, counted and failed clients
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now: one for each member of a family."""
-        return tuple(self.task.with_params(p) for p in results(self.algorithm, self.state))
-
-    @property
-    def module(self) -> nn.Module:
-        return only(self.modules)
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(HandsOutModels):
     """What a run leaves: the models, and all it takes to go on (`train(..., start=trained)`)."""
 
     algorithm: Method
     task: Task
-    state: Any                          # State, or a tuple of them for a Family
+    state: Any
     seed: int = 0
     failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
     memory: ClientMemory = field(default=ClientMemory(torch.zeros(0, dtype=torch.int64), {}), repr=False)      # AFL's lambda
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """One trained module for each member of a family, else one."""
-        return tuple(self.task.with_params(p) for p in results(self.algorithm, self.state))
-
-    @property
-    def module(self) -> nn.Module:
-        """The trained module."""
-        return only(self.modules)
 
 
 def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
@@ -83,10 +85,11 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     who computes: by default this process, for the `population`; another fleet brings its own clients.
     """
     _check_kinds(algorithm, task, population, rounds)
-    task = _warm(task, start)
-    state = start.state if isinstance(start, Trained) else start
-    going_on = isinstance(state, (State, tuple))
-    dtype = dtype or (_states(state)[0].params if going_on else task.params()).dtype
+    earlier = start if isinstance(start, Trained) else None
+    old = earlier.state if earlier else start if isinstance(start, (State, tuple)) else None
+    if old is None or earlier:
+        task = _warm(task, earlier.task.module if earlier else start)
+    dtype = dtype or (task.params() if old is None else _states(old)[0].params).dtype
     if population is not None:
         task.check(population)
     if fleet is None:
@@ -94,10 +97,13 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
             raise ValueError("train needs a population, or a fleet that holds one.")
         fleet = LocalFleet(population, task, device, dtype)
     algorithm.check(fleet.population, channel, fleet)
-    seed = start.seed if seed is None and isinstance(start, Trained) else seed or 0
-    state = _first_state(algorithm, task, start, seed, dtype)
-    _recall(algorithm, start, fleet)
-    failed, counted = start.failed if isinstance(start, Trained) else 0, 0
+    seed = earlier.seed if seed is None and earlier else seed or 0
+    state = algorithm.start(task.params().to(dtype), seed)
+    if old is not None:
+        _check_method(algorithm, state, old, earlier)
+        state = _in_precision(old, dtype)
+    fleet.recall(_remembered(algorithm, old, earlier, fleet))
+    failed, counted = earlier.failed if earlier else 0, 0
     for done in range(1, rounds + 1):
         state = run_round(algorithm, state, fleet, channel, seed)
         view = fleet.view()
@@ -113,12 +119,6 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
 def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
     """The flat models to hand out."""
     return tuple(m.result(s) for m, s in zip(algorithm.members, _states(state), strict=True))
-
-
-def only(modules: tuple[nn.Module, ...]) -> nn.Module:
-    if len(modules) > 1:
-        raise ValueError(f"a family of {len(modules)} models was trained. Use .modules, and fedtail.choose to pick one.")
-    return modules[0]
 
 
 def _states(state: Any) -> tuple[State, ...]:
@@ -138,52 +138,51 @@ def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> Non
         raise ValueError(f"rounds must be at least 0, got {rounds}.")
 
 
-def _warm(task: Task, start: Start) -> Task:
+def _warm(task: Task, start: Any) -> Task:
     """The task with the module to start from, whole: trained and frozen parameters and buffers."""
-    start = start.task.module if isinstance(start, Trained) else start
-    if isinstance(start, nn.Module):
-        ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (task.module, start))
-        if ours != theirs:
-            raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. "
-                             "Start from the same kind of module.")
-        return replace(task, module=start)
+    if start is None:
+        return task
     if isinstance(start, Mapping):
         module = task.with_params(task.params())
         module.load_state_dict(start)
         return replace(task, module=module)
-    if start is not None and not isinstance(start, (State, tuple)):
+    if not isinstance(start, nn.Module):
         raise TypeError(f"start must be a module, a state dict or an earlier run, got {type(start).__name__}.")
-    return task
+    ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (task.module, start))
+    if ours != theirs:
+        raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. "
+                         "Start from the same kind of module.")
+    return replace(task, module=start)
 
 
-def _first_state(algorithm: Method, task: Task, start: Start, seed: int, dtype: torch.dtype) -> Any:
-    fresh = algorithm.start(task.params().to(dtype), seed)
-    state = start.state if isinstance(start, Trained) else start
-    if not isinstance(state, (State, tuple)):
-        return fresh
+def _check_method(algorithm: Method, fresh: Any, old: Any, earlier: Trained | None) -> None:
+    """Refuse to go on from a state that this method did not make."""
     advice = "To start this method from that model write start=trained.module."
-    if isinstance(start, Trained) and repr(start.algorithm) != repr(algorithm):
+    if earlier and repr(earlier.algorithm) != repr(algorithm):
         raise ValueError(f"start was trained by another method or with other settings. {advice}")
-    for old, new in zip(_states(state), _states(fresh), strict=False):
-        if old.params.shape != new.params.shape or len(old.optimizer) != len(new.optimizer):
-            raise ValueError(f"start holds {len(old.params)} parameters and {len(old.optimizer)} vectors of its server "
+    for was, new in zip(_states(old), _states(fresh), strict=False):
+        if was.params.shape != new.params.shape or len(was.optimizer) != len(new.optimizer):
+            raise ValueError(f"start holds {len(was.params)} parameters and {len(was.optimizer)} vectors of its server "
                              f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {advice}")
-    if len(_states(state)) != len(_states(fresh)) or isinstance(state, tuple) != isinstance(fresh, tuple):
-        raise ValueError(f"start holds {len(_states(state))} models, this method trains {len(_states(fresh))}. {advice}")
-    cast = tuple(replace(s, params=s.params.to(dtype), optimizer=tuple(v.to(dtype) for v in s.optimizer),
-                         kept=None if s.kept is None else s.kept.to(dtype)) for s in _states(state))
-    return cast if isinstance(state, tuple) else cast[0]
+    if len(_states(old)) != len(_states(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
+        raise ValueError(f"start holds {len(_states(old))} models, this method trains {len(_states(fresh))}. {advice}")
 
 
-def _recall(algorithm: Method, start: Start, fleet: Fleet) -> None:
-    """Give clients back what they remembered, or refuse to go on without it."""
-    if isinstance(start, Trained):
-        fleet.recall(start.memory)
-        return
-    going_on = isinstance(start, (State, tuple)) and any(s.round > 0 for s in _states(start))
-    if not going_on:
-        fleet.recall(ClientMemory(fleet.population.key, {}))
+def _in_precision(state: Any, dtype: torch.dtype) -> Any:
+    if isinstance(state, tuple):
+        return tuple(_in_precision(s, dtype) for s in state)
+    return replace(state, params=state.params.to(dtype), optimizer=tuple(v.to(dtype) for v in state.optimizer),
+                   kept=None if state.kept is None else state.kept.to(dtype))
+
+
+def _remembered(algorithm: Method, old: Any, earlier: Trained | None, fleet: Fleet) -> ClientMemory:
+    """What clients are to remember at the start; refused where a state goes on without what its clients kept."""
+    if earlier:
+        return earlier.memory
+    if old is None or not any(s.round > 0 for s in _states(old)):
+        return ClientMemory(fleet.population.key, {})
     forgetful = [type(m.risk).__name__ for m in algorithm.members if not m.risk.survives_lost_memory]
-    if going_on and forgetful:
+    if forgetful:
         raise ValueError(f"{forgetful[0]} keeps memory on the clients, which a state alone does not hold. "
                          "Go on with start=trained, the whole result of train.")
+    return fleet.memory()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -46,30 +48,25 @@ def compare(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
             for theta, error in zip(TAIL_FRACTIONS, errors, strict=True)]
 
 
-def progress(rounds: int, quiet: bool) -> Any:
-    """A context that gives a callback for `on_round`: a bar with rounds per second, or nothing when quiet."""
-    from contextlib import contextmanager
+@contextmanager
+def progress(rounds: int, quiet: bool) -> Iterator[Callable[[Any], None] | None]:
+    """Gives a callback for `on_round`: a bar with rounds per second, or nothing when quiet."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    @contextmanager
-    def bar() -> Any:
-        if quiet:
-            yield None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
+               TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        job = bars.add_task("three models, one cohort", total=rounds, speed="")
 
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
-                   TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            job = bars.add_task("three models, one cohort", total=rounds, speed="")
+        def advance(done: Any) -> None:
+            speed = bars.tasks[0].speed
+            bars.update(job, completed=done.round, speed=f"{speed:.0f} rounds/s" if speed else "")
 
-            def advance(done: Any) -> None:
-                speed = bars.tasks[0].speed
-                bars.update(job, completed=done.round, speed=f"{speed:.0f} rounds/s" if speed else "")
-
-            yield advance
-
-    return bar()
+        yield advance
 
 
 def show(rows: list[dict[str, Any]], rounds: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
 
@@ -39,7 +40,7 @@ def as_examples(x: Any, name: str) -> Examples:
 
 def as_targets(y: Any) -> Tensor:
     """Classes as int64, numbers as they are, ragged sequences padded with -100 (what PyTorch's losses ignore)."""
-    targets = pad_sequences(y, -100)["sequence"] if is_ragged(y) else torch.as_tensor(as_array(y, "y"))
+    targets = pad_sequences(y, IGNORED)["sequence"] if is_ragged(y) else torch.as_tensor(as_array(y, "y"))
     return targets if targets.is_floating_point() else targets.long()
 
 

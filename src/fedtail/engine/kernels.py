@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.losses import IGNORED, cross_entropy, default_loss, logistic, squared_error
+from fedtail.losses import IGNORED, cross_entropy, default_loss, logistic, loss_for, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call, trainable, training_copy
 from fedtail.task import Task
@@ -153,8 +153,7 @@ def _residual_of(task: Task, population: Population | None) -> Residual | None:
         return None
     loss = task.loss
     if loss is default_loss and population is not None:
-        one = task.module.out_features == 1
-        loss = squared_error if population.targets.is_floating_point() else logistic if one else cross_entropy
+        loss = loss_for(population.targets.is_floating_point(), bool(task.module.out_features == 1))
     closed = ((cross_entropy, _softmax_residual), (logistic, _logistic_residual), (squared_error, _squared_residual))
     return next((residual for known, residual in closed if known is loss), None)
 

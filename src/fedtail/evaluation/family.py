@@ -37,9 +37,12 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
     if not models:
         raise ValueError("choose needs at least one model.")
     client = Population.from_clients([data])
-    errors = [float(_errors(replace(task, module=m) if task else Task(m), client)[ALONE]) for m in models]
-    index = int(_least(torch.tensor(errors)[:, None])[ALONE])
-    return Choice(index, tuple(errors), models[index])
+    tasks = [replace(task, module=m) if task else Task(m) for m in models]
+    for one in tasks:
+        one.check(client)
+    errors = torch.stack([_errors(one, client) for one in tasks])                 # (models, 1)
+    index = int(_least(errors)[ALONE])
+    return Choice(index, tuple(errors[:, ALONE].tolist()), models[index])
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
         raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")
+    trained.task.check(population)
     own, held = population.split_examples(fraction, seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
     choice = _least(torch.stack([_errors(t, own) for t in tasks]))
@@ -83,7 +87,6 @@ def _least(errors: Tensor) -> Tensor:
 
 
 def _errors(task: Task, population: Population) -> Tensor:
-    task.check(population)
-    dtype = task.params().dtype
-    kernel = kernel_for(task, torch.device("cpu"), dtype, population)
-    return client_values(kernel, task.params(), population, task.all_metrics[1:2])["error"]
+    params = task.params().cpu()
+    kernel = kernel_for(task, params.device, params.dtype, population)
+    return client_values(kernel, params, population, task.all_metrics[1:2])["error"]

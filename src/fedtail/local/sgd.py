@@ -66,14 +66,14 @@ class LocalSGD:
         """The learning rate of a round."""
         return self.learning_rate * self.schedule(round)
 
-    def updates(self, clients: Clients, model: int = 0, start: Tensor | None = None) -> Tensor:
-        """One update per client, (clients, dim), from the broadcast model or from `start` (clients, dim)."""
+    def updates(self, clients: Clients, model: int = 0) -> Tensor:
+        """One update per client, (clients, dim), from one of the broadcast models."""
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
-            return torch.cat([self.updates(clients.take(p), model, None if start is None else start[p]) for p in parts])
+            return torch.cat([self.updates(clients.take(part), model) for part in parts])
         steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
         clients, anchor = clients.take(order), clients.params(model)
-        params = anchor.expand(len(clients), -1).clone() if start is None else start[order].clone()
+        params = anchor.expand(len(clients), -1).clone()
         velocity = torch.zeros_like(params) if self.momentum else None
         rate = self.rate(clients.round)
         if clients.kernel.stack == 1:
@@ -85,10 +85,10 @@ class LocalSGD:
             gradients = self.penalty.add_gradient(gradients, local, anchor)
             if velocity is not None:
                 gradients = velocity[:active].mul_(self.momentum).add_(gradients)
-            local.mul_(1 - rate * self.weight_decay) if self.weight_decay else None
+            if self.weight_decay:
+                local.mul_(1 - rate * self.weight_decay)
             local.sub_(gradients, alpha=rate)
-        received = anchor if start is None else start[order]
-        return torch.empty_like(params).index_copy_(0, order.to(params.device), params - received)
+        return torch.empty_like(params).index_copy_(0, order.to(params.device), params - anchor)
 
     def _steps_an_epoch(self, sizes: Tensor) -> Tensor:
         return torch.ones_like(sizes) if self.batch_size is None else (sizes + self.batch_size - 1) // self.batch_size
@@ -116,9 +116,9 @@ class LocalSGD:
 
     def _shuffled(self, clients: Clients, shuffled: Tensor, step: int, epoch: Tensor, turn: Tensor) -> Tensor:
         """The order of each client's examples, drawn anew when its epoch begins."""
-        fresh = (turn == 0).nonzero().flatten()
         if step == 0:
             return permutations(clients.draws("batches", 0), clients.sizes)
+        fresh = (turn == 0).nonzero().flatten()
         if len(fresh):
             again = clients.take(fresh)
             drawn = permutations(again.draws("batches", step // epoch[fresh]), again.sizes)

@@ -16,6 +16,8 @@ from fedtail.risk.base import Risk, check_positive
 from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
+NEEDS_GROUP = "GroupAscent needs a group for each client: Population.from_arrays(..., group=...)."
+
 
 @dataclass(frozen=True)
 class Ascent(Risk):
@@ -44,8 +46,7 @@ class Ascent(Risk):
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """After one step from equal weights."""
-        start = torch.full_like(losses.detach(), 1 / len(losses))
-        return project_to_simplex(start + self.step * losses.detach())
+        return one_step(losses, self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
@@ -117,8 +118,8 @@ class GroupAscent(Risk):
         return losses.max()
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        start = torch.full_like(losses.detach(), 1 / len(losses))
-        return project_to_simplex(start + self.step * losses.detach())
+        """After one step from equal weights."""
+        return one_step(losses, self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
@@ -144,10 +145,15 @@ class GroupAscent(Risk):
 
     def check(self, population: Any, sample: Sampler) -> None:
         if population.group is None:
-            raise ValueError("GroupAscent needs a group for each client: Population.from_arrays(..., group=...).")
+            raise ValueError(NEEDS_GROUP)
         if int(population.group.max()) >= self.groups:
             raise ValueError(f"population.group goes up to {int(population.group.max())}, but groups={self.groups}. "
                              f"Write groups={int(population.group.max()) + 1}.")
+
+
+def one_step(losses: Losses, step: float) -> Weights:
+    """The projected ascent's weights after one step from equal ones."""
+    return project_to_simplex(1 / len(losses) + step * losses.detach())
 
 
 def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
@@ -168,5 +174,5 @@ def _lambda(seen: Seen) -> Tensor:
 
 def _group(seen: Seen) -> Tensor:
     if seen.group is None:
-        raise ValueError("GroupAscent needs a group for each client: Population.from_arrays(..., group=...).")
+        raise ValueError(NEEDS_GROUP)
     return seen.group

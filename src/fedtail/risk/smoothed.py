@@ -96,10 +96,11 @@ class QuadraticSuperquantile(Risk):
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         mass = uniform_mass(losses, mass)
-        excess = losses - self.threshold(losses, mass)
+        threshold = self.threshold(losses, mass)
+        excess = losses - threshold
         inside = excess.clamp(0, self.smoothing)
         smooth = inside.square() / (2 * self.smoothing) + self.smoothing / 2 + (excess - self.smoothing).clamp(min=0)
-        return self.threshold(losses, mass) + (mass * smooth).sum() / self.tail_fraction
+        return threshold + (mass * smooth).sum() / self.tail_fraction
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         mass = uniform_mass(losses, mass)
