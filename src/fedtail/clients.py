@@ -44,9 +44,34 @@ class ClientMemory:
 class RoundView:
     """The experimenter's view of a round; a deployed server knows none of it."""
 
-    cohort: int             # clients drawn
-    counted: int            # clients that trained and counted (of a family, under any of its models)
-    failed: int             # clients left out because a loss or an update was not finite
+    asked: Tensor           # (clients,) the cohort, as positions in the population
+    trained: Tensor         # (models, clients) who counted and trained, under each of a family's models
+    left_out: Tensor        # (clients,) whose loss or update was not finite
+
+    @classmethod
+    def of_nobody(cls) -> RoundView:
+        """A round in which nobody was asked."""
+        none = torch.zeros(0, dtype=torch.bool)
+        return cls(torch.zeros(0, dtype=torch.int64), none[None], none)
+
+    @property
+    def cohort(self) -> int:
+        """How many clients were drawn."""
+        return len(self.asked)
+
+    @property
+    def counted(self) -> int:
+        """How many trained and counted, under any of a family's models."""
+        return int((self.trained.any(0) & ~self.left_out).sum())
+
+    @property
+    def failed(self) -> int:
+        """How many were left out because a loss or an update was not finite."""
+        return int(self.left_out.sum())
+
+    def who_counted(self, model: int = 0) -> Tensor:
+        """Positions in the population of those who trained and counted under one of the models."""
+        return self.asked[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
 
 
 @dataclass(frozen=True)
@@ -89,11 +114,11 @@ class Shard:
     memo: dict[int, Tensor] = field(default_factory=dict)
     remembered: Memory = field(default_factory=dict)
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
-    counted: Tensor = field(init=False)               # (clients,) trained, under any of the models
+    counted: Tensor = field(init=False)               # (models, clients) who trained
 
     def __post_init__(self) -> None:
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
-        self.counted = torch.zeros(len(self.population), dtype=torch.bool)
+        self.counted = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int) -> Tensor:
         """Mean loss of every client, accumulated in float64 and rounded once to float32 (then held as float64)."""

@@ -78,7 +78,7 @@ class Train:
             clients.remember(memory, self.risk.remember(seen, self.dual))
         weight = seen.mass * self.risk.density(seen, self.dual)
         chosen = (weight > 0) & (self.local.steps(clients) > 0)
-        clients.shard.counted[clients.place] |= chosen
+        clients.shard.counted[self.model, clients.place] |= chosen
         if not bool(chosen.any()):
             return torch.zeros(len(clients), self.aggregate.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients

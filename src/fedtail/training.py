@@ -27,12 +27,16 @@ class NobodyCountedWarning(UserWarning):
     """No client counted in any round of a run, so that the model never moved."""
 
 
-class HandsOutModels:
-    """What a run can show of its models, while it goes on and when it is over."""
+@dataclass(frozen=True)
+class Trained:
+    """What a run leaves: the models, and all it takes to go on (`train(..., start=trained)`)."""
 
     algorithm: Method
     task: Task
-    state: Any                          # State, or a tuple of them for a Family
+    state: Any
+    seed: int = 0
+    failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
+    memory: ClientMemory = field(default=ClientMemory(torch.zeros(0, dtype=torch.int64), {}), repr=False)      # AFL's lambda
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -49,27 +53,25 @@ class HandsOutModels:
 
 
 @dataclass(frozen=True)
-class Progress(HandsOutModels):
+class Progress:
     """What `on_round` is given after each round."""
 
     round: int                          # rounds done
     rounds: int                         # rounds asked
-    algorithm: Method
-    task: Task
-    state: Any
-    view: RoundView | None              # simulator only: cohort, counted and failed clients
+    trained: Trained                    # the run so far: its models, and all it takes to go on
+    view: RoundView | None              # simulator only: who was asked, who counted, who failed
 
+    @property
+    def state(self) -> Any:
+        return self.trained.state
 
-@dataclass(frozen=True)
-class Trained(HandsOutModels):
-    """What a run leaves: the models, and all it takes to go on (`train(..., start=trained)`)."""
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return self.trained.modules
 
-    algorithm: Method
-    task: Task
-    state: Any
-    seed: int = 0
-    failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
-    memory: ClientMemory = field(default=ClientMemory(torch.zeros(0, dtype=torch.int64), {}), repr=False)      # AFL's lambda
+    @property
+    def module(self) -> nn.Module:
+        return self.trained.module
 
 
 def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
@@ -103,17 +105,19 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
         _check_method(algorithm, state, old, earlier)
         state = _in_precision(old, dtype)
     fleet.recall(_remembered(algorithm, old, earlier, fleet))
-    failed, counted = earlier.failed if earlier else 0, 0
+    trained, counted = Trained(algorithm, task, state, seed, earlier.failed if earlier else 0, fleet.memory()), 0
     for done in range(1, rounds + 1):
-        state = run_round(algorithm, state, fleet, channel, seed)
+        state = run_round(algorithm, trained.state, fleet, channel, seed)
         view = fleet.view()
-        failed, counted = failed + (view.failed if view else 0), counted + (view.counted if view else 1)
-        if on_round is not None and on_round(Progress(done, rounds, algorithm, task, state, view)):
+        failed, counted = trained.failed + (view.failed if view else 0), counted + (view.counted if view else 1)
+        trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
+        if on_round is not None and on_round(Progress(done, rounds, trained, view)):
             break
     if rounds and not counted:
-        warnings.warn(f"no client counted in any round ({failed} were left out because a loss or an update was not finite), so "
-                      "the model never moved. Lower the learning rate, or look at the data.", NobodyCountedWarning, stacklevel=2)
-    return Trained(algorithm, task, state, seed, failed, fleet.memory())
+        warnings.warn(f"no client counted in any round ({trained.failed} were left out because a loss or an update was not "
+                      "finite), so the model never moved. Lower the learning rate, or look at the data.", NobodyCountedWarning,
+                      stacklevel=2)
+    return trained
 
 
 def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:

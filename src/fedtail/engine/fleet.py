@@ -41,7 +41,7 @@ class LocalFleet:
         self._kept: Memory = {}
         self._shard: Shard | None = None
         self._ids = torch.zeros(0, dtype=torch.int64)
-        self._view = RoundView(0, 0, 0)
+        self._view = RoundView.of_nobody()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
         if broadcast.round == 0:
@@ -57,14 +57,13 @@ class LocalFleet:
 
     def close(self, finished: bool) -> None:
         if self._shard is None:                         # a round in which nobody was asked
-            self._view = RoundView(0, 0, 0)
+            self._view = RoundView.of_nobody()
             return
         for name, values in self._shard.remembered.items() if finished else ():
             if name not in self._kept:
                 self._kept[name] = values.new_full((len(self.population), *values.shape[1:]), float("nan"))
             self._kept[name] = self._kept[name].index_copy(0, self._ids, values)
-        failed = self._shard.failed
-        self._view = RoundView(len(self._ids), int((self._shard.counted & ~failed).sum()), int(failed.sum()))
+        self._view = RoundView(self._ids, self._shard.counted, self._shard.failed)
         self._shard = None
 
     def view(self) -> RoundView:

@@ -62,6 +62,10 @@ class Risk:
         """Derivative of the density in the loss, for aggregators that use curvature."""
         raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
 
+    def tail_start(self, dual: Tensor) -> float | None:
+        """The loss at which the tail begins, its boundary included, for reports; None where there is no such threshold."""
+        return None
+
     def unused(self, dual: Tensor) -> Tensor | None:
         """What the next round should know of a dual under which nobody counted."""
         return dual

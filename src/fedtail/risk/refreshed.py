@@ -53,6 +53,9 @@ class Refreshed(Risk):
         inner = self.risk.unused(dual[1:])
         return None if inner is None else torch.cat([torch.full((1,), float(self.every), dtype=torch.float64), inner])
 
+    def tail_start(self, dual: Tensor) -> float | None:
+        return self.risk.tail_start(dual[1:])
+
     @property
     def has_slope(self) -> bool:
         return self.risk.has_slope

@@ -64,6 +64,9 @@ class SmoothedSuperquantile(Risk):
         counted = self._counted(seen.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
 
+    def tail_start(self, dual: Tensor) -> float:
+        return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
+
     def _counted(self, losses: Tensor, level: Tensor) -> Tensor:
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
@@ -126,6 +129,9 @@ class QuadraticSuperquantile(Risk):
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return self._counted(seen.losses, dual[0])
+
+    def tail_start(self, dual: Tensor) -> float:
+        return float(dual[0]) + self.smoothing
 
     def _counted(self, losses: Tensor, threshold: Tensor) -> Tensor:
         return ((losses - threshold) / self.smoothing).clamp(0, 1)

@@ -46,6 +46,9 @@ class Superquantile(Risk):
         low, high, share, _ = dual
         return torch.where(seen.losses >= high, 1.0, share * (seen.losses >= low))
 
+    def tail_start(self, dual: Tensor) -> float:
+        return float(dual[0])
+
 
 @dataclass(frozen=True)
 class TailFilter(Risk):
@@ -70,6 +73,9 @@ class TailFilter(Risk):
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return (seen.losses >= dual[0]).to(seen.mass.dtype)
+
+    def tail_start(self, dual: Tensor) -> float:
+        return float(dual[0])
 
 
 def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> Weights:
