@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel clean
+.PHONY: demo test lint types unit wheel faults docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -16,8 +16,16 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
-unit: $(VENV)/.installed-test
+unit: $(VENV)/.installed-test $(VENV)/.browser
 	$(BIN)/python -m pytest -n 2
+
+# Runs that are killed at any moment, many times: too long for every test run.
+faults: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n 2 -m faults
+
+docs: $(VENV)/.installed-test
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 # The wheel, installed in a bare environment outside the clone, runs the main job.
 wheel: $(VENV)/.installed-test
@@ -32,5 +40,12 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+# The page is tested in a real browser: Debian's chromium, installed where it is missing and can be.
+$(VENV)/.browser: $(VENV)/.installed-test
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
+	  || { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null 2>&1 \
+	  || echo "chromium is missing and could not be installed: the tests of the page will be skipped"
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

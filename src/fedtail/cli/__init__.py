@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import typer
 
+from fedtail.cli.compare import compare
 from fedtail.cli.demo import demo
+from fedtail.cli.files import init, show
+from fedtail.cli.looking import choose, data, report
+from fedtail.cli.run import run
+from fedtail.cli.tune import tune
 from fedtail.version import __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-                  help="Federated learning that serves every client: train for the tail of the distribution over clients.")
-app.command()(demo)
+HELP = "Federated learning that serves every client: train for the tail of the distribution over clients."
+MANUAL = """\
+From nothing to a page:
+
+\b
+  fedtail init experiment.toml          a commented file to start from (--data mine.npz: for your data)
+  fedtail run experiment.toml           train, in a run folder that survives a crash
+  fedtail compare experiment.toml       its [[method]] entries, on the same cohorts and batches
+  fedtail report runs/experiment        one page to look at
+
+Exit codes: 0 done; 1 a run failed; 2 refused, nothing was done; 130 interrupted, saved, --resume goes on."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=HELP, epilog=MANUAL)
+COMMANDS = (
+    (init, "Write a commented experiment file to start from."), (show, "Print an experiment with every default."),
+    (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
+    (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
+    (choose, "Say which model of a family suits a client."), (demo, "Train FedAvg and Delta-FL on an example."))
+for command, brief in COMMANDS:
+    app.command(short_help=brief)(command)
+app.add_typer(data, name="data")
 
 
 def _version(wanted: bool) -> None:
@@ -18,11 +41,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=HELP, epilog=MANUAL)
 def options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Federated learning that serves every client: train for the tail of the distribution over clients."""
+    """What stands before a command."""
 
 
 def main() -> None:

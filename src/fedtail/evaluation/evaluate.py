@@ -84,6 +84,12 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
     mass = population.mass if weighted else None
+    rates = gives_rates(task, population)
+    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error")
+                       for m in task.all_metrics})
+
+
+def gives_rates(task: Task, population: Population) -> bool:
+    """Whether errors are rates in [0, 1], to be shown in percent."""
     classes = task.error is default_error and not population.targets.is_floating_point()
-    rates = {"error": classes or task.error is misclassification}
-    return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates.get(m.name, False)) for m in task.all_metrics})
+    return classes or task.error is misclassification

@@ -1,0 +1,68 @@
+"""`fedtail compare`: several methods on the same clients, cohorts and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import told
+from fedtail.cli.run import farewell, free_folder, run_all, show, slug
+
+if TYPE_CHECKING:
+    from fedtail.experiment import Experiment
+
+
+@told
+def compare(
+    experiments: list[Path] = typer.Argument(..., metavar="EXPERIMENT.toml...", show_default=False,
+                                             help="Files with one method each, or one file with [[method]] entries."),
+    settings: list[str] = options.SET,
+    out: Path | None = options.OUT,
+    seeds: str | None = options.SEEDS,
+    resume: bool = options.RESUME,
+    device: str | None = options.DEVICE,
+    as_json: bool = options.JSON,
+) -> None:
+    """Train several methods on the same clients, cohorts and batches, and compare them.
+
+    Prints error over test clients, mean +- deviation over seeds, and each method's paired difference to the first with its
+    standard error. Every method and seed is a run folder of its own, METHOD/seed-K, so that --resume does only what is missing.
+    """
+    from fedtail.cli.tables import show_differences
+    from fedtail.experiment import read_experiments
+    from fedtail.runs.comparison import differences
+
+    wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device))]
+    check_comparable(wanted)
+    numbers = options.seeds_or(seeds, wanted[0].seeds)
+    folder = out or free_folder(Path("runs") / slug(experiments[0].stem), resume)
+    jobs = [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
+    runs = run_all(jobs, folder, resume, as_json)
+    less = differences(runs)
+    show(runs, folder, as_json, {"differences": less})
+    if not as_json:
+        show_differences(less)
+        farewell(folder)
+
+
+def check_comparable(wanted: Sequence[Experiment]) -> None:
+    """Refuse what would not be a comparison: fewer than two methods, the same name twice, other data."""
+    from fedtail.experiment import ExperimentError
+
+    if len(wanted) < 2:
+        raise ExperimentError(f"a comparison needs two methods or more, got {len(wanted)}. Give several files, or one with "
+                              "[[method]] entries.")
+    for one in wanted[1:]:
+        if one.data.table() != wanted[0].data.table():
+            raise ExperimentError(f"{one.name} and {wanted[0].name} do not have the same [data], so their difference would not "
+                                  "be one of method.")
+        if one.task.table().get("error") != wanted[0].task.table().get("error"):
+            raise ExperimentError(f"{one.name} and {wanted[0].name} do not measure the same error.")
+    places = [slug(one.name) for one in wanted]
+    for one, place in zip(wanted, places, strict=True):
+        if places.count(place) > 1:
+            raise ExperimentError(f"two methods are called {one.name!r} (or nearly so). Give each file another name = \"...\".")

@@ -1,0 +1,53 @@
+"""`fedtail init` and `fedtail show`: experiment files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import told
+
+
+@told
+def init(
+    file: Path = typer.Argument(Path("experiment.toml"), metavar="FILE", help="Where to write it."),
+    data: Path | None = typer.Option(None, "--data", metavar="DATA", show_default=False,
+                                     help="Your data (.npz, .parquet, a folder): the file is written for them."),
+    force: bool = typer.Option(False, "--force", help="Overwrite a file that is there."),
+) -> None:
+    """Write a commented experiment file to start from; with --data, one that fits your data."""
+    from fedtail.experiment.starter import starter
+
+    if file.exists() and not force:
+        raise FileExistsError(f"{file} is there already. Choose another name, or write --force.")
+    text = starter(data, file.parent)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    typer.echo(f"Wrote {file}.  Look at it, then:  fedtail run {file}")
+
+
+@told
+def show(
+    experiment: Path = options.EXPERIMENT,
+    settings: list[str] = options.SET,
+    method: str | None = options.METHOD,
+    as_json: bool = options.JSON,
+) -> None:
+    """Print an experiment fully resolved: every part with every field, defaults included. Reads no data."""
+    import tomli_w
+
+    from fedtail.experiment import read_experiments
+    from fedtail.experiment.source import ExperimentError, nearest
+
+    found = read_experiments(experiment, settings)
+    chosen = [one for one in found if method in (None, one.name)]
+    if not chosen:
+        raise ExperimentError(f"{experiment} has no method {method!r}. {nearest(method or '', [one.name for one in found])}")
+    if as_json:
+        tables = [one.table() for one in chosen]
+        typer.echo(json.dumps(tables[0] if len(tables) == 1 else {"methods": tables}))
+        return
+    typer.echo("\n\n".join((f"# {one.name}\n" if len(chosen) > 1 else "") + tomli_w.dumps(one.table()).strip() for one in chosen))

@@ -1,0 +1,83 @@
+"""`fedtail report`, `fedtail choose` and `fedtail data describe`: look at runs, models and data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import told
+
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data by client.")
+
+
+@told
+def report(
+    runs: list[Path] = typer.Argument(..., metavar="RUN...", show_default=False,
+                                      help="Run folders, or folders with runs somewhere in them."),
+    out: Path | None = typer.Option(None, "--out", metavar="FILE", show_default=False,
+                                    help="Where to write the page; by default report.html in the first folder."),
+    title: str | None = typer.Option(None, "--title", help="What the page is called.", show_default=False),
+    open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
+    as_json: bool = options.JSON,
+) -> None:
+    """Write one page about runs that works offline: tables, distributions over clients, the tail, who chooses which model."""
+    from fedtail.report import write_page
+    from fedtail.runs import find_runs
+
+    found = find_runs(runs)
+    page = write_page(found, out or runs[0] / "report.html", **({"title": title} if title else {}))
+    typer.echo(json.dumps({"page": str(page), "runs": [str(run.path) for run in found]}) if as_json else
+               f"Wrote {page} ({page.stat().st_size / 1e6:.1f} MB), about {len(found)} runs.")
+    if open_page:
+        typer.launch(str(page))
+
+
+@told
+def choose(
+    run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
+    mine: Path = typer.Option(..., "--data", metavar="FILE", help="One client's examples, .npz or .parquet.", show_default=False),
+    x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
+    y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
+    as_json: bool = options.JSON,
+) -> None:
+    """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent."""
+    from fedtail.runs.choosing import choose_for
+
+    picked = choose_for(run, mine, x[0] if len(x) == 1 else x, y)
+    if as_json:
+        typer.echo(json.dumps(picked))
+        return
+    from fedtail.cli.tables import show_table
+
+    unit = " (%)" if picked["unit"] else ""
+    cells = [[row["model"], f"{row['error']:.2f}", "<- this one" if row["chosen"] else ""] for row in picked["models"]]
+    show_table(f"Error on {picked['examples']} examples{unit}", ["model", "error", ""], cells)
+    typer.echo(f"Its parameters are in {picked['file']}.")
+
+
+@data.command("describe")
+@told
+def describe(
+    path: Path = typer.Argument(..., metavar="FILE", show_default=False,
+                                help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
+    x: list[str] | None = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False),
+    y: str | None = typer.Option(None, "--y", metavar="NAME", help="The array of targets.", show_default=False),
+    client: str | None = typer.Option(None, "--client", metavar="NAME", help="The array of client ids.", show_default=False),
+    as_json: bool = options.JSON,
+) -> None:
+    """Say who the clients of a file are: how many, how large, how different, and what might go wrong."""
+    from fedtail.data.describe import describe as described
+    from fedtail.data.opening import open_any
+    from fedtail.data.rendering import render
+
+    told_x = None if not x else x[0] if len(x) == 1 else x
+    found = described(open_any(path, told_x, y, client), path.name)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(render(found))

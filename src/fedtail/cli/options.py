@@ -1,0 +1,26 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import typer
+
+EXPERIMENT = typer.Argument(..., metavar="EXPERIMENT.toml", show_default=False,
+                            help="The experiment file; `fedtail init` writes one.")
+SET = typer.Option([], "--set", metavar="KEY=VALUE", show_default=False,
+                   help="Change a key of the file: --set risk.tail_fraction=0.3. May be given again.")
+OUT = typer.Option(None, "--out", metavar="DIR", help="Where to write; by default a new folder in runs/.", show_default=False)
+SEEDS = typer.Option(None, "--seeds", metavar="SEEDS", help="0..4, or 0,1,7; by default those of the file.", show_default=False)
+METHOD = typer.Option(None, "--method", metavar="NAME", help="Which of the file's [[method]] entries.", show_default=False)
+RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder, from its last checkpoint.")
+DEVICE = typer.Option(None, "--device", metavar="DEVICE", help="cpu or cuda; by default that of the file.", show_default=False)
+JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
+
+
+def with_device(settings: list[str], device: str | None) -> list[str]:
+    return settings if device is None else [*settings, f'device="{device}"']
+
+
+def seeds_or(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    from fedtail.experiment import seeds_of
+
+    return default if seeds is None else seeds_of(seeds)

@@ -1,0 +1,124 @@
+"""`fedtail run`: one method of one file, for some seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import INTERRUPTED, leave, told
+from fedtail.cli.watching import Watcher
+
+if TYPE_CHECKING:
+    from fedtail.experiment import Experiment
+    from fedtail.runs import RunFolder
+
+
+@told
+def run(
+    experiment: Path = options.EXPERIMENT,
+    settings: list[str] = options.SET,
+    out: Path | None = options.OUT,
+    seeds: str | None = options.SEEDS,
+    method: str | None = options.METHOD,
+    resume: bool = options.RESUME,
+    device: str | None = options.DEVICE,
+    as_json: bool = options.JSON,
+) -> None:
+    """Train the method of an experiment file and keep everything in a run folder.
+
+    One seed is one run, in the folder itself; several are in seed-0, seed-1, ... below it. A run can be killed at any moment
+    and goes on with --resume as if it had not been. Ctrl-C finishes the round, saves, and says how to go on.
+    """
+    from fedtail.experiment import read_experiment
+
+    wanted = read_experiment(experiment, options.with_device(settings, device), method)
+    numbers = options.seeds_or(seeds, wanted.seeds)
+    folder = out or free_folder(Path("runs") / slug(wanted.name), resume)
+    places = [folder] if len(numbers) == 1 else [folder / f"seed-{seed}" for seed in numbers]
+    runs = run_all([(wanted, seed, place) for seed, place in zip(numbers, places, strict=True)], folder, resume, as_json)
+    show(runs, folder, as_json)
+
+
+def run_all(jobs: list[tuple[Experiment, int, Path]], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
+    """Run them one after another; data are loaded once for each seed."""
+    from fedtail.runs import Interrupted
+    from fedtail.runs import run as run_one
+
+    watcher, runs, loaded = Watcher(len(jobs), quiet), [], _Loaded()
+    with watcher.watching():
+        for wanted, seed, place in jobs:
+            try:
+                runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
+            except Interrupted as stopped:
+                leave(f"{stopped}.\nGo on with:  {again(folder)}", INTERRUPTED)
+            if watcher.stop and len(runs) < len(jobs):
+                leave(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {again(folder)}", INTERRUPTED)
+    return runs
+
+
+def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
+    """The table of what was run, or its JSON."""
+    from fedtail.cli.tables import show_finetuned, show_rows
+    from fedtail.runs.comparison import rows, unit_of
+
+    table = rows(runs)
+    if as_json:
+        typer.echo(json.dumps({"rows": table, **(more or {}), "runs": [str(run.path) for run in runs]}))
+        return
+    about = runs[0].about
+    clients = f"{about['splits'][runs[0].tested]} {runs[0].tested.replace('_', '-')} clients"
+    unit = f", {unit_of(runs[0])}" if unit_of(runs[0]) else ""
+    over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
+    show_rows(table, f"Error on {clients} after {about['rounds']} rounds{unit}{over}")
+    show_finetuned(runs)
+    if more is None:
+        farewell(folder)
+
+
+def farewell(folder: Path) -> None:
+    typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
+
+
+def slug(name: str) -> str:
+    """A name as a folder."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower() or "run"
+
+
+def free_folder(place: Path, resume: bool) -> Path:
+    """The first of `place`, `place-2`, ... that is not taken; to resume, the last that is."""
+    taken = [place] if place.exists() else []
+    while taken and (following := place.with_name(f"{place.name}-{len(taken) + 1}")).exists():
+        taken.append(following)
+    if resume:
+        return taken[-1] if taken else place
+    return place if not taken else place.with_name(f"{place.name}-{len(taken) + 1}")
+
+
+def again(folder: Path) -> str:
+    """The command that goes on where this one stopped."""
+    words = ["fedtail", *sys.argv[1:]]
+    words += [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]
+    return shlex.join([*words, *([] if "--resume" in words else ["--resume"])])
+
+
+class _Loaded:
+    """The data of the last seed, so that methods on the same data load them once."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._splits: Any = None
+
+    def of(self, experiment: Experiment, seed: int) -> Any:
+        def load() -> Any:
+            key = (experiment.data.table(), seed if not experiment.data.same_for_all_seeds else None)
+            if self._key != key:
+                self._key, self._splits = key, experiment.data.load(seed)
+            return self._splits
+        return load

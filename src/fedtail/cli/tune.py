@@ -1,0 +1,66 @@
+"""`fedtail tune`: search settings by how held-out training clients do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import INTERRUPTED, leave, told
+from fedtail.cli.run import again, free_folder, slug
+from fedtail.cli.watching import Watcher
+
+SHOWN = 10
+
+
+@told
+def tune(
+    experiment: Path = options.EXPERIMENT,
+    settings: list[str] = options.SET,
+    out: Path | None = options.OUT,
+    seeds: str | None = options.SEEDS,
+    trials: int | None = typer.Option(None, "--trials", min=1, help="How many settings to try.", show_default=False),
+    resume: bool = options.RESUME,
+    device: str | None = options.DEVICE,
+    as_json: bool = options.JSON,
+) -> None:
+    """Search the fields named in [tune.search], choosing by a statistic over held-out training clients.
+
+    The papers choose by the 90th percentile of the error. Test clients are never looked at. The best experiment is written to
+    best.toml, ready for `fedtail run`.
+    """
+    from fedtail.runs.tuning import read_search
+    from fedtail.runs.tuning import tune as search_all
+
+    changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
+    search = read_search(experiment, changes)
+    numbers = options.seeds_or(seeds, (0,))
+    folder = out or free_folder(Path("runs") / f"{slug(search.name)}-tune", resume)
+    watcher = Watcher(search.settings.trials * len(numbers), as_json)
+    with watcher.watching():
+        result = search_all(search, numbers, folder, watcher, resume)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        show(result)
+    if not result["finished"]:
+        leave(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
+
+
+def show(result: dict[str, Any]) -> None:
+    from fedtail.cli.tables import show_table
+
+    names = list(result["trials"][0]["settings"]) if result["trials"] else []
+    best = result["trials"][:SHOWN]
+    cells = [[f"{trial['value']:.4f}", *(_short(trial["settings"][name]) for name in names)] for trial in best]
+    title = f"{len(result['trials'])} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
+    show_table(title, [result["statistic"], *names], cells)
+    if result["best"]:
+        typer.echo(f"The best is in {result['file']}.  Run it:  fedtail run {result['file']}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

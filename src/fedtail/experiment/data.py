@@ -1,0 +1,235 @@
+"""The data section: where the clients come from, and how they are split."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtail import data as generators
+from fedtail.data import Population, Splits, partition
+from fedtail.experiment import readers
+from fedtail.experiment.parts import Plan, arguments, imported, written
+from fedtail.experiment.source import Key, Source, nearest
+
+READERS: dict[str, Callable[..., Any]] = {
+    "arrays": readers.arrays, "leaf": readers.leaf, "saved": readers.saved, "huggingface": readers.huggingface}
+GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthetic_iid", "three_gaussians")
+PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
+FROM_DATA = ("labels", "examples", "values")      # what a partitioner is given, not told
+RUN = "run"                                       # seed = "run": another draw of the data for every seed of a run
+COMMON = ("kind", "split", "at_least", "test_path")
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Clients are split by fractions; `within` keeps back a part of every training client's examples.
+
+    Where no clients are kept for `test`, the examples kept back are the test set.
+    """
+
+    train: float = 0.8
+    validation: float | None = None
+    test: float | None = None
+    within: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shares = [s for s in (self.train, self.validation, self.test) if s is not None]
+        if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
+            raise ValueError(f"train, validation and test are fractions of the clients, at most 1 together, got {shares}.")
+        if self.within is not None and not 0 < self.within < 1:
+            raise ValueError(f"within must be in (0, 1), got {self.within:g}. It is the part of a client's examples kept back.")
+
+    def __call__(self, people: Population, seed: int) -> dict[str, Population]:
+        named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
+        splits = {"train": people}
+        if len(named) > 1 or self.train < 1:
+            splits = dict(zip(named, people.split(tuple(named.values()), seed), strict=True))
+        if self.within is not None:
+            kept, back = splits["train"].split_examples(1 - self.within, seed)
+            splits |= {"train": kept, ("held_out" if "test" in splits else "test"): back}
+        return splits
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """Everything it takes to load the data, checked before anything is read."""
+
+    reader: Plan
+    partition: Plan | None
+    split: SplitPlan | None                 # None: the reader gives the splits itself
+    at_least: int
+    test_path: Path | None
+    follows: frozenset[str]                 # which of the seeds are the run's
+
+    @property
+    def same_for_all_seeds(self) -> bool:
+        return not self.follows
+
+    def load(self, seed: int) -> dict[str, Population]:
+        """The clients to train on, to choose with (`validation`), to report (`test`), and what was held out."""
+        people = self._read(seed)
+        if isinstance(people, Splits):
+            return {name: self._filtered(part) for name, part in people._asdict().items()}
+        if not isinstance(people, Population):
+            raise self.reader.source.refuse(("data", "kind"), f"{self.reader.name} must give a Population or Splits, got "
+                                                              f"{type(people).__name__}.")
+        split_seed = seed if "split.seed" in self.follows or self.split is None else self.split.seed
+        try:
+            splits = (self.split or SplitPlan(1.0))(self._filtered(people), split_seed)
+        except ValueError as reason:
+            raise self.reader.source.refuse(("data", "split"), str(reason)) from reason
+        if self.test_path is not None:
+            splits["test"] = self._filtered(self._read(seed, path=self.test_path))
+        return splits
+
+    def table(self) -> dict[str, Any]:
+        """As a table with every field, as it would be written in a file."""
+        own = {("kind" if name == "part" else name): value for name, value in self.reader.table().items()}
+        if self.partition is not None:
+            own["client"] = self._seeded(self.partition.table(), "client.seed")
+        if self.split is not None:
+            split = {name: value for name, value in written(self.split).items() if name != "part" and value != "none"}
+            own["split"] = self._seeded(split, "split.seed")
+        if self.test_path is not None:
+            own["test_path"] = str(self.test_path)
+        own = {name: value for name, value in own.items() if value != "none"}
+        return self._seeded({**own, "at_least": self.at_least}, "seed")
+
+    def _read(self, seed: int, **more: Any) -> Any:
+        if "seed" in self.follows:
+            more["seed"] = seed
+        if self.partition is not None:
+            with_seed = {"seed": seed} if "client.seed" in self.follows else {}
+            more["client"] = _dealer(replace(self.partition, arguments={**self.partition.arguments, **with_seed}))
+        return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
+
+    def _filtered(self, people: Population) -> Population:
+        return people if self.at_least <= 1 else people.at_least(self.at_least)
+
+    def _seeded(self, table: dict[str, Any], name: str) -> dict[str, Any]:
+        return {**table, "seed": RUN} if name in self.follows else table
+
+
+def data_plan(source: Source) -> DataPlan:
+    """The data section of a file, checked."""
+    table, follows = source.table("data"), set()
+    for name, inner in (("", table), ("client.", table.get("client")), ("split.", table.get("split"))):
+        if isinstance(inner, dict) and inner.get("seed") == RUN:
+            follows.add(f"{name}seed")
+            if name:
+                table[name[:-1]] = {**inner, "seed": 0}
+            else:
+                table["seed"] = 0
+    reader = _reader(source, table)
+    client = table.get("client")
+    dealt = _partition(source, client, reader.name) if isinstance(client, dict) else None
+    own = {name: value for name, value in table.items() if name not in COMMON and not (dealt and name == "client")}
+    given = arguments(source, ("data",), own, reader.target, reader.name, skip=("client",) if dealt else ())
+    if "path" in given:
+        given["path"] = _existing(source, ("data", "path"), given["path"])
+    if reader.name == "leaf" and ":" in str(given.get("encode")):
+        given["encode"] = imported(source, ("data", "encode"), given["encode"])
+    if reader.name == "huggingface" and (source.folder / given["dataset"]).exists():
+        given["dataset"] = source.folder / given["dataset"]
+    at_least = table.get("at_least", 1)
+    if type(at_least) is not int or at_least < 1:
+        raise source.refuse(("data", "at_least"), f"at_least must be a whole number from 1, got {at_least!r}.")
+    test = table.get("test_path")
+    test_path = None if test is None else _existing(source, ("data", "test_path"), test)
+    return DataPlan(replace(reader, arguments=given), dealt, _split(source, table, reader.name), at_least, test_path,
+                    frozenset(follows))
+
+
+def fingerprint(splits: dict[str, Population]) -> str:
+    """A digest of the data themselves, so that a run does not go on with others."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, people in sorted(splits.items()):
+        inputs = people.inputs if isinstance(people.inputs, dict) else {"x": people.inputs}
+        for tensor in (*inputs.values(), people.targets, people.start, people.size, people.mass, people.key):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _reader(source: Source, table: dict[str, Any]) -> Plan:
+    kind = table.get("kind")
+    known = [*READERS, *GENERATORS]
+    if not isinstance(kind, str):
+        raise source.refuse(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
+    if ":" in kind:
+        return Plan(kind, imported(source, ("data", "kind"), kind), {}, source, ("data",))
+    if kind not in known:
+        raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest(kind, known)}")
+    target = READERS[kind] if kind in READERS else getattr(generators, kind)
+    return Plan(kind, target, {}, source, ("data",))
+
+
+def _partition(source: Source, table: dict[str, Any], kind: str) -> Plan:
+    """Who deals the examples out: one of ours, or for a Hugging Face data set one of Flower's."""
+    name, key = table.get("part"), ("data", "client")
+    fields = {field: value for field, value in table.items() if field != "part"}
+    if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
+        return Plan(name, _flower, fields, source, key)
+    if name not in PARTITIONS:
+        raise source.refuse((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
+                                            f"{nearest(str(name), PARTITIONS)}")
+    target = getattr(partition, name)
+    told = ("values",) if name == "by_column" else ()
+    given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in told))
+    return Plan(name, target, given, source, key)
+
+
+def _flower(**settings: Any) -> Any:
+    """Stands for one of Flower's partitioners, which are made where the data set is."""
+    return settings
+
+
+def _dealer(plan: Plan) -> readers.Deal:
+    """What a reader calls to have its examples dealt out to clients."""
+    def deal(y: str, read: readers.Read, dataset: Any) -> np.ndarray:
+        if plan.target is _flower:
+            from fedtail.data.hub import partition_ids
+            return partition_ids(dataset, plan.name, plan.arguments)
+        if plan.name == "by_column":
+            return partition.by_column(read(plan.arguments["values"]))
+        labels = read(y)
+        return plan.make(**({"examples": len(labels)} if plan.name == "quantity_skew" else {"labels": labels}))
+    return deal
+
+
+def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
+    split = table.get("split")
+    if kind == "label_shift":
+        if split is not None:
+            raise source.refuse(("data", "split"), "label_shift gives its own training, validation and test clients. Remove "
+                                                   "split, or set train_clients, validation_clients and test_clients.")
+        return None
+    if split is None:
+        return SplitPlan(1.0) if "test_path" in table else SplitPlan(0.8, test=0.2)
+    if not isinstance(split, dict):
+        raise source.refuse(("data", "split"), f"split must be a table, got {split!r}. Write "
+                                               "split = { train = 0.8, test = 0.2, seed = 0 }.")
+    given = arguments(source, ("data", "split"), split, SplitPlan, "split")
+    if "train" not in given:
+        given["train"] = 1 - sum(given.get(name) or 0 for name in ("validation", "test"))
+    return Plan("split", SplitPlan, given, source, ("data", "split")).make()
+
+
+def _existing(source: Source, key: Key, value: Any) -> Path:
+    path = source.folder / str(value)
+    if not path.exists():
+        raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")
+    return path
+
+
+def described(splits: dict[str, Population], kind: str) -> str:
+    """The data in a line, for people."""
+    sizes: Sequence[str] = [f"{len(people)} {name} clients" for name, people in splits.items()]
+    return f"{kind}: {', '.join(sizes)}"

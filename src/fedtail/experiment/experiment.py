@@ -1,0 +1,262 @@
+"""An experiment: everything a run needs, from a file, checked before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtail.algorithm import Family, FederatedAlgorithm
+from fedtail.channel import Channel
+from fedtail.experiment.data import DataPlan, data_plan
+from fedtail.experiment.parts import SLOTS, Plan, arguments, part, plan, written
+from fedtail.experiment.source import ExperimentError, Source, nearest
+from fedtail.local import LocalSGD
+from fedtail.task import Metric, Task
+
+METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
+SECTIONS = ("data", "task", *METHOD, "channel", "family", "evaluate", "tune")
+SETTINGS = ("name", "rounds", "seeds", "device")
+OWN = (*METHOD, "name", "rounds", "task", "channel", "family")         # what a [[method]] may set for itself
+NOT_YET = {
+    "privacy": "this version trains without differential privacy, and does not pretend to: nothing would be noised",
+    "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What is looked at, and when.
+
+    `every` so many rounds (by default twenty times in a run), and at the end, all splits are evaluated and a checkpoint is
+    written. `tail` records who was asked and who counted in every round. `finetune` trains a copy for each test client at the
+    end, on half of its examples. `tensorboard` writes event files too.
+    """
+
+    every: int | None = None
+    train: bool = True                  # evaluate the training clients too
+    tail: bool = True
+    finetune: LocalSGD | None = None
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every must be at least 1 round, got {self.every}.")
+
+
+@dataclass(frozen=True)
+class FamilyPlan:
+    """Which field the models of a family differ in, and its values."""
+
+    field: str                          # "risk.tail_fraction"
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """A task whose module is made anew for every seed."""
+
+    module: Plan
+    rest: dict[str, Any]
+    dtype: str = "float32"
+
+    def make(self, seed: int) -> Task:
+        """The task of a run: PyTorch's generator starts at the seed, so that all methods start from the same module."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            module = self.module.make()
+        if not isinstance(module, torch.nn.Module):
+            raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
+                                                             "torch.nn.Module is needed.")
+        return Plan("Task", Task, {"module": module.to(DTYPES[self.dtype]), **self.rest}, self.module.source, ("task",)).make()
+
+    def table(self) -> dict[str, Any]:
+        rest = {name: written(value) for name, value in self.rest.items() if name != "metrics"}
+        metrics = [{k: v for k, v in written(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
+        return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One method or family on one population, for some seeds."""
+
+    name: str
+    rounds: int
+    seeds: tuple[int, ...]
+    device: str
+    data: DataPlan
+    task: TaskPlan
+    algorithm: FederatedAlgorithm | Family
+    channel: Channel
+    family: FamilyPlan | None
+    evaluate: EvaluationPlan
+    source: Source = field(repr=False)
+
+    @property
+    def members(self) -> list[str]:
+        """The names of its models."""
+        if self.family is None:
+            return [self.name]
+        return [f"{self.family.field.rpartition('.')[2]} {value}" for value in self.family.values]
+
+    @property
+    def evaluate_every(self) -> int:
+        return self.evaluate.every or max(1, self.rounds // 20)
+
+    def table(self, seed: int | None = None) -> dict[str, Any]:
+        """Everything, with every default, as a file that gives this experiment again."""
+        first = self.algorithm.members[0]
+        method = {name: written(getattr(first, name)) for name in METHOD}
+        family = {}
+        if self.family is not None:
+            section, name = self.family.field.split(".")
+            family = {"family": {section: {name: [written(value) for value in self.family.values]}}}
+        evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
+        return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
+                "device": self.device, "data": self.data.table(), "task": self.task.table(), **method,
+                "channel": written(self.channel), **family, "evaluate": {**evaluate, "every": self.evaluate_every}}
+
+
+def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Experiment:
+    """The one experiment of a file; of a file with several methods, the one called `method`."""
+    found = read_experiments(path, settings)
+    if method is not None:
+        chosen = [experiment for experiment in found if experiment.name == method]
+        if not chosen:
+            raise ExperimentError(f"{path} has no method {method!r}. {nearest(method, [e.name for e in found])}")
+        return chosen[0]
+    if len(found) > 1:
+        raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(e.name for e in found)}. Compare them with "
+                              "`fedtail compare`, or pick one with --method.")
+    return found[0]
+
+
+def read_experiments(path: str | Path, settings: Sequence[str] = ()) -> list[Experiment]:
+    """All methods of a file: its `[[method]]` entries, or the file itself as one."""
+    return experiments(Source.read(path, settings), Path(path).stem)
+
+
+def experiments(source: Source, name: str) -> list[Experiment]:
+    _check_keys(source, source.tables, (*SETTINGS, *SECTIONS, "method"), ())
+    if "method" not in source.tables:
+        return [_experiment(source, name)]
+    entries = source.tables["method"]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries) or not entries:
+        raise source.refuse(("method",), "methods are written [[method]], each with a name and what it changes.")
+    found = []
+    for index, entry in enumerate(entries):
+        _check_keys(source, entry, OWN, ("method", index))
+        if not isinstance(entry.get("name"), str):
+            raise source.refuse(("method", index), "a method needs a name. Write name = \"Delta-FL\".")
+        found.append(_experiment(source.for_method(index), name))
+    names = [experiment.name for experiment in found]
+    if len(set(names)) < len(names):
+        raise source.refuse(("method",), f"methods need different names, got {', '.join(names)}.")
+    return found
+
+
+def seeds_of(value: Any) -> tuple[int, ...]:
+    """Seeds as 3, [0, 1], "0..4" (both ends) or "0,1,7"."""
+    if isinstance(value, str):
+        low, dots, high = value.partition("..")
+        try:
+            value = list(range(int(low), int(high) + 1)) if dots else [int(part) for part in value.split(",")]
+        except ValueError:
+            value = [value]
+    seeds = [value] if isinstance(value, int) else value
+    if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
+        raise ValueError(f"seeds must be whole numbers from 0, got {value!r}. Write 0..4, or 0,1,2.")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _experiment(source: Source, name: str) -> Experiment:
+    rounds = source.tables.get("rounds")
+    if type(rounds) is not int or rounds < 1:
+        raise source.refuse(("rounds",), f"rounds must be a whole number from 1, got {rounds!r}. Write rounds = 100 at the top.")
+    try:
+        seeds = seeds_of(source.tables.get("seeds", [0]))
+    except ValueError as reason:
+        raise source.refuse(("seeds",), str(reason)) from None
+    given = source.tables.get("name", name)
+    if not isinstance(given, str) or not given.strip():
+        raise source.refuse(("name",), f"name must be text, got {given!r}.")
+    algorithm, family = _algorithm(source)
+    return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
+                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]), family, _evaluation(source), source)
+
+
+def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
+    if "family" not in source.tables:
+        return _member(source, {}), None
+    varied = [(section, name, values) for section, inner in source.table("family").items()
+              for name, values in (inner.items() if isinstance(inner, dict) else [("", inner)])]
+    if len(varied) != 1 or varied[0][0] not in METHOD or not isinstance(varied[0][2], list) or len(varied[0][2]) < 2:
+        raise source.refuse(("family",), "a family varies one field of a part over two values or more. Write "
+                                         "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
+    section, name, values = varied[0]
+    members = tuple(_member(source, {section: {name: value}}) for value in values)
+    return Family(members), FamilyPlan(f"{section}.{name}", tuple(values))
+
+
+def _member(source: Source, change: dict[str, dict[str, Any]]) -> FederatedAlgorithm:
+    parts = {}
+    for name in METHOD:
+        table = source.table(name) | change.get(name, {})
+        if name == "sample" and not table:
+            raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
+                                             "part = \"Everyone\".")
+        parts[name] = part(source, (name,), table, SLOTS[name])
+    return Plan("method", FederatedAlgorithm, parts, source, ()).make()
+
+
+def task_plan(source: Source) -> TaskPlan:
+    """The task section of a file, checked."""
+    table = source.table("task")
+    module = table.pop("module", None)
+    if module is None:
+        raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
+                                       f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; your "
+                                       "own is written \"module:Class\".")
+    dtype = table.pop("dtype", "float32")
+    if dtype not in DTYPES:
+        raise source.refuse(("task", "dtype"), f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(table.pop("metrics", [])))
+    rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
+    return TaskPlan(plan(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
+
+
+def _metric(source: Source, index: int, table: Any) -> Metric:
+    if not isinstance(table, dict):
+        raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
+                                                 '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
+    key = ("task", "metrics", index)
+    return Plan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()
+
+
+def _evaluation(source: Source) -> EvaluationPlan:
+    table = source.table("evaluate")
+    given = arguments(source, ("evaluate",), table, EvaluationPlan, "[evaluate]")
+    return Plan("evaluate", EvaluationPlan, given, source, ("evaluate",)).make()
+
+
+def _device(source: Source) -> str:
+    device = source.tables.get("device", "cpu")
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise source.refuse(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
+    return str(device)
+
+
+def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:
+    for name in table:
+        if name in NOT_YET:
+            raise source.refuse((*key, name), f"{NOT_YET[name]}. Remove [{name}].")
+        if name not in known:
+            raise source.refuse((*key, name), f"there is no section or setting {name!r}. {nearest(name, known)}")

@@ -1,0 +1,160 @@
+"""An experiment file as text: its tables, where each key stands, and errors that say so."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+Key = tuple[str | int, ...]      # ("risk", "tail_fraction"), ("method", 1, "risk")
+
+_WORD = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_DOTTED = rf"{_WORD}(?:\s*\.\s*{_WORD})*"
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
+_ASSIGNED = re.compile(rf"\s*({_DOTTED})\s*=")
+
+
+class ExperimentError(ValueError):
+    """Something in an experiment that cannot be: where it stands, what came, what to write instead."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tables of an experiment file after `--set`, and the line of every key."""
+
+    name: str                            # what errors call it
+    folder: Path                         # relative paths start here
+    tables: dict[str, Any]
+    lines: dict[Key, int]
+    set_by: dict[Key, str]               # keys changed after reading, and where: "--set risk.tail_fraction=0.3"
+    method: int | None = None            # look at one of the [[method]] entries
+
+    @classmethod
+    def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Source:
+        path = Path(path)
+        if path.is_dir():
+            raise ExperimentError(f"{path} is a folder, an experiment file is needed. `fedtail init` writes one.")
+        if not path.is_file():
+            raise ExperimentError(f"there is no file {path}. `fedtail init {path.name}` writes one to start from.")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ExperimentError(f"{path} is not a text file in UTF-8.") from None
+        return cls.parse(text, path.name, path.resolve().parent, settings)
+
+    @classmethod
+    def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = ()) -> Source:
+        try:
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as reason:
+            raise ExperimentError(f"{name} is not valid TOML: {reason}. Text needs quotes, true and false are small.") from None
+        source = cls(name, folder, tables, dict(_lines(text)), {})
+        for setting in settings:
+            source = source.changed(*_setting(setting), f"--set {setting}")
+        return source
+
+    def changed(self, key: Key, value: Any, by: str) -> Source:
+        """The same with one key set; errors about it say by what."""
+        tables = copy.deepcopy(self.tables)
+        place: Any = tables
+        for part in key[:-1]:
+            if isinstance(place.get(part), str):
+                place[part] = {"part": place[part]}
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ExperimentError(f"{by}: {part} is not a table. Only keys of tables can be set.")
+        place[key[-1]] = value
+        return replace(self, tables=tables, set_by={**self.set_by, key: by})
+
+    def for_method(self, index: int) -> Source:
+        """The same file, seen by one of its methods: its own sections over the common ones."""
+        own = self.tables["method"][index]
+        merged = {key: value for key, value in self.tables.items() if key != "method"}
+        for key, value in own.items():
+            merged[key] = _over(merged.get(key), value)
+        return replace(self, tables=merged, method=index)
+
+    def where(self, *key: str | int) -> str:
+        """Where a key stands: `experiment.toml, line 12`, or the --set it came from."""
+        for size in range(len(key), 0, -1):
+            for full in ((("method", self.method, *key[:size]),) if self.method is not None else ()) + (key[:size],):
+                if full in self.set_by:
+                    return self.set_by[full]
+                if full in self.lines:
+                    return f"{self.name}, line {self.lines[full]}"
+        return self.name
+
+    def refuse(self, key: Key, message: str) -> ExperimentError:
+        """The error for a key: raise it."""
+        return ExperimentError(f"{self.where(*key)}: {message}")
+
+    def table(self, section: str) -> dict[str, Any]:
+        """A section; empty where it is absent. `section = "Name"` is short for a part without fields."""
+        value = self.tables.get(section, {})
+        if isinstance(value, str):
+            return {"part": value}
+        if not isinstance(value, dict):
+            raise self.refuse((section,), f"{section} must be a table, got {value!r}. Write [{section}] and its keys below it.")
+        return dict(value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a name that is not known: the nearest one, or all."""
+    known = list(known)
+    close = get_close_matches(name, known, 1) or get_close_matches(name.lower(), [k.lower() for k in known], 1)
+    close = [k for k in known if close and k.lower() == close[0].lower()]
+    return f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}." if known else "It takes none."
+
+
+def _setting(text: str) -> tuple[Key, Any]:
+    """`risk.tail_fraction=0.3` as a key and a value; what is not TOML is text."""
+    name, equals, value = text.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(key):
+        raise ExperimentError(f"--set {text}: a key and a value are needed. Write --set risk.tail_fraction=0.3.")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
+
+
+def _over(common: Any, own: Any) -> Any:
+    """A method's section over the common one: another part replaces it, fields alone change some of it."""
+    if not isinstance(common, dict) or not isinstance(own, dict) or ("part" in own and own["part"] != common.get("part")):
+        return own
+    return {**common, **{key: _over(common.get(key), value) for key, value in own.items()}}
+
+
+def _lines(text: str) -> Iterator[tuple[Key, int]]:
+    """Every key that begins a line, with its line; entries of an array of tables are numbered from 0."""
+    table: Key = ()
+    entries: dict[Key, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = _numbered(_words(header[2]), entries, header[1] == "[[")
+            yield table, number
+        elif assigned := _ASSIGNED.match(line):
+            words = _words(assigned[1])
+            for size in range(1, len(words) + 1):
+                yield (*table, *words[:size]), number
+
+
+def _numbered(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
+    """The key of a table header, with the number of the current entry after each array of tables."""
+    key: Key = ()
+    for place, word in enumerate(words):
+        key = (*key, word)
+        if another and place == len(words) - 1:
+            entries[key] = entries.get(key, -1) + 1
+        if key in entries:
+            key = (*key, entries[key])
+    return key
+
+
+def _words(dotted: str) -> tuple[str, ...]:
+    return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))

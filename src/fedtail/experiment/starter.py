@@ -1,0 +1,138 @@
+"""The file that `fedtail init` writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+HEAD = '''\
+# An experiment for fedtail. Run it:      fedtail run {name}
+# Every part with every field:             fedtail show {name}
+# Change a key for one run:                fedtail run {name} --set risk.tail_fraction=0.3
+
+rounds = {rounds}
+seeds = "0..2"              # 0, [0, 1] or "0..4"; every seed is a run of its own
+# device = "cuda"
+
+# Where the clients come from.
+{data}
+# The model, and what it is judged by. Loss and error follow the targets; [task] loss = "..." changes that.
+# Your own module is written "file:Class", with the file beside this one.
+{module}
+# Who takes part in a round: Uniform, Poisson (rate), ByMass, Everyone.
+[sample]
+{sample}
+
+# What a client does with its data.
+[local]
+learning_rate = {rate}
+batch_size = 10             # "none" is the full gradient
+epochs = 1                  # or local_steps
+# penalty = {{ part = "Proximal", strength = 0.01 }}                         # FedProx
+# schedule = {{ part = "StepDecay", factor = 0.5, every = 100 }}
+
+# Who counts: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter, SmoothedSuperquantile,
+# Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample part = "Everyone").
+[risk]
+part = "Superquantile"
+tail_fraction = 0.5
+
+# How updates are joined, and what the server does with them: SGD, Adam, Yogi, Adagrad.
+# [aggregate]
+# part = "WeightedMean"
+# [server]
+# part = "Adam"
+# learning_rate = 0.01
+
+[evaluate]
+every = {every}                  # rounds between evaluations and checkpoints
+# tensorboard = true
+# finetune = {{ learning_rate = 0.05, epochs = 5 }}                          # a copy for each test client, at the end
+
+# Several methods on the same cohorts and batches (`fedtail compare {name}`): remove the # below.
+# [[method]]
+# name = "FedAvg"
+# risk = {{ part = "Mean" }}
+# [[method]]
+# name = "Delta-FL 0.5"
+
+# One model for each tail fraction; every client then picks its own (`fedtail choose`).
+# [family]
+# risk.tail_fraction = [1.0, 0.7, 0.4]
+
+# What `fedtail tune {name}` searches, by the 90th percentile of the error over held-out training clients.
+# [tune]
+# trials = 20
+# statistic = "p90"
+# [tune.search]
+# local.learning_rate = {{ low = 0.01, high = 1.0, log = true }}
+# risk.tail_fraction = [0.3, 0.5, 0.8]
+'''
+
+EXAMPLE_DATA = '''\
+# kind: arrays, leaf, saved, huggingface, or one of the generators digits, label_shift, synthetic, synthetic_iid,
+# synthetic_hybrid, three_gaussians. Your own file:
+#   kind = "arrays"
+#   path = "mine.npz"                            # or .parquet
+#   x = "x"
+#   y = "y"
+#   client = "client"                            # or { part = "dirichlet", clients = 100, concentration = 0.3 }
+[data]
+kind = "digits"
+clients = 100
+concentration = 0.3
+split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }              # clients; within = 0.2 splits examples instead
+'''
+
+EXAMPLE_MODULE = '''\
+[task.module]
+part = "SoftmaxRegression"
+features = 64
+classes = 10
+'''
+
+
+def starter(data: Path | None = None, folder: Path = Path(), name: str = "experiment.toml") -> str:
+    """The text of a commented file; for a user's own data, one that fits them."""
+    if data is None:
+        return HEAD.format(name=name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample(60), rate=0.1,
+                           every=10)
+    from fedtail.data.describe import describe
+    from fedtail.data.opening import open_any
+
+    people = open_any(data)
+    about = describe(people, data.name)
+    return HEAD.format(name=name, rounds=100, data=_data_section(data, folder, len(people)),
+                       module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(people))), rate=0.1, every=10)
+
+
+def _sample(train: int) -> str:
+    """Half of the clients a round, at most 50; all where there are few."""
+    return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 20 else 'part = "Everyone"'
+
+
+def _data_section(data: Path, folder: Path, clients: int) -> str:
+    path = os.path.relpath(data, folder)
+    kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
+    lines = ["[data]", f'kind = "{kind}"', f'{"dataset" if kind == "huggingface" else "path"} = "{path}"']
+    if kind in ("arrays", "huggingface"):
+        lines += ['x = "x"', 'y = "y"', 'client = "client"']
+    lines.append("split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }" if clients >= 10 else
+                 "split = { within = 0.2, seed = 0 }      # few clients: a fifth of each client's examples is kept to test")
+    return "\n".join(lines) + "\n"
+
+
+def _folder_kind(data: Path) -> str:
+    from fedtail.data.hub import is_dataset_folder
+
+    if (data / "population.json").is_file():
+        return "saved"
+    return "huggingface" if is_dataset_folder(data) else "leaf"
+
+
+def _module_section(suggested: dict[str, Any] | None) -> str:
+    if suggested is None:
+        return '[task.module]\npart = "mine:Net"      # a torch.nn.Module of yours, in mine.py beside this file\n'
+    values = (f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in suggested.items())
+    return "[task.module]\n" + "\n".join(values) + "\n"

@@ -1,0 +1,72 @@
+"""Whether a value from a file fits a type annotation, and how it is passed on."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any, Literal
+
+NONE = "none"      # TOML has no null
+_PLAIN = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+Look = Callable[[str], Any]
+
+
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a class's fields or a function's arguments; none where they cannot be read."""
+    own = target if is_dataclass(target) or not isinstance(target, type) else target.__init__  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(own)
+    except (NameError, TypeError):
+        return {}
+
+
+def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, Any]:
+    """(what is needed instead, or nothing; the value to pass on)."""
+    if hint is None or hint is type(None):
+        return ("", None) if value == NONE else (f'"{NONE}"', value)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _any_of(value, typing.get_args(hint), function)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        return ("" if value in choices else f"one of {', '.join(map(repr, choices))}"), value
+    if hint in _PLAIN:
+        return _plain(value, hint)
+    if origin in (list, tuple, collections.abc.Sequence):
+        return _sequence(value, origin, typing.get_args(hint), function)
+    if origin is collections.abc.Callable or hint is Callable:
+        return ("", function(value)) if isinstance(value, str) and function else ("the name of a function", value)
+    known = inspect.isclass(hint) and hint is not object and not isinstance(value, hint)
+    return ("another kind of value, which a file cannot hold" if known and not isinstance(value, dict) else ""), value
+
+
+def _plain(value: Any, hint: type) -> tuple[str, Any]:
+    right = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
+    return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
+
+
+def _any_of(value: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[str, Any]:
+    needed = []
+    for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
+        problem, result = fitted(value, arm, function)
+        if not problem:
+            return "", result
+        needed.append(problem)
+    useful = [text for text in needed if not text.startswith("another kind")] or needed
+    return " or ".join(dict.fromkeys(useful)), value
+
+
+def _sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[str, Any]:
+    if not isinstance(value, (list, tuple)):
+        return "a list", value
+    fixed = origin is tuple and arms and arms[-1] is not Ellipsis
+    if fixed and len(arms) != len(value):
+        return f"a list of {len(arms)}", value
+    of = arms if fixed else [arms[0] if arms else Any] * len(value)
+    fits = [fitted(entry, arm, function) for entry, arm in zip(value, of, strict=True)]
+    problem = next((text for text, _ in fits if text), "")
+    return (f"a list with {problem} in each place" if problem else ""), tuple(entry for _, entry in fits)

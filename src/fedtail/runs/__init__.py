@@ -1,0 +1,25 @@
+"""Runs on disk: folders that survive a crash, go on where they stopped, and can be read without training anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedtail.runs.files import RunError
+from fedtail.runs.reading import RunFolder, find_runs
+
+if TYPE_CHECKING:
+    from fedtail.runs.recording import Watch
+    from fedtail.runs.running import Interrupted, run
+
+__all__ = ["Interrupted", "RunError", "RunFolder", "Watch", "find_runs", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """What trains needs torch, what reads does not."""
+    if name in ("Interrupted", "run"):
+        from fedtail.runs import running
+        return getattr(running, name)
+    if name == "Watch":
+        from fedtail.runs.recording import Watch
+        return Watch
+    raise AttributeError(f"module 'fedtail.runs' has no attribute {name!r}")

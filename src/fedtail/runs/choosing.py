@@ -1,0 +1,52 @@
+"""Which model of a run suits one client, computed where the client's data are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedtail.data import Population
+from fedtail.data.tables import suffix_of
+from fedtail.evaluation import choose
+from fedtail.experiment.experiment import task_plan
+from fedtail.experiment.source import Source
+from fedtail.runs.reading import RunFolder, find_runs
+from fedtail.task import Task
+
+
+def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y") -> dict[str, Any]:
+    """The error of every model of a finished run on one client's examples, and the model with the least."""
+    found = find_runs([place])
+    if len(found) > 1:
+        raise ValueError(f"{place} holds {len(found)} runs, one is needed: {', '.join(str(run.path) for run in found[:4])}.")
+    run = found[0]
+    if not run.finished:
+        raise ValueError(f"{run.path} is not finished, so it has no models yet. Go on with `fedtail run ... --resume`.")
+    task, modules = load_models(run)
+    if not Path(data).is_file():
+        raise FileNotFoundError(f"there is no file {data}.")
+    read = Population.from_parquet if suffix_of(data) == ".parquet" else Population.from_npz
+    mine = read(data, x, y, None)                       # one client: this one
+    picked = choose(modules, mine.client(0), task)
+    scale = 100.0 if run.about["rates"] else 1.0
+    models = [{"model": name, "error": scale * error, "chosen": k == picked.index}
+              for k, (name, error) in enumerate(zip(run.members, picked.errors, strict=True))]
+    return {"chosen": run.members[picked.index], "index": picked.index, "examples": mine.num_examples,
+            "unit": "%" if run.about["rates"] else "", "models": models, "file": str(run.models[picked.index])}
+
+
+def load_models(run: RunFolder) -> tuple[Task, list[nn.Module]]:
+    """The task of a finished run, and its trained modules."""
+    from safetensors.torch import load_file
+
+    beside = Path(run.about["folder"])                  # where a user's own module may stand
+    source = Source.read(run.path / "experiment.toml")
+    plan = task_plan(replace(source, folder=beside) if beside.is_dir() else source)
+    tasks = [plan.make(run.seed) for _ in run.members]
+    for task, path in zip(tasks, run.models, strict=True):
+        task.module.load_state_dict(load_file(path))
+    return tasks[0], [task.module for task in tasks]

@@ -1,0 +1,126 @@
+"""Read what a run left in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT, VERSION = "fedtail run", 1
+TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One method or family, one seed, on disk. Files are read when they are first asked for."""
+
+    path: Path
+    about: dict[str, Any]                       # run.json
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        place = Path(path) / "run.json"
+        if not place.is_file():
+            raise FileNotFoundError(f"{path} is not a run: it has no run.json. Runs are written by `fedtail run` and "
+                                    "`fedtail compare`.")
+        about = _json(place)
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise ValueError(f"{place} does not describe a run.")
+        if about.get("version") != VERSION:
+            raise ValueError(f"{path} has format version {about.get('version')!r}; this fedtail reads {VERSION}.")
+        return cls(Path(path), about)
+
+    @property
+    def name(self) -> str:
+        return self.about["name"]
+
+    @property
+    def seed(self) -> int:
+        return self.about["seed"]
+
+    @property
+    def members(self) -> list[str]:
+        """The names of its models: several for a family."""
+        return self.about["members"]
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    @property
+    def tested(self) -> str:
+        """The split a report is about."""
+        return next(split for split in TESTED if split in self.about["splits"])
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A line for each evaluated round."""
+        return list(_lines(self.path / "metrics.jsonl"))
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What a finished run ended with."""
+        if not self.finished:
+            raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
+        return _json(self.path / "result.json")
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """A line for each round: who was asked and who counted; empty where it was not recorded."""
+        return list(_lines(self.path / "rounds.jsonl"))[1:]
+
+    @cached_property
+    def clients(self) -> dict[str, np.ndarray]:
+        """The columns of the table over clients; missing numbers are NaN, other missing values None."""
+        import pyarrow.parquet as parquet
+
+        if not (self.path / "clients.parquet").is_file():
+            raise FileNotFoundError(f"{self.path} has no clients.parquet yet: the run is not finished. Go on with "
+                                    "`fedtail run ... --resume`.")
+        table = parquet.read_table(self.path / "clients.parquet")
+        return {name: table[name].to_numpy() for name in table.column_names}
+
+    def of_clients(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
+        """The columns for one split and one model, a row for each client."""
+        rows = (self.clients["split"] == split) & (self.clients["member"] == member)
+        return {name: values[rows] for name, values in self.clients.items()}
+
+    @property
+    def models(self) -> list[Path]:
+        """The files of its models, in the order of `members`."""
+        if len(self.members) == 1:
+            return [self.path / "model.safetensors"]
+        return [self.path / f"model-{k}.safetensors" for k in range(len(self.members))]
+
+
+def find_runs(places: Sequence[str | Path]) -> list[RunFolder]:
+    """The runs in these folders: each a run itself, or a folder with runs somewhere in it, by name."""
+    found: list[RunFolder] = []
+    for place in map(Path, places):
+        here = [place] if (place / "run.json").is_file() else sorted(path.parent for path in place.rglob("run.json"))
+        if not here:
+            raise FileNotFoundError(f"there is no run in {place}: no run.json in it or below it.")
+        found += [RunFolder.open(path) for path in here if path not in {run.path for run in found}]
+    return found
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is not readable json.") from None
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines only: a run that is being written may end in half of one."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)

@@ -1,0 +1,216 @@
+"""The files of a run, written as it goes on."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedtail.evaluation.evaluate import gives_rates
+from fedtail.experiment.data import described, fingerprint
+from fedtail.experiment.experiment import Experiment
+from fedtail.runs.checkpoint import Checkpoint, save_checkpoint
+from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
+from fedtail.runs.files import Lines, RunError, write_json, write_whole
+from fedtail.runs.looking import Look, Splits, look, metrics_line, round_line, states_of
+from fedtail.runs.reading import FORMAT, TESTED, VERSION, RunFolder
+from fedtail.runs.tensorboard import TensorBoard
+from fedtail.task import Task
+from fedtail.training import Progress, Trained
+from fedtail.version import __version__
+
+
+class Watch(Protocol):
+    """Somebody who looks on while a run goes on, and may ask it to stop."""
+
+    def begin(self, name: str, seed: int, round: int, rounds: int) -> None: ...
+
+    def round(self, round: int) -> None: ...
+
+    def evaluated(self, line: dict[str, Any], tested: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    @property
+    def stop(self) -> bool:
+        """Whether to finish the round, save and leave."""
+        ...
+
+
+class Recorder:
+    """Writes the files of one run as it goes on."""
+
+    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Splits, watch: Watch):
+        self.experiment, self.seed, self.folder, self.splits, self.watch = experiment, seed, folder, splits, watch
+        self.tested = next(split for split in TESTED if split in splits)
+        self.looked: tuple[int, list[Look]] | None = None
+        self._lines: dict[str, Lines] = {}
+        self._board: TensorBoard | None = None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        for lines in self._lines.values():
+            lines.close()
+        if self._board is not None:
+            self._board.close()
+
+    def done(self, trained: Trained) -> int:
+        return states_of(trained)[0].round
+
+    def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
+        """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
+        round, sizes = (checkpoint.round, checkpoint.sizes) if checkpoint else (0, {})
+        self._describe(task, table, fresh=checkpoint is None)
+        task = self._same_start(task, fresh=checkpoint is None)
+        names = ["metrics.jsonl", "rounds.jsonl"] if self.experiment.evaluate.tail else ["metrics.jsonl"]
+        self._lines = {name: Lines(self.folder / name, sizes.get(name, 0)) for name in names}
+        if self.experiment.evaluate.tensorboard:
+            self._board = TensorBoard(self.folder, self.experiment.members, round)
+        self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
+        self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
+        if checkpoint:
+            return checkpoint.trained(self.experiment.algorithm, task, self.seed)
+        start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
+        if "rounds.jsonl" in self._lines:
+            self._lines["rounds.jsonl"].write({"simulator_only": True, "clients": len(self.splits["train"])})
+        self._look(start)
+        self._save(start)
+        return start
+
+    def after_round(self, progress: Progress) -> bool:
+        trained, round = progress.trained, self.done(progress.trained)
+        if "rounds.jsonl" in self._lines and progress.view is not None:
+            self._lines["rounds.jsonl"].write(round_line(trained, progress.view))
+        due = round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
+        if due:
+            self._look(trained)
+        if due or self.watch.stop:
+            self._save(trained)
+        self.watch.round(round)
+        return self.watch.stop
+
+    def finish(self, trained: Trained) -> None:
+        """What a finished run leaves; `result.json` is written last and says that it is finished."""
+        from safetensors.torch import save
+
+        for path, module in zip(RunFolder.open(self.folder).models, trained.modules, strict=True):
+            write_whole(path, save({name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}))
+        looks = self._looks(trained, self.splits)
+        tuned = self._write_clients(trained, looks)
+        write_json(self.folder / "privacy.json", _ledger(self.experiment.rounds))
+        shown = [{split: found for split, found in member.items() if split in self._evaluated()} for member in looks]
+        write_json(self.folder / "result.json", {**metrics_line(self.experiment.rounds, shown), "finetuned": tuned})
+        self.log(f"finished; {trained.failed} answers left out because a loss or an update was not finite")
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        self.log(text)
+        self.watch.note(text)
+
+    def log(self, text: str) -> None:
+        with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+
+    def _describe(self, task: Task, table: dict[str, Any], fresh: bool) -> None:
+        import tomli_w
+
+        print_of_data = fingerprint(self.splits)
+        if not fresh:
+            if RunFolder.open(self.folder).about["fingerprint"] != print_of_data:
+                raise RunError(f"the data are not those {self.folder} began with. Bring them back, or start in another folder.")
+            return
+        family = self.experiment.family
+        write_json(self.folder / "run.json", {
+            "format": FORMAT, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
+            "rounds": self.experiment.rounds, "members": self.experiment.members,
+            "family": None if family is None else {"field": family.field, "values": family.values},
+            "rates": gives_rates(task, self.splits[self.tested]),
+            "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
+            "splits": {name: len(people) for name, people in self.splits.items()},
+            "data": described(self.splits, self.experiment.data.reader.name), "device": self.experiment.device,
+            "versions": versions(), "folder": str(self.experiment.source.folder), "fingerprint": print_of_data,
+            "experiment": table})
+        write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
+        write_json(self.folder / "privacy.json", _ledger(0))
+
+    def _same_start(self, task: Task, fresh: bool) -> Task:
+        """The task with the module the run began with, frozen parameters and buffers included."""
+        from safetensors.torch import load_file, save
+
+        path, module = self.folder / "initial.safetensors", task.module
+        if fresh:
+            write_whole(path, save({name: tensor.detach().clone() for name, tensor in module.state_dict().items()}))
+        else:
+            module.load_state_dict(load_file(path))
+        return replace(task, module=module)
+
+    def _evaluated(self) -> Splits:
+        return {name: people for name, people in self.splits.items() if name != "train" or self.experiment.evaluate.train
+                or self.tested == "train"}
+
+    def _looks(self, trained: Trained, splits: Splits) -> list[Look]:
+        """Evaluate, but not again what was looked at last."""
+        round, known = self.looked or (-1, [])
+        known = known if round == self.done(trained) else [{} for _ in trained.algorithm.members]
+        missing = {name: people for name, people in splits.items() if name not in known[0]}
+        fresh = look(trained, missing, self.experiment.device)
+        self.looked = (self.done(trained), [{**old, **new} for old, new in zip(known, fresh, strict=True)])
+        return [{name: member[name] for name in splits} for member in self.looked[1]]
+
+    def _look(self, trained: Trained) -> None:
+        looks = self._looks(trained, self._evaluated())
+        line = metrics_line(self.done(trained), looks)
+        self._lines["metrics.jsonl"].write(line)
+        if self._board is not None:
+            self._board.write(self.done(trained), looks)
+        self.watch.evaluated(line, self.tested)
+
+    def _save(self, trained: Trained) -> None:
+        save_checkpoint(self.folder, trained, {name: lines.flush() for name, lines in self._lines.items()})
+
+    def _write_clients(self, trained: Trained, looks: list[Look]) -> list[dict[str, Any]] | None:
+        """The table over clients; returns what fine-tuning changed, where it was asked for."""
+        tuned, (rows, people) = None, (client_rows(looks, self.splits), self.splits[self.tested])
+        if self.experiment.evaluate.tail:
+            add_tail_counts(rows, self.folder / "rounds.jsonl")
+        if self.experiment.family is not None:
+            add_picks(rows, trained, self.tested, people)
+        if self.experiment.evaluate.finetune is not None:
+            tuned = add_finetuned(rows, trained, self.tested, people, self.experiment.evaluate.finetune, self.experiment.device)
+        write_clients(self.folder / "clients.parquet", rows, self.experiment.name)
+        return tuned
+
+
+def versions() -> dict[str, str]:
+    return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def _ledger(rounds: int) -> dict[str, Any]:
+    """What the run cost in privacy: its sums cross as they are, so there is no finite epsilon."""
+    return {"private": False, "epsilon": "infinity", "rounds": rounds,
+            "why": "no mechanism noises what clients answer, so every round is a non-private event"}
+
+
+@contextmanager
+def warnings_to(note: Callable[[str], None]) -> Iterator[None]:
+    """Warnings go to the log and to whoever watches, once each."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, *_: Any) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            note(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
