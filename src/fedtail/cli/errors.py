@@ -18,6 +18,8 @@ def told(command: Callable[P, Any]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+        except typer.Exit:                             # which is a RuntimeError
+            raise
         except (ValueError, TypeError, FileNotFoundError, ImportError, ConnectionError) as reason:
             leave(str(reason), REFUSED)
         except (RuntimeError, OSError) as reason:      # RunError, and what torch says when memory or a device fails

@@ -30,7 +30,7 @@ def report(
     found = find_runs(runs)
     page = write_page(found, out or runs[0] / "report.html", **({"title": title} if title else {}))
     typer.echo(json.dumps({"page": str(page), "runs": [str(run.path) for run in found]}) if as_json else
-               f"Wrote {page} ({page.stat().st_size / 1e6:.1f} MB), about {len(found)} runs.")
+               f"Wrote {page} ({page.stat().st_size / 1e6:.1f} MB), about {len(found)} run{'s' if len(found) > 1 else ''}.")
     if open_page:
         typer.launch(str(page))
 

@@ -102,17 +102,37 @@ class Population:
 
     @classmethod
     def from_npz(
-        cls, path: str | Path, x: str | Sequence[str] = "x", y: str = "y", client: str = "client"
+        cls, path: str | Path, x: str | Sequence[str] = "x", y: str = "y", client: Any = "client",
+        group: str | None = None, mass: str | None = None,
     ) -> Population:
-        """From an `.npz` file, read whole; `x`, `y` and `client` name its arrays (several x make a dict)."""
-        from fedtail.data.storage import read_npz
-        return cls.from_arrays(*read_npz(path, x, y, client))
+        """From an `.npz` file, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays (several x make a dict).
+
+        `client` may also be an array of ids, from a partitioner, or None: all examples are one client's. `group` (any
+        labels, numbered in sorted order) and `mass` have a value for each example, the same for all of a client's.
+        """
+        from fedtail.data.tables import read_npz
+        return cls.from_arrays(**read_npz(path, x, y, client, group, mass))
 
     @classmethod
-    def from_parquet(cls, path: str | Path, x: str | Sequence[str], y: str, client: str) -> Population:
-        """From a parquet file, read whole; several `x` columns of numbers become one feature vector."""
-        from fedtail.data.storage import read_parquet
-        return cls.from_arrays(*read_parquet(path, x, y, client))
+    def from_parquet(
+        cls, path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
+        mass: str | None = None,
+    ) -> Population:
+        """From a parquet file, read whole; several `x` columns of numbers become one feature vector. Else as `from_npz`."""
+        from fedtail.data.tables import read_parquet
+        return cls.from_arrays(**read_parquet(path, x, y, client, group, mass))
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: Any, x: str | Sequence[str], y: str, client: Any, split: str | None = None,
+        group: str | None = None, mass: str | None = None,
+    ) -> Population:
+        """From a Hugging Face `Dataset`, a folder its `save_to_disk` wrote, or the name of one on the hub.
+
+        Images become float32 in [0, 1]; several `x` columns of numbers one feature vector. Else as `from_npz`.
+        """
+        from fedtail.data.hub import read_dataset
+        return read_dataset(dataset, x, y, client, split=split, group=group, mass=mass)
 
     @classmethod
     def from_leaf(cls, folder: str | Path, encode: Any = None) -> Population:

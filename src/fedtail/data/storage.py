@@ -1,14 +1,11 @@
-"""Populations on disk: arrays read from `.npz` and parquet, and a folder of mapped `.npy` files."""
+"""Populations on disk: a folder of mapped `.npy` files."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shutil
 import uuid
-import zipfile
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.data.arrays import as_labels, common_dtype
+from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
 
 FORMAT, VERSION = "fedtail population", 1
 _MANIFEST = "population.json"
 _NEEDED, _OPTIONAL = ("targets", "start", "size", "mass", "key"), ("group", "names")
 _BLOCK = 1 << 26                                        # bytes gathered at once while saving
-
-
-def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: str) -> tuple[Any, np.ndarray, np.ndarray]:
-    """`(x, y, client)` for `Population.from_arrays` from an `.npz` file; several `x` make a dict. Never unpickles."""
-    if Path(path).exists() and not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
-    wanted = [x] if isinstance(x, str) else list(x)
-    with np.load(path, allow_pickle=False) as file:
-        for name in (*wanted, y, client):
-            _check_name(name, file.files, f"array in {path}")
-        inputs = {name: _stored(file, name) for name in wanted}
-        return inputs[x] if isinstance(x, str) else inputs, _stored(file, y), _stored(file, client)
-
-
-def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: str) -> tuple[Any, Any, np.ndarray]:
-    """`(x, y, client)` for `Population.from_arrays` from a parquet file.
-
-    One `x` column may hold lists: of one length they are a matrix, of several they are sequences (padded by
-    `from_arrays`). Several `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision.
-    """
-    from pyarrow import parquet
-
-    wanted = [x] if isinstance(x, str) else list(x)
-    names = parquet.read_schema(path).names
-    for name in (*wanted, y, client):
-        _check_name(name, names, f"column in {path}")
-    table = parquet.read_table(path, columns=list(dict.fromkeys((*wanted, y, client))))
-    inputs = [_column(table[name], name) for name in wanted]
-    for name, column in zip(wanted, inputs, strict=True):
-        if len(inputs) > 1 and np.ndim(column) != 1:
-            raise ValueError(f"column {name!r} holds lists, which cannot be stacked with {len(inputs) - 1} other "
-                             f"columns. Write x={name!r}, or choose columns of numbers.")
-    labels = as_labels(_column(table[client], client), f"column {client!r}")
-    if len(inputs) == 1:
-        return inputs[0], _column(table[y], y), labels
-    kind = common_dtype(inputs)
-    return np.stack([column.astype(kind) for column in inputs], axis=1), _column(table[y], y), labels
 
 
 def save_population(population: Population, folder: str | Path) -> None:
@@ -99,51 +59,6 @@ def open_population(folder: str | Path) -> Population:
         mass=tensors["mass"], key=tensors["key"], group=tensors.get("group"),
         names=np.asarray(arrays["names"]) if "names" in arrays else None,
     )
-
-
-def _check_name(name: str, names: Iterable[str], what: str) -> None:
-    names = list(names)
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
-
-
-def _stored(file: Any, name: str) -> np.ndarray:
-    try:
-        return file[name]
-    except ValueError:
-        raise ValueError(f"array {name!r} holds Python objects, which need pickle and are not read. Save numbers or "
-                         "text: numpy.asarray(values.tolist()).") from None
-
-
-def _column(column: Any, name: str) -> Any:
-    """A column as numbers, text, or (for lists) a matrix or a list of sequences."""
-    import pyarrow.compute as compute
-    from pyarrow import types
-
-    if column.null_count:
-        raise ValueError(f"column {name!r} is empty (null) in {column.null_count} of {len(column)} rows. "
-                         "Drop or impute them first.")
-    if types.is_dictionary(column.type):
-        return _column(column.cast(column.type.value_type), name)
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        return _text(column)
-    if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
-        return column.to_numpy()
-    lengths = compute.list_value_length(column).to_numpy()
-    values = _column(compute.list_flatten(column), name)
-    if len(set(lengths.tolist())) == 1 and isinstance(values, np.ndarray):
-        return values.reshape(len(lengths), lengths[0], *values.shape[1:])
-    ends = np.cumsum(lengths)
-    return [values[end - length:end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def _text(column: Any) -> np.ndarray:
-    encoded = column.dictionary_encode().unify_dictionaries()      # each distinct text becomes Python text once
-    values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
-    codes = [chunk.indices.to_numpy() for chunk in encoded.chunks]
-    return values[np.concatenate(codes)] if codes else values
 
 
 def _write(population: Population, folder: Path) -> None:

@@ -1,6 +1,20 @@
 """Experiments in files: sections that name parts and their fields, checked against the parts themselves."""
 
-from fedtail.experiment.experiment import Experiment, read_experiment, read_experiments, seeds_of
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from fedtail.experiment.source import ExperimentError, Source
 
+if TYPE_CHECKING:
+    from fedtail.experiment.experiment import Experiment, read_experiment, read_experiments, seeds_of
+
 __all__ = ["Experiment", "ExperimentError", "Source", "read_experiment", "read_experiments", "seeds_of"]
+
+
+def __getattr__(name: str) -> Any:
+    """What builds parts needs torch, what writes a file to start from does not."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedtail.experiment' has no attribute {name!r}")
+    from fedtail.experiment import experiment
+    return getattr(experiment, name)

@@ -40,8 +40,9 @@ def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, An
         return _sequence(value, origin, typing.get_args(hint), function)
     if origin is collections.abc.Callable or hint is Callable:
         return ("", function(value)) if isinstance(value, str) and function else ("the name of a function", value)
-    known = inspect.isclass(hint) and hint is not object and not isinstance(value, hint)
-    return ("another kind of value, which a file cannot hold" if known and not isinstance(value, dict) else ""), value
+    if hint in (Any, object) or not inspect.isclass(hint) or isinstance(value, dict):
+        return "", value
+    return "another kind of value, which a file cannot hold", value
 
 
 def _plain(value: Any, hint: type) -> tuple[str, Any]:

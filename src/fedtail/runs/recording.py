@@ -88,16 +88,16 @@ class Recorder:
         return start
 
     def after_round(self, progress: Progress) -> bool:
-        trained, round = progress.trained, self.done(progress.trained)
+        trained, round, stop = progress.trained, self.done(progress.trained), self.watch.stop      # asked once: it may change
         if "rounds.jsonl" in self._lines and progress.view is not None:
             self._lines["rounds.jsonl"].write(round_line(trained, progress.view))
         due = round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
         if due:
             self._look(trained)
-        if due or self.watch.stop:
+        if due or stop:
             self._save(trained)
         self.watch.round(round)
-        return self.watch.stop
+        return stop
 
     def finish(self, trained: Trained) -> None:
         """What a finished run leaves; `result.json` is written last and says that it is finished."""

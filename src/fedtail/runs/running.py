@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fedtail.runs.files import RunError, only_writer, plain
 from fedtail.runs.looking import Splits
 from fedtail.runs.reading import RunFolder
 from fedtail.runs.recording import Recorder, Watch, versions, warnings_to
+from fedtail.task import Task
 from fedtail.training import train
 
 
@@ -39,6 +41,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
             watch.note(f"{folder} is finished; nothing to do.")
             return RunFolder.open(folder)
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
+        _refuse_early(experiment, task, splits)
         with Recorder(experiment, seed, folder, splits, watch) as recorder, warnings_to(recorder.note):
             start = recorder.open(task, table, checkpoint)
             for problem in problems:
@@ -49,6 +52,15 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
                 raise Interrupted(folder, recorder.done(trained), experiment.rounds)
             recorder.finish(trained)
     return RunFolder.open(folder)
+
+
+def _refuse_early(experiment: Experiment, task: Task, splits: Splits) -> None:
+    """Whatever training or evaluation would refuse, before anything is written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                 # they are told when the run begins
+        train(experiment.algorithm, task, splits["train"], rounds=0, device=experiment.device, channel=experiment.channel)
+    for people in splits.values():
+        task.check(people)
 
 
 def _refuse_strangers(folder: Path) -> None:

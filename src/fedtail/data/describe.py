@@ -1,0 +1,228 @@
+"""What a population holds and how different its clients are, as numbers that fit in a json file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.data.partition import named_random
+from fedtail.data.population import Population
+from fedtail.losses import IGNORED
+
+CLASSES_COUNTED = 100        # with more classes than this, their counts are left out
+UNSCALED = 1e3               # a ratio of standard deviations that one step size cannot serve
+_BLOCK = 1 << 22             # numbers looked at together
+_SIDE = 28                   # what ConvNet takes
+
+
+class Spread(NamedTuple):
+    """The range of some values, and for vectors the standard deviation of each feature."""
+
+    low: float
+    high: float
+    deviation: np.ndarray | None        # (features,)
+
+
+def describe(population: Population, name: str = "") -> dict[str, Any]:
+    """Counts, sizes, inputs, targets, how clients differ, warnings, and a task to start from.
+
+    Under `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label
+    proportions and everybody's, in [0, 1), and `if_shuffled`, the same with labels dealt out at random (small clients
+    differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
+    `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
+
+    >>> people = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
+    >>> describe(people)["difference"]["total_variation"], describe(people)["suggested"]
+    (0.5, {'part': 'LogisticRegression', 'features': 1})
+    """
+    if not len(population):
+        raise ValueError("this population has no clients, so there is nothing to describe. Was everybody filtered out?")
+    owner, rows = population.examples()
+    parts = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+    spreads = {key: _spread(values, rows) for key, values in parts.items()}
+    inputs = {key: {"shape": list(values.shape[1:]), "dtype": str(values.dtype).removeprefix("torch."),
+                    "min": spreads[key].low, "max": spreads[key].high} for key, values in parts.items()}
+    wanted = population.targets[rows]
+    wanted = wanted.double() if wanted.is_floating_point() else wanted
+    targets, difference = _targets(owner.numpy(), wanted.numpy(), len(population))
+    about = {
+        "name": name, "clients": len(population), "examples": population.num_examples, "sizes": _sizes(population.size.numpy()),
+        "largest": _largest(population), "inputs": inputs, "targets": targets, "difference": difference,
+        "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
+    }
+    alone = not isinstance(population.inputs, dict)
+    return {**about, "warnings": [*_about_clients(population, about), *_about_inputs(inputs, spreads), *_about_targets(targets)],
+            "suggested": _suggested(inputs["x"], targets) if alone else None}
+
+
+def _sizes(size: np.ndarray) -> dict[str, Any]:
+    low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
+    most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
+    edges = np.unique(np.rint(np.geomspace(low, high + 1, most_bins + 1)).astype(np.int64))
+    counts = np.histogram(size, edges)[0]
+    bins = [{"from": int(a), "to": int(b) - 1, "clients": int(n)} for a, b, n in zip(edges, edges[1:], counts, strict=False)]
+    return {"min": int(low), "p10": tenth, "median": median, "p90": ninetieth, "max": int(high), "mean": float(size.mean()),
+            "histogram": bins}
+
+
+def _largest(population: Population) -> dict[str, Any]:
+    client = int(population.size.argmax())
+    examples = int(population.size[client])
+    name = client if population.names is None else np.asarray(population.names[client]).item()
+    return {"name": name, "examples": examples, "share": examples / population.num_examples}
+
+
+def _spread(values: Tensor, rows: Tensor) -> Spread:
+    """In blocks, so that mapped data stay on disk."""
+    if not values[0].numel():
+        return Spread(0.0, 0.0, None)
+    step = max(1, _BLOCK // values[0].numel())
+    blocks = [slice(begin, begin + step) for begin in range(0, len(rows), step)]
+    ranges = [values[rows[block]].aminmax() for block in blocks]
+    features = values.is_floating_point() and values.ndim == 2
+    return Spread(min(low.item() for low, _ in ranges), max(high.item() for _, high in ranges),
+                  _deviation(values, rows, blocks) if features else None)
+
+
+def _deviation(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
+    """The standard deviation of each feature; exactly zero where it never changes, as all is taken from the first row."""
+    origin = values[rows[0]].double()
+    total, square = torch.zeros_like(origin), torch.zeros_like(origin)
+    for block in blocks:
+        moved = values[rows[block]].double() - origin
+        total, square = total + moved.sum(0), square + moved.square().sum(0)
+    return (square / len(rows) - (total / len(rows)).square()).clamp(min=0).sqrt().numpy()
+
+
+def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is to be predicted, and how clients differ in it."""
+    flat = targets.reshape(len(targets), -1)
+    counted = (flat != IGNORED) | (targets.ndim == 1)             # (examples, outputs)
+    if not counted.any():
+        raise ValueError(f"every target is {IGNORED}, which losses ignore, so there is nothing to learn. Check how y was padded.")
+    if targets.dtype.kind == "f":
+        kept = flat[counted]
+        about = {"kind": "numbers", "outputs": flat.shape[1], "mean": float(kept.mean()), "std": float(kept.std()),
+                 "min": float(kept.min()), "max": float(kept.max())}
+        return about, _number_difference(owner, flat, counted, clients)
+    labels, which = np.unique(flat[counted], return_inverse=True)
+    owner = np.broadcast_to(owner[:, None], flat.shape)[counted]
+    return _label_summary(labels, which, targets.ndim, counted), _label_difference(owner, which, clients)
+
+
+def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, counted: np.ndarray) -> dict[str, Any]:
+    about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
+                             "min": int(labels[0]), "max": int(labels[-1])}
+    if len(labels) <= CLASSES_COUNTED:
+        about["counts"] = {str(label): int(n) for label, n in zip(labels.tolist(), np.bincount(which), strict=True)}
+    if dimensions > 1:
+        about["length"] = {"mean": float(counted.sum(1).mean()), "max": int(counted.sum(1).max())}
+    return about
+
+
+def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dict[str, float]:
+    distance, distinct = _total_variation(owner, label, clients)
+    shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
+    return {"total_variation": float(distance.mean()), "if_shuffled": float(shuffled.mean()),
+            "single_label": float((distinct == 1).mean())}
+
+
+def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each client with a label: the distance to everybody's label proportions, and how many labels it has.
+
+    Only the pairs (client, label) that occur take memory: sum_c |p_kc - p_c| is one plus the sum over them of
+    |p_kc - p_c| - p_c.
+    """
+    held = np.bincount(owner, minlength=clients)
+    overall = np.bincount(label) / len(label)
+    pair, count = np.unique(owner * len(overall) + label, return_counts=True)
+    who, what = np.divmod(pair, len(overall))
+    gap = np.abs(count / held[who] - overall[what]) - overall[what]
+    distance = (1 + np.bincount(who, gap, clients)) / 2
+    return distance[held > 0].clip(min=0), np.bincount(who, minlength=clients)[held > 0]
+
+
+def _number_difference(owner: np.ndarray, values: np.ndarray, counted: np.ndarray, clients: int) -> dict[str, float | None]:
+    """The mean over outputs of two shares of variance; None where nothing varies, or no client has two examples."""
+    shares = [_between_clients(owner[counted[:, k]], values[counted[:, k], k], clients)
+              for k in range(values.shape[1]) if counted[:, k].any()]
+    names = ("variance_between", "intraclass_correlation")
+    known = {name: [value for share in shares if (value := share[k]) is not None] for k, name in enumerate(names)}
+    return {name: float(np.mean(found)) if found else None for name, found in known.items()}
+
+
+def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
+    held = np.bincount(owner, minlength=clients)
+    centred = values - values.mean()
+    mean = np.bincount(owner, centred, clients) / held.clip(min=1)
+    between, within = held @ mean**2, ((centred - mean[owner]) ** 2).sum()
+    present, count = (held > 0).sum(), len(values)
+    if between + within == 0:
+        return None, None
+    if present < 2 or present == count:
+        return float(between / (between + within)), None
+    typical = (count - (held @ held) / count) / (present - 1)        # the size that equal clients would have
+    outer, inner = between / (present - 1), within / (count - present)
+    return float(between / (between + within)), float((outer - inner) / (outer + (typical - 1) * inner))
+
+
+def _about_clients(population: Population, about: dict[str, Any]) -> list[str]:
+    found, single, largest = [], int((population.size == 1).sum()), about["largest"]
+    if single:
+        found.append(f"{single} of {len(population)} clients hold one example, which cannot be split within the client. Use "
+                     "population.at_least(2), or split by client.")
+    if largest["share"] > 0.5:
+        found.append(f"client {largest['name']!r} holds {largest['share']:.0%} of the examples, so an average over examples is "
+                     "mostly about it. Pass mass= to count clients alike, or divide it.")
+    return found
+
+
+def _about_inputs(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
+    found = []
+    for name, spread in spreads.items():
+        if inputs[name]["dtype"] == "uint8":
+            found.append(f"{name} holds bytes, {spread.low:g} to {spread.high:g}, and weights are floats. Write "
+                         f"{name}.astype('float32'), and / 255 for pixels.")
+        if spread.deviation is None or not (spread.deviation > 0).any():
+            continue
+        varying = np.flatnonzero(spread.deviation > 0)
+        small, large = (varying[pick(spread.deviation[varying])] for pick in (np.argmin, np.argmax))
+        if spread.deviation[large] > UNSCALED * spread.deviation[small]:
+            found.append(f"{name} is not scaled: feature {large} has standard deviation {spread.deviation[large]:.3g}, feature "
+                         f"{small} has {spread.deviation[small]:.3g}. Standardise the features before building the population.")
+    return found
+
+
+def _about_targets(targets: dict[str, Any]) -> list[str]:
+    if targets["kind"] == "numbers":
+        return []
+    count, low, high = targets["count"], targets["min"], targets["max"]
+    if count == 1:
+        return [f"every label is {low}: there is nothing to learn."]
+    if (low, high) != (0, count - 1):
+        return [f"labels are not 0 to {count - 1}: there are {count}, from {low} to {high}. Number them first: "
+                "numpy.unique(y, return_inverse=True)[1]."]
+    return []
+
+
+def _suggested(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | None:
+    """A model of `fedtail.models` for one tensor of inputs; None for tokens, sequences, and labels that are all alike."""
+    features = math.prod(x["shape"])
+    if x["dtype"] not in ("float16", "bfloat16", "float32", "float64", "uint8") or not x["shape"] or not features:
+        return None
+    if targets["kind"] == "numbers":
+        outputs = {} if targets["outputs"] == 1 else {"outputs": targets["outputs"]}
+        return {"part": "LeastSquares", "features": features, **outputs}
+    if targets["kind"] == "sequences" or targets["count"] == 1:
+        return None
+    few_gaps = targets["min"] >= 0 and targets["max"] < 2 * targets["count"]       # a class nobody here has
+    classes = targets["max"] + 1 if few_gaps else targets["count"]
+    if len(x["shape"]) in (2, 3) and x["shape"][-2:] == [_SIDE, _SIDE]:
+        return {"part": "ConvNet", "classes": classes, "channels": x["shape"][0] if len(x["shape"]) == 3 else 1}
+    if classes == 2:
+        return {"part": "LogisticRegression", "features": features}
+    return {"part": "SoftmaxRegression", "features": features, "classes": classes}

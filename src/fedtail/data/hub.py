@@ -1,0 +1,246 @@
+"""Hugging Face data sets and Flower's partitions of them, as populations."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.data.images import read_pixels
+from fedtail.data.population import Population
+from fedtail.data.tables import Sequences, as_inputs, as_outputs, check_name, clients_of, column_of, named, stacked
+
+_ROW = "fedtail row"                                    # the column that says where an example stood
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+def read_dataset(
+    dataset: Any, x: str | Sequence[str], y: str, client: Any, split: str | None = None, subset: str | None = None,
+    group: str | None = None, mass: str | None = None,
+) -> Population:
+    """A population from a `datasets.Dataset`, a folder written by its `save_to_disk`, or a name on the hub.
+
+    One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which become float32 in
+    [0, 1], (height, width) where grey and (channels, height, width) else. Several columns of single numbers are one
+    feature vector; with others among them, x is a dict by column. `client` is a column, or an array of ids
+    (`partition_ids`); None makes all examples one client's. Columns of numbers are never Python objects.
+    """
+    source = open_dataset(dataset, split, subset)
+    if not len(source):
+        raise ValueError("the data set has no examples. Was everything filtered out?")
+    table = _table(source, named(x, y, client, group, mass))
+    return Population.from_arrays(**_examples(table, source.features, x, y, client, group, mass))
+
+
+def read_federated(
+    federated: Any, x: str | Sequence[str], y: str, split: str | None = None, group: str | None = None,
+    mass: str | None = None,
+) -> Population:
+    """A client for each partition of a `flwr_datasets` FederatedDataset, or of a partitioner with its dataset set.
+
+    Names are partition ids; partitions without examples are left out, and examples in no partition too. Columns are
+    read as in `read_dataset`.
+    """
+    partitioner = _partitioner_of(federated, split)
+    columns, parts, features = named(x, y, group, mass), [], None
+    with _quiet():
+        for place in range(partitioner.num_partitions):
+            part = partitioner.load_partition(place)
+            parts.append(_table(part, columns))
+            features = features or part.features
+    client = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
+    if not len(client):
+        raise ValueError(f"the {len(parts)} partitions of {type(partitioner).__name__} hold no examples.")
+    table = _package("pyarrow").concat_tables(parts)
+    return Population.from_arrays(**_examples(table, features, x, y, client, group, mass))
+
+
+def partition_ids(
+    dataset: Any, partitioner: str, settings: Mapping[str, Any], shuffle_seed: int | None = 42, split: str | None = None,
+    subset: str | None = None,
+) -> np.ndarray:
+    """The partition of every example, in the order of the data set, by one of Flower's partitioners.
+
+    `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled
+    first by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the
+    data in their order. Only the columns that `settings` name are read. Every example must get a client.
+
+    >>> from datasets import Dataset
+    >>> data = Dataset.from_dict({"label": [0, 1, 0, 1, 0, 1]})
+    >>> partition_ids(data, "IidPartitioner", {"num_partitions": 3}, shuffle_seed=None).tolist()
+    [0, 0, 1, 1, 2, 2]
+    """
+    source = open_dataset(dataset, split, subset)
+    dealer = _new_partitioner(partitioner, settings)
+    dealer.dataset = _rows_to_deal(source, settings, shuffle_seed)
+    ids = np.full(len(source), -1)
+    with _quiet():
+        for place in range(dealer.num_partitions):
+            part = dealer.load_partition(place)
+            if _ROW not in part.column_names:
+                raise ValueError(f"{partitioner} deals out columns, not examples. Choose one that deals out examples, such as "
+                                 "DirichletPartitioner.")
+            rows = column_of(_table(part, [_ROW])[_ROW], _ROW)
+            if (ids[rows] >= 0).any() or len(np.unique(rows)) < len(rows):
+                raise ValueError(f"{partitioner} gives an example to more than one client. Use read_federated, which repeats it.")
+            ids[rows] = place
+    if (ids < 0).any():
+        raise ValueError(f"{partitioner} leaves {(ids < 0).sum()} of {len(ids)} examples to nobody. Change its settings, or use "
+                         "read_federated, which leaves them out.")
+    return ids
+
+
+def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, subset: str | None = None) -> dict[str, Any]:
+    """Columns of single values, as arrays: labels or a place, say, to deal the examples out by."""
+    table = _table(open_dataset(dataset, split, subset), names)
+    return {name: column_of(table[name], name) for name in names}
+
+
+def open_dataset(dataset: Any, split: str | None = None, subset: str | None = None) -> Any:
+    """One `datasets.Dataset`, out of a data set, a dict of splits, a folder written by `save_to_disk`, or a hub name."""
+    datasets = _package("datasets")
+    found = _load(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
+    if isinstance(found, Mapping):                       # a DatasetDict
+        return _one_of(found, split)
+    if not isinstance(found, datasets.Dataset):
+        raise TypeError(f"a datasets.Dataset is needed, got {type(found).__name__}. Pass a Dataset, a DatasetDict with a split, "
+                        "or a folder; what is streamed must be downloaded first: load_dataset(..., streaming=False).")
+    if split is not None and found.split is not None and str(found.split).partition("[")[0] != split.partition("[")[0]:
+        raise ValueError(f"the data set is the split {str(found.split)!r}, not {split!r}. Leave split out, or load the other.")
+    return found
+
+
+def is_dataset_folder(path: str | Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _load(name: str | Path, split: str | None, subset: str | None) -> Any:
+    datasets = _package("datasets")
+    if is_dataset_folder(name):
+        return datasets.load_from_disk(str(name))
+    if Path(name).exists() or isinstance(name, Path) or not _HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(f"{name} is not a folder written by save_to_disk. Load it yourself, datasets.load_dataset(...), "
+                                "and pass the Dataset, or write such a folder with its save_to_disk(folder).")
+    try:
+        return datasets.load_dataset(name, subset, split=split)
+    except (ConnectionError, FileNotFoundError) as reason:
+        kind = ConnectionError if isinstance(reason, ConnectionError) else FileNotFoundError
+        raise kind(f"there is no folder {name!r} here, and the Hugging Face hub gave no data set of that name: {reason}. Where "
+                   f"there is a network, write datasets.load_dataset({name!r}).save_to_disk(folder); then pass that folder."
+                   ) from reason
+
+
+def _one_of(splits: Mapping[str, Any], split: str | None) -> Any:
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split is None:
+        raise ValueError(f"there are {len(splits)} splits: {', '.join(splits)}. Choose one: split={next(iter(splits))!r}.")
+    check_name(split, splits, "split")
+    return splits[split]
+
+
+def _table(source: Any, names: Sequence[str]) -> Any:
+    """The named columns as an arrow table, copied only where examples were selected or shuffled."""
+    for name in names:
+        check_name(name, source.column_names, "column in the data set")
+    order = getattr(source, "_indices", None)
+    if order is not None:                                # read plainly, a selection comes in a chunk for each example
+        return source.data.table.select(list(names)).take(order.column(0))
+    return source.select_columns(list(names)).with_format("arrow")[:]
+
+
+def _examples(table: Any, features: Any, x: str | Sequence[str], y: str, client: Any, group: str | None,
+              mass: str | None) -> dict[str, Any]:
+    """The arguments of `Population.from_arrays`."""
+    data = {name: _numbers(table[name], features[name], name) for name in named(x, y)}
+    about = {name: column_of(table[name], name) for name in named([], client, group, mass)}
+    inputs = as_inputs(data[x]) if isinstance(x, str) else _together({name: data[name] for name in x})
+    return {"x": inputs, "y": as_outputs(data[y]), **clients_of(about, client, group, mass, table.num_rows)}
+
+
+def _together(columns: dict[str, Any]) -> Any:
+    """Single numbers as one feature vector; anything else by name."""
+    ragged = [name for name, column in columns.items() if isinstance(column, Sequences)]
+    if ragged and len(columns) > 1:
+        raise ValueError(f"column {ragged[0]!r} holds sequences of different lengths, which must be the only x (it comes with "
+                         f"lengths). Write x={ragged[0]!r}, or pad them to one length first.")
+    if ragged:
+        return as_inputs(columns[ragged[0]])
+    return stacked(columns) if all(column.ndim == 1 for column in columns.values()) else columns
+
+
+def _numbers(column: Any, feature: Any, name: str) -> Any:
+    """A column as numbers: pixels of images, classes, numbers, lists of numbers."""
+    datasets = _package("datasets")
+    if isinstance(feature, datasets.Image):
+        return read_pixels(column, datasets.Image(mode=feature.mode), name)
+    if isinstance(feature, (dict, list, datasets.Audio)) or type(feature).__name__ in ("Video", "Translation", "Pdf"):
+        raise TypeError(f"column {name!r} holds {type(feature).__name__}; numbers, classes, images, or lists of numbers are "
+                        "needed. Turn it into one of these with dataset.map first.")
+    values = column_of(column, name)
+    if (values.values if isinstance(values, Sequences) else values).dtype.kind in "UO":
+        raise TypeError(f"column {name!r} holds text, numbers are needed. Tokenise first: dataset.map(lambda batch: "
+                        f"tokenizer(batch[{name!r}]), batched=True); for labels, dataset.class_encode_column({name!r}).")
+    return values
+
+
+def _partitioner_of(federated: Any, split: str | None) -> Any:
+    flower = _package("flwr_datasets")
+    if isinstance(federated, flower.FederatedDataset):
+        return _one_of(federated.partitioners, split)
+    if not isinstance(federated, flower.partitioner.Partitioner):
+        raise TypeError(f"a flwr_datasets FederatedDataset or a partitioner is needed, got {type(federated).__name__}. For a "
+                        "Dataset with a column of clients use read_dataset.")
+    if not federated.is_dataset_assigned():
+        raise ValueError(f"the {type(federated).__name__} has no data yet. Write partitioner.dataset = dataset first.")
+    return federated
+
+
+def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
+    module = _package("flwr_datasets.partitioner")
+    known = [each for each in module.__all__ if each != "Partitioner"]
+    check_name(name, known, "partitioner in flwr_datasets")
+    accepted = inspect.signature(getattr(module, name)).parameters
+    for setting in settings:
+        check_name(setting, accepted, f"setting of {name}")
+    missing = [p for p in accepted if accepted[p].default is inspect.Parameter.empty and p not in settings]
+    if missing:
+        raise ValueError(f"{name} lacks {', '.join(missing)}. Its settings: {', '.join(accepted)}.")
+    return getattr(module, name)(**settings)
+
+
+def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
+    """Where each example stands, with the columns a partitioner asks for and no others."""
+    arrow, datasets = _package("pyarrow"), _package("datasets")
+    if isinstance(by := settings.get("partition_by"), str):
+        check_name(by, source.column_names, "column in the data set")
+    columns = list({value for value in settings.values() if isinstance(value, str)} & set(source.column_names))
+    asked = dict(zip(columns, _table(source, columns).columns, strict=True)) if columns else {}
+    rows = datasets.Dataset(arrow.table({**asked, _ROW: np.arange(len(source))}))
+    return rows if shuffle_seed is None else datasets.Dataset(_table(rows.shuffle(seed=shuffle_seed), rows.column_names))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower's partitioners sort with an option that arrow now calls differently."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Specifying null_placement", FutureWarning)
+        yield
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as reason:
+        if name.partition(".")[0] not in str(reason):
+            raise
+        raise ImportError(f"this needs the package {name.partition('.')[0].replace('_', '-')}, which is not installed: "
+                          "pip install 'fedtail[hub]'") from reason

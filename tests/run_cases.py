@@ -1,0 +1,72 @@
+"""Small experiments for the tests of runs, and a watcher that can stop them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fedtail.experiment import Experiment, Source
+from fedtail.experiment.experiment import experiments
+
+BASE = """\
+rounds = 6
+[data]
+kind = "synthetic"
+alpha = 1
+beta = 1
+clients = 16
+sizes = [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 4]
+split = { train = 0.5, validation = 0.25, test = 0.25 }
+[task.module]
+part = "SoftmaxRegression"
+features = 60
+classes = 10
+[evaluate]
+every = 2
+"""
+METHODS = {
+    "delta_fl": '[sample]\ncohort_size = 5\n[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n',
+    "afl": '[sample]\npart = "Everyone"\n[risk]\npart = "Ascent"\nstep = 0.5\n',
+    "adam averaged": '[sample]\npart = "Poisson"\nrate = 0.4\n[server]\npart = "Adam"\n[iterate]\npart = "AveragedIterate"\n',
+    "family": '[sample]\ncohort_size = 5\n[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n'
+              '[family]\nrisk.tail_fraction = [1.0, 0.5, 0.2]\n',
+    "refreshed momentum": '[sample]\ncohort_size = 5\n[risk]\npart = "Refreshed"\nevery = 3\n'
+                          'risk = { part = "TailFilter", tail_fraction = 0.5 }\n[server]\npart = "SGD"\nmomentum = 0.5\n',
+}
+BITWISE = ("metrics.jsonl", "rounds.jsonl", "clients.parquet", "result.json", "experiment.toml", "privacy.json",
+           "initial.safetensors", "model.safetensors", "model-0.safetensors", "model-1.safetensors", "model-2.safetensors")
+
+
+def experiment(name: str = "delta_fl", *settings: str, more: str = "") -> Experiment:
+    [made] = experiments(Source.parse(BASE + METHODS[name] + more, f"{name}.toml", Path(), settings), name)
+    return made
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What a finished run must leave the same, whatever happened to it."""
+    there = [folder / name for name in BITWISE if (folder / name).exists()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
+
+
+class Onlooker:
+    """Keeps what it is told; asks to stop after some rounds."""
+
+    def __init__(self, stop_after: int | None = None):
+        self.stop_after, self.rounds, self.notes, self.lines = stop_after, [], [], []
+
+    def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
+        self.began = (name, seed, round, rounds)
+
+    def round(self, round: int) -> None:
+        self.rounds.append(round)
+
+    def evaluated(self, line: dict[str, Any], tested: str) -> None:
+        self.lines.append((line["round"], tested))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @property
+    def stop(self) -> bool:
+        return self.stop_after is not None and len(self.rounds) + 1 >= self.stop_after

@@ -1,0 +1,241 @@
+"""Descriptions of populations against brute force, client by client."""
+
+import json
+import re
+from io import StringIO
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import approx
+from rich.console import Console
+
+from fedtail.data import Population
+from fedtail.data import describe as describe_module
+from fedtail.data.describe import describe
+from fedtail.data.rendering import render
+
+owners = st.lists(st.integers(0, 5), min_size=1, max_size=40)
+
+
+def of(client, y, x=None, **more) -> Population:
+    x = np.zeros((len(client), 2), np.float32) if x is None else x
+    return Population.from_arrays(x, y, client, **more)
+
+
+def printed(population: Population, name: str = "") -> str:
+    page = StringIO()
+    Console(width=100, file=page).print(render(describe(population, name)))
+    return page.getvalue()
+
+
+# counts and sizes
+
+@given(owners)
+def test_sizes_and_their_histogram_are_those_of_the_clients(client):
+    about = describe(of(client, np.zeros(len(client), np.int64)))
+    sizes = np.array([client.count(name) for name in sorted(set(client))])
+    assert (about["clients"], about["examples"]) == (len(sizes), len(client))
+    assert about["sizes"]["min"] == sizes.min()
+    assert about["sizes"]["max"] == sizes.max()
+    for key, share in (("p10", 10), ("median", 50), ("p90", 90)):
+        assert about["sizes"][key] == approx(np.percentile(sizes, share))
+    assert about["sizes"]["mean"] == approx(len(client) / len(sizes))
+    for part in about["sizes"]["histogram"]:
+        assert part["clients"] == sum(part["from"] <= size <= part["to"] for size in sizes)
+    assert sum(part["clients"] for part in about["sizes"]["histogram"]) == len(sizes)
+    assert about["largest"]["examples"] == client.count(about["largest"]["name"]) == sizes.max()
+    assert about["largest"]["share"] == approx(sizes.max() / len(client))
+
+
+def test_selected_clients_only_are_described():
+    p = of([0, 0, 1, 1, 1, 2], [0, 1, 5, 6, 7, 1], np.arange(6.0)[:, None], group=[0, 3, 1])
+    about = describe(p.select([2, 0]), "few")
+    assert (about["name"], about["clients"], about["examples"], about["largest"]["name"]) == ("few", 2, 3, 0)
+    assert about["targets"]["counts"] == {"0": 1, "1": 2}
+    assert (about["inputs"]["x"]["min"], about["inputs"]["x"]["max"]) == (0.0, 5.0)
+    assert about["groups"] == [1, 1]
+
+
+def test_a_description_fits_in_json_and_prints():
+    random = np.random.default_rng(0)
+    client = random.integers(0, 30, 500)
+    names = np.array([f"[bold]{k:02d}" for k in range(30)])[client]       # not to be taken for markup
+    cases = [of(names, random.integers(0, 3, 500), random.normal(size=(500, 2)), group=np.arange(30) % 2),
+             of(client, random.normal(size=500)), of(client, random.normal(size=(500, 3))),
+             of(client, np.full(500, 2.5)), of([0], [1.0]),
+             of(client, random.integers(0, 200, 500), {"a": random.normal(size=(500, 2)), "b": client}),
+             Population.from_arrays([[1, 2], [3]], [[1, 2], [3]], [0, 1])]
+    for population in cases:
+        assert json.loads(json.dumps(describe(population), allow_nan=False)) == describe(population)
+        assert "start from" in printed(population)
+    text = printed(cases[0], "people [2024].npz")
+    for part in ("people [2024].npz", "[bold]", "500", "3 classes (0 to 2)", "groups", "2, of 15, 15 clients",
+                 "SoftmaxRegression(features=2, classes=3)", "in total variation", "█"):
+        assert part in text
+    assert "3 numbers for each example" in printed(cases[2])
+    assert "all targets are equal" in printed(cases[3])
+    assert "sequences of 1.5 positions on average, 3 classes (1 to 3), 1, 1, 1 of each" in " ".join(printed(cases[6]).split())
+
+
+def test_every_client_is_in_a_bar():
+    p = of(np.repeat(np.arange(1001), [1] * 1000 + [500]), np.zeros(1500, np.int64))
+    lines = [line for line in printed(p).splitlines() if "█" in line]
+    assert [int(line.split()[-1].replace(",", "")) for line in lines] == [1000, 1]
+    assert [line.count("█") for line in lines] == [40, 1]
+
+
+# how different clients are
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 4)), min_size=1, max_size=40))
+def test_total_variation_and_single_labels_are_those_of_the_clients(pairs):
+    client, label = (np.array(column) for column in zip(*pairs, strict=True))
+    labels = sorted(set(label.tolist()))
+    overall = np.array([(label == c).mean() for c in labels])
+    own = [np.array([(label[client == k] == c).mean() for c in labels]) for k in sorted(set(client.tolist()))]
+    about = describe(of(client, label))
+    assert about["difference"]["total_variation"] == approx(np.mean([abs(p - overall).sum() / 2 for p in own]), abs=1e-12)
+    assert about["difference"]["single_label"] == approx(np.mean([p.max() == 1 for p in own]))
+    assert about["targets"]["counts"] == {str(c): int((label == c).sum()) for c in labels}
+    assert (about["targets"]["kind"], about["targets"]["count"]) == ("classes", len(labels))
+
+
+def test_shuffled_labels_differ_by_chance_only():
+    random = np.random.default_rng(1)
+    client = np.repeat(np.arange(200), 50)
+    alike = describe(of(client, random.integers(0, 4, len(client))))["difference"]
+    assert alike["total_variation"] == approx(alike["if_shuffled"], abs=0.02)
+    apart = describe(of(client, client % 4))["difference"]
+    assert apart == {"total_variation": 0.75, "if_shuffled": approx(alike["if_shuffled"], abs=0.02), "single_label": 1.0}
+
+
+def test_positions_that_do_not_count_are_left_out():
+    p = Population.from_arrays([[1.0]] * 4, [[5, 5], [5], [7, 7], []], [0, 0, 1, 2])
+    about = describe(p)
+    assert about["targets"] == {"kind": "sequences", "count": 2, "min": 5, "max": 7, "counts": {"5": 3, "7": 2},
+                                "length": {"mean": 1.25, "max": 2}}
+    assert about["difference"]["total_variation"] == approx((0.4 + 0.6) / 2)      # client 2 has no label to compare
+    assert about["difference"]["single_label"] == 1.0
+    with pytest.raises(ValueError, match="every target is -100, which losses ignore"):
+        describe(of([0, 1], np.full((2, 3), -100)))
+
+
+def variance_shares(client, y):
+    """Between clients / total, and the intraclass correlation, from sums over clients one by one."""
+    own = [y[client == k] for k in sorted(set(client.tolist()))]
+    between = sum(len(part) * (part.mean() - y.mean()) ** 2 for part in own)
+    within = sum(((part - part.mean()) ** 2).sum() for part in own)
+    outer, inner = between / (len(own) - 1), within / (len(y) - len(own))
+    typical = (len(y) - sum(len(part) ** 2 for part in own) / len(y)) / (len(own) - 1)
+    return between / (between + within), (outer - inner) / (outer + (typical - 1) * inner)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-50, 50)), min_size=1, max_size=40))
+def test_variance_between_clients_is_the_analysis_of_variance(pairs):
+    client, y = (np.array(column) for column in zip(*pairs, strict=True))
+    y = y + 1000.0
+    about = describe(of(client, y))
+    assert about["targets"] == {"kind": "numbers", "outputs": 1, "mean": approx(y.mean()), "std": approx(y.std()),
+                                "min": y.min(), "max": y.max()}
+    clients = len(set(client.tolist()))
+    if len(set(y.tolist())) == 1:
+        assert about["difference"] == {"variance_between": None, "intraclass_correlation": None}
+    elif 1 < clients < len(y):
+        shares = variance_shares(client, y)
+        assert list(about["difference"].values()) == [approx(shares[0], abs=1e-9), approx(shares[1], abs=1e-9)]
+    else:
+        assert about["difference"]["intraclass_correlation"] is None
+
+
+def test_the_intraclass_correlation_is_that_of_the_model():
+    random = np.random.default_rng(2)
+    client = np.repeat(np.arange(4000), random.integers(2, 6, 4000))
+    y = random.normal(size=4000)[client] + 2 * random.normal(size=len(client))      # 1 / (1 + 4)
+    assert describe(of(client, y))["difference"]["intraclass_correlation"] == approx(0.2, abs=0.05)
+    two = describe(of(client, np.stack([y, random.normal(size=len(client))], axis=1)))
+    assert two["targets"]["outputs"] == 2
+    assert two["difference"]["intraclass_correlation"] == approx(0.1, abs=0.05)
+
+
+# inputs, warnings, suggestions
+
+def test_inputs_are_described_by_name(monkeypatch):
+    monkeypatch.setattr(describe_module, "_BLOCK", 7)          # blocks of one to seven examples
+    x = {"scan": np.arange(60.0, dtype=np.float32).reshape(5, 3, 4), "age": np.array([30, 20, 50, 40, 60]), "flag": [True] * 5,
+         "nothing": np.zeros((5, 0))}
+    about = describe(of([0, 1, 1, 2, 2], [0, 1, 0, 1, 0], x))
+    assert about["inputs"] == {
+        "scan": {"shape": [3, 4], "dtype": "float32", "min": 0.0, "max": 59.0},
+        "age": {"shape": [], "dtype": "int64", "min": 20, "max": 60}, "flag": {"shape": [], "dtype": "bool", "min": 1, "max": 1},
+        "nothing": {"shape": [0], "dtype": "float64", "min": 0.0, "max": 0.0}}
+    assert about["suggested"] is None
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 99))
+def test_deviations_are_numpys(examples, block, seed):
+    x = np.random.default_rng(seed).normal(5, [1e-3, 1, 1e4], (examples, 3))
+    rows, step = torch.arange(examples), [slice(a, a + block) for a in range(0, examples, block)]
+    assert describe_module._deviation(torch.from_numpy(x), rows, step) == approx(x.std(0), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("population", "text"), [
+    (lambda: of([0, 1, 1, 2], [0, 1, 0, 1]), "2 of 3 clients hold one example, which cannot be split within the client. Use population.at_least(2)"),
+    (lambda: of(["a", "a", "a", "b", "b"], [0, 1, 0, 1, 0]), "client 'a' holds 60% of the examples, so an average over examples"),
+    (lambda: of([0, 0, 1, 1], [-1, 1, 1, -1]), "labels are not 0 to 1: there are 2, from -1 to 1. Number them first: numpy.unique(y, return_inverse=True)[1]."),
+    (lambda: of([0, 0, 1, 1], [0, 3, 0, 1]), "labels are not 0 to 2: there are 3, from 0 to 3."),
+    (lambda: of([0, 0, 1, 1], [4, 4, 4, 4]), "every label is 4: there is nothing to learn."),
+    (lambda: of([0, 0, 1, 1], [0, 1, 0, 1], np.array([[0, 0, 7], [2000, 1, 7], [0, 0, 7], [2000, 1, 7]], np.float32)),
+     "x is not scaled: feature 0 has standard deviation 1e+03, feature 1 has 0.5. Standardise the features"),
+    (lambda: of([0, 0, 1, 1], [0, 1, 0, 1], {"pixels": np.full((4, 2), 200, np.uint8)}),
+     "pixels holds bytes, 200 to 200, and weights are floats. Write pixels.astype('float32'), and / 255 for pixels."),
+])
+def test_warnings_say_what_to_do(population, text):
+    found = describe(population())["warnings"]
+    assert len(found) == 1
+    assert found[0].startswith(text)
+    assert text[:30] in " ".join(printed(population()).split())
+
+
+def test_sound_data_have_no_warnings():
+    x = np.array([[0, 0, 7], [1000, 1, 7], [0, 0, 7], [1000, 1, 7]], np.float32)      # 1000 to 1 is still scaled
+    assert describe(of([0, 0, 1, 1], [0, 1, 0, 1], x))["warnings"] == []
+
+
+@pytest.mark.parametrize(("x", "y", "suggested"), [
+    (np.zeros((6, 64), np.float32), [0, 1, 2, 0, 1, 2], {"part": "SoftmaxRegression", "features": 64, "classes": 3}),
+    (np.zeros((6, 8, 8)), [0, 1, 0, 1, 0, 1], {"part": "LogisticRegression", "features": 64}),
+    (np.zeros((6, 5)), [0.0, 1, 0, 1, 0, 1], {"part": "LeastSquares", "features": 5}),
+    (np.zeros((6, 5)), np.zeros((6, 2)), {"part": "LeastSquares", "features": 5, "outputs": 2}),
+    (np.zeros((6, 28, 28)), [0, 1, 2, 3, 4, 6], {"part": "ConvNet", "classes": 7, "channels": 1}),
+    (np.zeros((6, 3, 28, 28), np.uint8), [0, 1] * 3, {"part": "ConvNet", "classes": 2, "channels": 3}),
+    (np.zeros((6, 5)), [-1, 1] * 3, {"part": "LogisticRegression", "features": 5}),
+    (np.zeros((6, 5)), [1, 2, 3] * 2, {"part": "SoftmaxRegression", "features": 5, "classes": 4}),
+    (np.zeros((6, 5), np.int64), [0, 1] * 3, None),                    # tokens, perhaps
+    (np.zeros(6), [0, 1] * 3, None),
+    (np.zeros((6, 5)), [3] * 6, None),
+    (np.zeros((6, 5)), np.zeros((6, 4), np.int64), None),
+])
+def test_a_suggested_model_takes_the_data(x, y, suggested):
+    population = of([0, 0, 0, 1, 1, 1], np.asarray(y), x)
+    about = describe(population)
+    assert about["suggested"] == suggested
+    if suggested and about["targets"].get("min", 0) >= 0:
+        from fedtail import Task, models
+        settings = {name: value for name, value in suggested.items() if name != "part"}
+        inputs = torch.as_tensor(x).float()
+        Task(getattr(models, suggested["part"])(**settings)).check(of([0, 0, 0, 1, 1, 1], np.asarray(y), inputs))
+
+
+def test_nobody_cannot_be_described():
+    with pytest.raises(ValueError, match=re.escape("this population has no clients, so there is nothing to describe")):
+        describe(of([0], [0]).select([]))
+
+
+def test_many_clients_cost_no_loop():
+    clients = 300_000
+    client = np.repeat(np.arange(clients), 2)
+    about = describe(of(client, np.arange(2 * clients) % 7))
+    assert about["clients"] == clients
+    assert about["difference"]["single_label"] == 0.0

@@ -1,0 +1,409 @@
+"""Run folders: what they hold, and that a crash, a full disk or a change in between loses and mixes nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedtail
+from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
+from fedtail.runs.checkpoint import BEFORE, NEWEST, load_checkpoint
+from fedtail.runs.comparison import differences, rows
+from fedtail.runs.files import Lines, only_writer, write_whole
+
+from run_cases import METHODS, Onlooker, digests, experiment
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, RunFolder]:
+    """Every method, run without interruption."""
+    place = tmp_path_factory.mktemp("whole")
+    return {name: run(experiment(name), 3, place / name, Onlooker()) for name in METHODS}
+
+
+def trained(name: str) -> fedtail.Trained:
+    """The same method with the library alone, no folder."""
+    wanted = experiment(name)
+    return fedtail.train(wanted.algorithm, wanted.task.make(3), wanted.data.load(3)["train"], rounds=6, seed=3)
+
+
+# What a folder holds
+
+@pytest.mark.parametrize("name", METHODS)
+def test_models_are_those_of_the_library_and_load_with_load_state_dict(whole, name):
+    for path, module in zip(whole[name].models, trained(name).modules, strict=True):
+        fresh = fedtail.models.SoftmaxRegression(60, 10)
+        fresh.load_state_dict(load_file(path))
+        assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["delta_fl", "family"])
+def test_metrics_are_statistics_of_the_client_table(whole, name):
+    """Recomputed with numpy alone from the parquet file."""
+    folder = whole[name]
+    last = folder.metrics[-1]
+    assert [line["round"] for line in folder.metrics] == [0, 2, 4, 6]
+    for member in range(len(folder.members)):
+        for split in ("validation", "test"):
+            error = folder.of_clients(split, member)["error"]
+            told = last["members"][member][split]["error"]
+            assert told["mean"] == pytest.approx(error.mean())
+            assert told["p90"] == pytest.approx(np.percentile(error, 90))
+            assert told["p95"] == pytest.approx(np.percentile(error, 95))
+            assert told["worst10"] == pytest.approx(error.max())          # a tenth of four clients is part of one
+        train = folder.of_clients("train", member)
+        assert last["members"][member]["train"]["loss"]["mean"] == pytest.approx(np.average(train["loss"], weights=train["mass"]))
+    assert folder.result["members"] == last["members"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rounds_say_who_was_asked_and_who_counted(whole, name):
+    """Replayed with the library: the cohort from the sampler, who counted from the round's view."""
+    wanted, seen = experiment(name), []
+    fedtail.train(wanted.algorithm, wanted.task.make(3), wanted.data.load(3)["train"], rounds=6, seed=3,
+                  on_round=lambda progress: seen.append(progress.view))
+    folder = whole[name]
+    assert len(folder.rounds) == 6
+    asked, tail = np.zeros(8, int), np.zeros((len(folder.members), 8), int)
+    for line, view in zip(folder.rounds, seen, strict=True):
+        assert line["asked"] == view.asked.tolist()
+        for member, told in enumerate(line["members"]):
+            counted = view.who_counted(member).tolist()
+            assert (line["asked"] if told["counted"] is None else told["counted"]) == counted
+            tail[member][counted] += 1
+        asked[line["asked"]] += 1
+    for member in range(len(folder.members)):
+        table = folder.of_clients("train", member)
+        assert table["asked"].tolist() == asked.tolist()
+        assert table["in_tail"].tolist() == tail[member].tolist()
+
+
+def test_the_superquantile_records_its_threshold_and_half_of_the_cohort(whole):
+    for line in whole["delta_fl"].rounds[1:]:
+        [member] = line["members"]
+        assert member["threshold"] > 0
+        assert 2 <= len(member["counted"]) <= 4                            # about half of the mass of five clients
+    assert all(member["threshold"] is None for line in whole["afl"].rounds for member in line["members"])
+
+
+def test_what_only_a_simulator_sees_says_so(whole):
+    folder = whole["delta_fl"].path
+    assert parquet.read_schema(folder / "clients.parquet").metadata[b"simulator_only"] == b"true"
+    assert json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])["simulator_only"] is True
+
+
+def test_the_ledger_is_honest(whole):
+    ledger = json.loads((whole["delta_fl"].path / "privacy.json").read_text())
+    assert (ledger["private"], ledger["epsilon"], ledger["rounds"]) == (False, "infinity", 6)
+
+
+def test_a_family_says_who_picks_which_model(whole):
+    folder = whole["family"]
+    family = fedtail.evaluate_family(trained("family"), experiment("family").data.load(3)["test"])
+    picks = np.stack([folder.of_clients("test", member)["picks"] for member in range(3)])
+    assert picks.sum(0).tolist() == [1] * 4                                # everybody picks one
+    assert picks.argmax(0).tolist() == family.choice.tolist()
+    judged = np.stack([folder.of_clients("test", member)["judged"] for member in range(3)])
+    assert judged.astype(float).tolist() == [member.values.tolist() for member in family.members]
+
+
+def test_a_folder_says_what_ran_and_can_be_run_again(whole, tmp_path):
+    folder = whole["delta_fl"]
+    assert folder.about["seed"] == 3
+    assert folder.about["versions"]["torch"] == torch.__version__
+    again = fedtail.experiment.read_experiment(folder.path / "experiment.toml")
+    assert digests(run(again, again.seeds[0], tmp_path / "again", Onlooker()).path) == digests(folder.path)
+
+
+def test_finetuning_is_recorded_where_it_is_asked_for(tmp_path):
+    wanted = experiment("delta_fl", more="[evaluate.finetune]\nlearning_rate = 0.1\nepochs = 2\n")
+    folder = run(wanted, 0, tmp_path / "tuned", Onlooker())
+    splits = wanted.data.load(0)
+    model = fedtail.train(wanted.algorithm, wanted.task.make(0), splits["train"], rounds=6)
+    tuned = fedtail.finetune(model, splits["test"], fedtail.LocalSGD(learning_rate=0.1, epochs=2))
+    table = folder.of_clients("test")
+    assert table["before_finetuning"].tolist() == tuned.before.error.values.tolist()
+    assert table["after_finetuning"].tolist() == tuned.after.error.values.tolist()
+    assert folder.result["finetuned"][0]["after"]["mean"] == pytest.approx(np.mean(table["after_finetuning"]))
+
+
+def test_clients_with_one_example_are_left_out_of_what_needs_two(tmp_path):
+    text = "[evaluate.finetune]\nlearning_rate = 0.1\nepochs = 1\n"
+    wanted = experiment("family", "data.sizes=[9,1,1,1,5,1,8,1,1,5,9,1,7,1,5,1]", more=text)
+    table = run(wanted, 0, tmp_path / "ones", Onlooker()).of_clients("test")
+    alone = table["size"] == 1
+    assert alone.any()
+    assert all(value is None for value in table["picks"][alone])
+    assert np.isnan(table["judged"][alone].astype(float)).all()
+    assert np.isnan(table["after_finetuning"][alone].astype(float)).all()
+    assert np.isfinite(table["after_finetuning"][~alone].astype(float)).all()
+
+
+def test_tensorboard_gets_the_same_numbers_and_purges_what_came_after_a_checkpoint(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    wanted = experiment("delta_fl", "evaluate.tensorboard=true")
+    with pytest.raises(Interrupted):
+        run(wanted, 0, tmp_path / "board", Onlooker(stop_after=3))
+    folder = run(wanted, 0, tmp_path / "board", Onlooker(), resume=True)
+    events = accumulator.EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    told = [(event.step, event.value) for event in events.Scalars("error/test/p90")]
+    assert told == [(line["round"], pytest.approx(line["members"][0]["test"]["error"]["p90"], rel=1e-6)) for line in folder.metrics]
+    assert "loss/train" in events.Tags()["histograms"]
+
+
+# Interrupted, and the same to the bit
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("stops", [[1], [3, 1, 1], [5]], ids=str)
+def test_an_interrupted_run_ends_with_the_same_bits(whole, tmp_path, name, stops):
+    for stop in stops:
+        with pytest.raises(Interrupted):
+            run(experiment(name), 3, tmp_path / "run", Onlooker(stop_after=stop), resume=True)
+    last = Onlooker()
+    folder = run(experiment(name), 3, tmp_path / "run", last, resume=True)
+    assert last.began[2] == sum(stops)
+    assert digests(folder.path) == digests(whole[name].path)
+
+
+def killing(after: str, hits: int, folder: Path) -> subprocess.CompletedProcess:
+    """Run in another process that dies by SIGKILL when a function is called for the so-many-th time."""
+    program = f'''
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch; torch.set_num_threads(1)
+from run_cases import Onlooker, experiment
+import fedtail.runs.running
+module, _, name = {after!r}.rpartition(".")
+owner = eval(module, {{"fedtail": fedtail, "os": os}})
+real, left = getattr(owner, name), [{hits}]
+def dying(*args, **kwargs):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **kwargs)
+setattr(owner, name, dying)
+from fedtail.runs import run
+run(experiment("delta_fl"), 3, {str(folder)!r}, Onlooker(), resume=True)
+'''
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120,
+                          env={**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.parametrize("after", ["os.fsync", "fedtail.runs.recording.round_line"])
+def test_killed_with_no_warning_it_goes_on_to_the_same_bits(whole, tmp_path, after):
+    """Killed in the middle of writing files, and between rounds; resumed each time until it is done."""
+    codes = [killing(after, hits, tmp_path / "run").returncode for hits in (1, 5)]
+    assert codes == [-9, -9]
+    folder = run(experiment("delta_fl"), 3, tmp_path / "run", Onlooker(), resume=True)
+    assert digests(folder.path) == digests(whole["delta_fl"].path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("after", ["os.fsync", "fedtail.runs.recording.round_line", "os.open", "fedtail.runs.recording.write_whole",
+                                   "fedtail.runs.recording.write_clients", "fedtail.runs.recording.save_checkpoint"])
+def test_killed_at_every_moment(whole, tmp_path, after):
+    """At the first call, the second, ..., until a run gets through; each resumes what the one before it left."""
+    for hits in range(60):
+        done = killing(after, hits, tmp_path / f"{hits}")
+        folder = run(experiment("delta_fl"), 3, tmp_path / f"{hits}", Onlooker(), resume=True)
+        assert digests(folder.path) == digests(whole["delta_fl"].path), (after, hits)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -9, done.stderr
+    assert hits > 0
+    assert done.returncode == 0
+
+
+def interrupted(tmp_path: Path, stop: int = 5) -> Path:
+    with pytest.raises(Interrupted):
+        run(experiment(), 3, tmp_path / "run", Onlooker(stop_after=stop))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "gone"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, damage):
+    folder = interrupted(tmp_path)
+    newest = (folder / NEWEST).read_bytes()
+    flipped = bytearray(newest)
+    flipped[-5] ^= 1
+    if damage == "gone":
+        (folder / NEWEST).unlink()
+    else:
+        (folder / NEWEST).write_bytes({"cut": newest[:-100], "empty": b"", "flipped": bytes(flipped)}[damage])
+    onlooker = Onlooker()
+    done = run(experiment(), 3, folder, onlooker, resume=True)
+    assert onlooker.began[2] == 4                          # rounds 0, 2, 4, 5 had one
+    assert digests(done.path) == digests(whole["delta_fl"].path)
+    if damage != "gone":
+        assert any("checkpoint.safetensors is damaged" in note and "going on from checkpoint.before" in note for note in onlooker.notes)
+        assert "is damaged" in (folder / "log.txt").read_text()
+
+
+def test_two_damaged_checkpoints_are_an_error_and_nothing_is_touched(tmp_path):
+    folder = interrupted(tmp_path)
+    for name in (NEWEST, BEFORE):
+        (folder / name).write_bytes(b"not a checkpoint")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
+        run(experiment(), 3, folder, Onlooker(), resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_lost_lines_are_an_error(tmp_path):
+    folder = interrupted(tmp_path)
+    (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-10])
+    with pytest.raises(RunError, match=r"metrics\.jsonl has \d+ bytes, but the checkpoint was written when it had \d+: lines were lost"):
+        run(experiment(), 3, folder, Onlooker(), resume=True)
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    (["risk.tail_fraction=0.4"], "risk.tail_fraction was 0.5, is 0.4"),
+    (["rounds=8"], "rounds was 6, is 8"),
+    (["local.penalty.part=Proximal", "local.penalty.strength=1"], "local.penalty.part was 'NoPenalty', is 'Proximal'"),
+])
+def test_an_experiment_that_changed_is_refused(tmp_path, settings, text):
+    folder = interrupted(tmp_path)
+    with pytest.raises(RunError) as reason:
+        run(experiment("delta_fl", *settings), 3, folder, Onlooker(), resume=True)
+    assert text in str(reason.value)
+    assert "Undo the change, or start again in another folder" in str(reason.value)
+
+
+def test_data_that_changed_are_refused(tmp_path):
+    data = tmp_path / "a.npz"
+    x, y, client = np.ones((40, 60), "float32"), np.arange(40) % 10, np.arange(40) % 8
+    np.savez(data, x=x, y=y, client=client)
+    settings = [f'data={{kind="arrays",path="{data}",split={{within=0.5}}}}']
+    with pytest.raises(Interrupted):
+        run(experiment("delta_fl", *settings), 3, tmp_path / "run", Onlooker(stop_after=2))
+    np.savez(data, x=x + 1e-3, y=y, client=client)
+    with pytest.raises(RunError, match="the data are not those"):
+        run(experiment("delta_fl", *settings), 3, tmp_path / "run", Onlooker(), resume=True)
+
+
+def test_another_seed_does_not_go_on_with_this_one(tmp_path):
+    with pytest.raises(RunError, match="seeds was"):
+        run(experiment(), 4, interrupted(tmp_path), Onlooker(), resume=True)
+
+
+def test_a_folder_in_use_is_not_written(tmp_path, whole):
+    folder = interrupted(tmp_path)
+    with pytest.raises(RunError, match=r"holds a run that has done 5 of 6 rounds\. Go on with --resume"):
+        run(experiment(), 3, folder, Onlooker())
+    with only_writer(folder), pytest.raises(RunError, match="another process is writing"):
+        run(experiment(), 3, folder, Onlooker(), resume=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "experiment.toml").write_text("precious")
+    with pytest.raises(RunError, match=r"holds other things \(experiment\.toml\)"):
+        run(experiment(), 3, tmp_path / "mine", Onlooker(), resume=True)
+    assert (tmp_path / "mine" / "experiment.toml").read_text() == "precious"
+    onlooker = Onlooker()
+    assert run(experiment(), 3, whole["delta_fl"].path, onlooker, resume=True).finished
+    assert "is finished; nothing to do" in onlooker.notes[0]
+
+
+def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(tmp_path):
+    """The largest file this process may write is made smaller than a checkpoint: the system then refuses as a full disk does."""
+    folder, soft = interrupted(tmp_path, stop=2), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, soft[1]))
+    try:
+        with pytest.raises(RunError, match=r"could not be written: (File too large|No space left)"):
+            run(experiment(), 3, folder, Onlooker(), resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+    checkpoint, problems = load_checkpoint(folder)
+    assert (checkpoint.round, problems) == (2, [])
+    assert not list(folder.glob(".*writing"))
+    assert run(experiment(), 3, folder, Onlooker(), resume=True).finished
+
+
+def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
+    place = tmp_path / "file"
+    write_whole(place, "old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(RunError, match=r"could not be written: No space left on device\. What was there before is still whole"):
+        write_whole(place, "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
+    place = tmp_path / "lines"
+    lines = Lines(place, 0)
+    lines.write({"a": float("nan")})
+    size = lines.flush()
+    lines.write({"b": 1})
+    lines.close()
+    Lines(place, size).close()
+    assert place.read_text() == '{"a": null}\n'
+
+
+def test_a_module_that_draws_from_elsewhere_resumes_with_what_it_began_with(tmp_path):
+    """Its frozen parameters are not reproducible by a seed; they are kept with the run."""
+    (tmp_path / "mine_drawing.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('mixing', torch.frombuffer(bytearray(os.urandom(60 * 60)), dtype=torch.uint8)"
+        ".view(60, 60).float() / 255 / 60)\n"
+        "        self.last = torch.nn.Linear(60, 10)\n"
+        "    def forward(self, x): return self.last(x @ self.mixing)\n")
+    settings = ['task.module={part="mine_drawing:Net"}', 'task.buffers="frozen"']
+    from dataclasses import replace
+
+    from fedtail.experiment.experiment import experiments
+    wanted = experiment()
+    source = replace(wanted.source, folder=tmp_path)
+    for setting in settings:
+        key, value = setting.split("=", 1)
+        import tomllib
+        source = source.changed(tuple(key.split(".")), tomllib.loads(f"v = {value}")["v"], setting)
+    [wanted] = experiments(source, "own")
+    with pytest.raises(Interrupted):
+        run(wanted, 0, tmp_path / "run", Onlooker(stop_after=3))
+    began = load_file(tmp_path / "run" / "initial.safetensors")["mixing"]
+    folder = run(wanted, 0, tmp_path / "run", Onlooker(), resume=True)
+    assert torch.equal(load_file(folder.models[0])["mixing"], began)
+
+
+# Reading and comparing
+
+def test_runs_are_found_below_folders_and_others_are_refused(whole, tmp_path):
+    place = whole["delta_fl"].path.parent
+    assert {found.name for found in find_runs([place])} == set(METHODS)
+    assert len(find_runs([place, place / "afl"])) == len(METHODS)
+    with pytest.raises(FileNotFoundError, match="there is no run in"):
+        find_runs([tmp_path])
+    with pytest.raises(FileNotFoundError, match="is not a run"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "run.json").write_text('{"format": "fedtail run", "version": 99}')
+    with pytest.raises(ValueError, match="has format version 99; this fedtail reads 1"):
+        RunFolder.open(tmp_path)
+
+
+def test_comparisons_are_means_deviations_and_paired_differences(tmp_path):
+    runs = [run(experiment(name, "rounds=2"), seed, tmp_path / f"{name}{seed}", Onlooker()) for seed in (0, 1, 2)
+            for name in ("delta_fl", "refreshed momentum")]
+    a, b = ([100 * np.array(r.of_clients("test")["error"]) for r in runs if r.name == name] for name in ("delta_fl", "refreshed momentum"))
+    first, second = rows(runs)
+    assert (first["method"], second["method"], first["unit"], first["seeds"]) == ("delta_fl", "refreshed momentum", "%", [0, 1, 2])
+    assert first["p90"]["mean"] == pytest.approx(np.mean([np.percentile(e, 90) for e in a]))
+    assert first["p90"]["std"] == pytest.approx(np.std([np.percentile(e, 90) for e in a], ddof=1))
+    assert second["variance"]["mean"] == pytest.approx(np.mean([np.var(e) for e in b]))
+    [less] = differences(runs)
+    paired = np.array([y.mean() - x.mean() for x, y in zip(a, b, strict=True)])
+    assert less["mean"]["mean"] == pytest.approx(paired.mean())
+    assert less["mean"]["stderr"] == pytest.approx(paired.std(ddof=1) / np.sqrt(3))
+    assert rows(runs[:1])[0]["mean"]["std"] is None
