@@ -183,6 +183,7 @@ def test_compare_pairs_methods_on_the_same_cohorts(place):
     errors = {(run.name, run.seed): 100 * np.mean(run.of_clients("test")["error"]) for run in found}
     less = np.array([errors["Delta-FL 0.5", seed] - errors["FedAvg", seed] for seed in range(3)])
     [told] = result["differences"]
+    assert [run.name for run in found] == ["FedAvg"] * 3 + ["Delta-FL 0.5"] * 3      # the baseline first, for a report
     assert (told["method"], told["baseline"], told["seeds"]) == ("Delta-FL 0.5", "FedAvg", [0, 1, 2])
     assert told["mean"] == {"mean": pytest.approx(less.mean()), "stderr": pytest.approx(less.std(ddof=1) / np.sqrt(3))}
 

@@ -34,7 +34,9 @@ def compare(
     """
     from fedtail.cli.tables import show_differences
     from fedtail.experiment import read_experiments
-    from fedtail.runs.comparison import differences
+    from fedtail.runs.comparison import differences, rows
+    from fedtail.runs.files import write_json
+    from fedtail.runs.reading import COMPARISON
 
     wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device))]
     check_comparable(wanted)
@@ -43,6 +45,7 @@ def compare(
     jobs = [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
     runs = run_all(jobs, folder, resume, as_json)
     less = differences(runs)
+    write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})
     show(runs, folder, as_json, {"differences": less})
     if not as_json:
         show_differences(less)

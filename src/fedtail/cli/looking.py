@@ -19,6 +19,8 @@ def report(
                                       help="Run folders, or folders with runs somewhere in them."),
     out: Path | None = typer.Option(None, "--out", metavar="FILE", show_default=False,
                                     help="Where to write the page; by default report.html in the first folder."),
+    baseline: str | None = typer.Option(None, "--baseline", metavar="NAME", show_default=False,
+                                        help="The method to compare with; by default the first."),
     title: str | None = typer.Option(None, "--title", help="What the page is called.", show_default=False),
     open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
     as_json: bool = options.JSON,
@@ -28,7 +30,7 @@ def report(
     from fedtail.runs import find_runs
 
     found = find_runs(runs)
-    page = write_page(found, out or runs[0] / "report.html", **({"title": title} if title else {}))
+    page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
     typer.echo(json.dumps({"page": str(page), "runs": [str(run.path) for run in found]}) if as_json else
                f"Wrote {page} ({page.stat().st_size / 1e6:.1f} MB), about {len(found)} run{'s' if len(found) > 1 else ''}.")
     if open_page:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 FORMAT, VERSION = "fedtail run", 1
+COMPARISON = "comparison.json"               # what `fedtail compare` leaves beside its runs
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
 
 
@@ -99,10 +100,15 @@ class RunFolder:
 
 
 def find_runs(places: Sequence[str | Path]) -> list[RunFolder]:
-    """The runs in these folders: each a run itself, or a folder with runs somewhere in it, by name."""
+    """The runs in these folders: each a run itself, or a folder with runs somewhere in it.
+
+    Those of a comparison come in its order, its baseline first; others by the names of their folders.
+    """
     found: list[RunFolder] = []
     for place in map(Path, places):
         here = [place] if (place / "run.json").is_file() else sorted(path.parent for path in place.rglob("run.json"))
+        order = _json(place / COMPARISON)["methods"] if (place / COMPARISON).is_file() else []
+        here.sort(key=lambda path: order.index(path.parent.name) if path.parent.name in order else len(order))
         if not here:
             raise FileNotFoundError(f"there is no run in {place}: no run.json in it or below it.")
         found += [RunFolder.open(path) for path in here if path not in {run.path for run in found}]

@@ -1,0 +1,111 @@
+"""Numbers about lists of clients and of seeds, in numpy: a page is written without loading torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+STATISTICS = ("mean", "p90", "worst10", "worst5", "best10", "std")
+DIGITS = 5                                   # of numbers that are only drawn
+
+
+def summary(values: np.ndarray) -> dict[str, float]:
+    """What the table of methods shows, every client counting once; tails to the fraction of a client."""
+    if not len(values):
+        return dict.fromkeys(STATISTICS, math.nan)
+    return {"mean": float(values.mean()), "p90": float(np.quantile(values, 0.9)), "worst10": worst(values, 0.1),
+            "worst5": worst(values, 0.05), "best10": -worst(-values, 0.1), "std": float(values.std())}
+
+
+def worst(values: np.ndarray, fraction: float) -> float:
+    """Mean of the largest `fraction` of the values; the one on the boundary counts in part.
+
+    >>> round(worst(np.array([0.1, 0.2, 0.3, 0.4]), 0.375), 3)
+    0.367
+    """
+    counted = np.clip(fraction * len(values) - np.arange(len(values)), 0, 1)
+    return float((counted * np.sort(values)[::-1]).sum() / counted.sum())
+
+
+def over_seeds(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds; one seed has no deviation."""
+    known = np.array([v for v in values if v is not None and math.isfinite(v)])
+    return {"mean": float(known.mean()) if len(known) else None, "seeds": len(known),
+            "std": float(known.std(ddof=1)) if len(known) > 1 else None}
+
+
+def paired(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any] | None:
+    """Mean difference over common seeds and its standard error; nothing can be said from one seed."""
+    pairs = zip(values, baseline, strict=True)
+    difference = np.array([a - b for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)])
+    if len(difference) < 2:
+        return None
+    return {"mean": float(difference.mean()), "error": float(difference.std(ddof=1) / math.sqrt(len(difference))),
+            "seeds": len(difference)}
+
+
+def mean_over(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean down the rows, of whatever is a number; NaN where nothing is."""
+    stacked = np.stack(rows)
+    known = np.isfinite(stacked)
+    total = np.where(known, stacked, 0).sum(0)
+    return np.divide(total, known.sum(0), out=np.full(total.shape, np.nan), where=known.any(0))
+
+
+def bins(values: np.ndarray, most: int = 40) -> np.ndarray:
+    """Edges of equal bins at round numbers over all the values, fewer where there are few of them."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    low = 0.0 if 0 <= low < 0.5 * high else low
+    wanted = min(most, max(8, round(2 * len(values) ** 0.5)))
+    largest = max(abs(low), abs(high))
+    step = _round_up((high - low) / wanted if high - low > 1e-9 * largest else largest)      # equal values: one bin
+    first = math.floor(low / step + 1e-9)
+    last = max(math.ceil(high / step - 1e-9), first + 1)
+    return np.array([float(f"{step * k:.10g}") for k in range(first, last + 1)])            # 0.15, not 3 * 0.05
+
+
+def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The share of the values in each bin; edges that were rounded lose nobody."""
+    inside = np.clip(values, edges[0], edges[-1])
+    return np.histogram(inside, edges)[0] / max(len(values), 1)
+
+
+def distribution_function(values: np.ndarray, most: int = 400) -> dict[str, Any]:
+    """Points of the empirical distribution function, evenly thinned."""
+    ranked = np.sort(values)
+    kept = thinned(len(ranked), most)
+    return {"x": drawn(ranked[kept]), "y": drawn((kept + 1) / max(len(ranked), 1))}
+
+
+def thinned(count: int, most: int) -> np.ndarray:
+    """At most so many positions out of `count`, evenly, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) if count else np.zeros(0, int)
+
+
+def classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: float = 1.0) -> tuple[list[str], np.ndarray]:
+    """Cut values at their quantiles into at most `parts` classes: their names, and the class of each value."""
+    if not len(values):
+        return [], np.zeros(0, int)
+    cuts = np.unique(np.quantile(values, np.arange(1, parts) / parts, method="inverted_cdf"))
+    which = np.searchsorted(cuts, values, side="left")
+    used, which = np.unique(which, return_inverse=True)
+    ends = [(values[which == k].min() * scale, values[which == k].max() * scale) for k in range(len(used))]
+    return [_between(*(show.format(end) for end in pair)) for pair in ends], which
+
+
+def drawn(values: Any) -> list[float | None]:
+    """A list for the page: short numbers, and null for what is none."""
+    return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
+
+
+def _between(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _round_up(step: float) -> float:
+    """The next of 1, 2, 2.5, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step)) if step > 1e-300 else 1.0
+    return power * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * power >= step * (1 - 1e-9))

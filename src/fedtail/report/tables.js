@@ -1,0 +1,80 @@
+// The tables: which row is in focus, and the clients, sorted and searched.
+function markRows() {
+  document.querySelectorAll("tr[data-method]").forEach(row => {
+    const k = Number(row.dataset.method);
+    row.style.setProperty("--own", colour(k));
+    row.classList.toggle("focus", k === state.focus);
+  });
+}
+
+function readOut() {
+  const row = data.table[state.focus].statistics;
+  byId("focus-label").textContent = method(state.focus).label;
+  for (const name of ["mean", "p90", "worst10"]) {
+    const cell = byId(`focus-${name}`);
+    cell.textContent = number(row[name].mean);
+    cell.dataset.value = row[name].mean;
+  }
+  if (byId("focus-picked")) readPicked();
+  byId("readout").dataset.method = state.focus;
+}
+
+function readPicked() {
+  const family = isFamily(state.focus) ? data.families[method(state.focus).family] : null;
+  byId("focus-picked-line").hidden = !(family && family.choice);
+  if (!family || !family.choice) return;
+  const count = family.choice.counts[family.methods.indexOf(state.focus)];
+  byId("focus-picked").textContent = `${(100 * count / family.choice.clients).toFixed(1)}% of clients`;
+  byId("focus-picked").dataset.value = count;
+}
+
+function tally() {
+  if (!byId("tally")) return;
+  for (const name of ["improved", "same", "worse"]) byId(name).textContent = data.clients.changes[state.focus][name];
+}
+
+function clientRows() {
+  const c = data.clients, wanted = state.search.trim().toLowerCase();
+  return c.names.map((name, k) => ({ name, size: c.sizes[k], baseline: c.errors[data.baseline][k], focus: c.errors[state.focus][k], difference: c.differences[state.focus][k] }))
+    .filter(row => row.difference !== null && row.name.toLowerCase().includes(wanted)).sort(order);
+}
+
+function order(a, b) {
+  const { key, rising } = state.sort;
+  if (rising === null) return Math.abs(b.difference) - Math.abs(a.difference);
+  const way = rising ? 1 : -1;
+  return way * (key === "name" ? a.name.localeCompare(b.name, undefined, { numeric: true }) : a[key] - b[key]);
+}
+
+function clientTable() {
+  const body = document.querySelector("#client-table tbody");
+  if (!body) return;
+  const rows = clientRows();
+  byId("client-focus").textContent = method(state.focus).label;
+  body.replaceChildren(...rows.slice(0, state.rows).map(clientRow));
+  byId("found").textContent = `${rows.length} client${rows.length === 1 ? "" : "s"}`;
+  byId("more").hidden = rows.length <= state.rows;
+  document.querySelectorAll("#client-table th").forEach(head => {
+    if (state.sort.rising === null || head.dataset.key !== state.sort.key) head.removeAttribute("aria-sort");
+    else head.setAttribute("aria-sort", state.sort.rising ? "ascending" : "descending");
+  });
+}
+
+function clientRow(row) {
+  const line = document.createElement("tr");
+  const texts = [row.name, row.size.toLocaleString("en-GB"), number(row.baseline), number(row.focus), signed(row.difference)];
+  line.replaceChildren(...texts.map(text => Object.assign(document.createElement("td"), { textContent: text })));
+  line.lastChild.className = Math.abs(row.difference) < 1e-9 ? "" : row.difference < 0 ? "improved" : "worse";
+  return line;
+}
+
+function listenToTables() {
+  document.querySelectorAll("#table tr[data-method]").forEach(row => row.addEventListener("click", () => focusOn(Number(row.dataset.method))));
+  if (!byId("client-table")) return;
+  byId("search").addEventListener("input", event => { state.search = event.target.value; clientTable(); });
+  byId("more").addEventListener("click", () => { state.rows += 50; clientTable(); });
+  document.querySelectorAll("#client-table th").forEach(head => head.addEventListener("click", () => {
+    state.sort = { key: head.dataset.key, rising: state.sort.key === head.dataset.key ? !state.sort.rising : head.dataset.key === "name" };
+    clientTable();
+  }));
+}

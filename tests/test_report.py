@@ -1,0 +1,380 @@
+"""The page about runs: its data against the files, and what a browser shows of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import approx
+from scipy import stats
+
+from fedtail.evaluation import Distribution
+from fedtail.report import page_data, write_page
+from fedtail.report.errors import LISTED, POINTS
+from fedtail.report.page import embedded
+from fedtail.report.statistics import STATISTICS, bins, classes, shares, summary, thinned
+from fedtail.runs import RunError, RunFolder, find_runs
+from run_folders import SEEDS, THETAS, change, once, trained_family, write_folder, write_run
+
+NASTY = "</script><b onclick=\"x\">&amp; ${x} %{y} 'q' \u2028"
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    return trained_family(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def methods(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    """Two methods with two seeds each, and one of them with a third that is not finished."""
+    return once(tmp_path_factory, "methods", lambda place: [
+        *(write_run(place / name / f"seed-{s}", name, [theta], s) for name, theta in (("FedAvg", 1.0), ("tail", 0.4)) for s in SEEDS),
+        write_run(place / "tail" / "seed-2", "tail", [0.4], 2, stop=7)])
+
+
+def column_of(run: RunFolder, member: int = 0, split: str = "test", name: str = "error") -> np.ndarray:
+    return run.of_clients(split, member)[name].astype(float)
+
+
+def worst_share(errors: np.ndarray, fraction: float) -> float:
+    """Mean of the worst, by the integral of the quantile function: independent of how the page computes it."""
+    ranked, n = np.sort(errors)[::-1], len(errors)
+    cumulated = np.concatenate([[0], np.cumsum(ranked)])
+    return float(np.interp(fraction * n, np.arange(n + 1), cumulated) / (fraction * n))
+
+
+# ---- the table
+
+
+def by_hand(errors: np.ndarray) -> dict[str, float]:
+    return {"mean": np.mean(errors), "p90": np.percentile(errors, 90), "worst10": worst_share(errors, 0.1),
+            "worst5": worst_share(errors, 0.05), "best10": -worst_share(-errors, 0.1), "std": np.std(errors)}
+
+
+def test_the_table_has_the_statistics_of_the_files_over_seeds(family):
+    for member, row in enumerate(page_data(family)["table"]):
+        each = [by_hand(column_of(run, member)) for run in family]
+        for name in STATISTICS:
+            values = [numbers[name] for numbers in each]
+            assert row["statistics"][name]["mean"] == approx(np.mean(values), abs=1e-12)
+            assert row["statistics"][name]["std"] == approx(np.std(values, ddof=1), abs=1e-12)
+
+
+def test_differences_to_the_baseline_are_paired_by_seed(family):
+    data = page_data(family)
+    assert data["methods"][data["baseline"]]["label"] == "θ = 1"
+    for member, row in enumerate(data["table"]):
+        difference = row["statistics"]["worst10"]["difference"]
+        if member == data["baseline"]:
+            assert difference is None
+            continue
+        mine, theirs = ([by_hand(column_of(run, k))["worst10"] for run in family] for k in (member, data["baseline"]))
+        assert difference["mean"] == approx(np.mean(mine) - np.mean(theirs))
+        assert difference["mean"] / difference["error"] == approx(stats.ttest_rel(mine, theirs).statistic)
+
+
+def test_the_best_of_each_column_is_marked(methods):
+    data = page_data(methods)
+    for name in STATISTICS:
+        cells = [row["statistics"][name] for row in data["table"]]
+        assert [cell["best"] for cell in cells] == [cell["mean"] == min(c["mean"] for c in cells) for cell in cells]
+
+
+@given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=40))
+def test_statistics_without_torch_are_those_of_distribution(values):
+    mine, theirs = summary(np.array(values)), Distribution(torch.tensor(values, dtype=torch.float64)).summary()
+    assert mine == approx({name: theirs[name] for name in STATISTICS}, abs=1e-9)
+
+
+def test_another_baseline_is_taken_by_name(methods):
+    data = page_data(methods, baseline="tail")
+    assert data["methods"][data["baseline"]]["name"] == "tail"
+    with pytest.raises(ValueError, match="there is no method 'x' to be the baseline; there are 'FedAvg', 'tail'"):
+        page_data(methods, baseline="x")
+
+
+# ---- errors by client
+
+
+def test_histogram_and_distribution_function_are_of_the_pooled_clients(family):
+    data = page_data(family)["distributions"]
+    edges = np.array(data["edges"])
+    for member in range(len(THETAS)):
+        pooled = np.concatenate([column_of(run, member) for run in family])
+        assert data["clients"][member] == len(pooled)
+        assert sum(data["shares"][member]) == approx(1, abs=1e-4)
+        rising = np.array([(pooled < edge).mean() for edge in edges[1:-1]])
+        assert np.cumsum(data["shares"][member])[:-1] == approx(rising, abs=1e-3)
+        function = data["functions"][member]
+        assert function["y"][-1] == 1
+        last = dict(zip(function["x"], function["y"], strict=True))
+        assert all(y == approx((pooled <= x + 1e-5).mean(), abs=1e-4) for x, y in last.items())
+
+
+def test_differences_by_client_are_averaged_over_common_seeds(methods):
+    data = page_data(methods)
+    finished = {(run.name, run.seed): column_of(run) for run in methods if run.finished}
+    expected = np.mean([finished["tail", s] - finished["FedAvg", s] for s in SEEDS], axis=0)
+    assert data["clients"]["differences"][1] == approx(expected, abs=1e-5)
+    change = data["clients"]["changes"][1]
+    assert [change[k] for k in ("improved", "same", "worse")] == [(expected < -1e-12).sum(), (abs(expected) <= 1e-12).sum(), (expected > 1e-12).sum()]
+    assert change["y"] == approx(np.sort(expected), abs=1e-5)
+
+
+def test_many_clients_are_thinned_but_the_largest_changes_stay(tmp_path):
+    rng, count = np.random.default_rng(0), LISTED + 3000
+    before = rng.uniform(0.2, 0.4, count)
+    after = before + rng.normal(size=count) * 0.01
+    after[[17, 4321]] = 0.9, 0.0
+    sizes = np.arange(1, count + 1)
+    runs = [write_folder(tmp_path / "a", before, sizes, name="a"), write_folder(tmp_path / "b", after, sizes, name="b")]
+    data = page_data(runs)["clients"]
+    assert data["total"] == count
+    assert len(data["points"]) == POINTS
+    assert len(data["names"]) <= POINTS + 200
+    assert {"17", "4321"} <= set(data["names"])
+    assert data["log"]
+    shown = dict(zip(data["names"], data["errors"][1], strict=True))
+    assert all(error == approx(after[int(name)], abs=1e-4) for name, error in shown.items())
+    assert len(embedded(page_data(runs))) < 400_000
+    assert f"{POINTS:,} of {count:,} clients, drawn at random" in write_page(runs, tmp_path).read_text()
+
+
+# ---- rounds
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_curves_are_means_over_seeds(family, split):
+    data = page_data(family)
+    for member, metric in ((0, "loss"), (2, "error")):
+        curve = data["curves"][member][split][metric]
+        assert curve["rounds"] == [line["round"] for line in family[0].metrics]
+        for name in ("mean", "p10", "p50", "p90"):
+            rows = [[line["members"][member][split][metric][name] for line in run.metrics] for run in family]
+            assert curve[name] == approx(np.mean(rows, axis=0), rel=1e-4, abs=1e-9)
+
+
+def test_counted_clients_by_round(family):
+    data = page_data(family)
+    for member in range(len(THETAS)):
+        counted = data["counted"][member]
+        for place, line in enumerate(zip(*(run.rounds for run in family), strict=True)):
+            who = [one["members"][member]["counted"] for one in line]
+            sizes = [len(one["asked"] if ids is None else ids) for one, ids in zip(line, who, strict=True)]
+            assert counted["counted"][place] == approx(np.mean(sizes), rel=1e-4)
+            assert counted["asked"][place] == approx(np.mean([len(one["asked"]) for one in line]))
+    thresholds = [[line["members"][1]["threshold"] for line in run.rounds] for run in family]
+    assert data["counted"][1]["threshold"] == approx(np.mean(thresholds, axis=0), rel=1e-4)
+
+
+def test_how_often_clients_are_in_the_tail(family):
+    tail = page_data(family)["tail"]
+    for member in range(len(THETAS)):
+        asked, counted = (sum(column_of(run, member, "train", name) for run in family) for name in ("asked", "in_tail"))
+        assert tail["methods"][member]["points"] == approx(counted / asked, rel=1e-4)
+        assert tail["methods"][member]["everybody"] == (THETAS[member] == 1)
+
+
+def test_what_the_tail_is_made_of(family):
+    """The last window of rounds, client by client."""
+    tail = page_data(family)["tail"]
+    made, group = tail["methods"][2], column_of(family[0], 0, "train", "group")
+    assert made["ends"][-1] == 20
+    ids = [client for run in family for line in run.rounds if made["ends"][-2] < line["round"] <= 20
+           for client in (line["members"][2]["counted"] or line["asked"])]
+    for k, label in enumerate(tail["classes"]["group"]):
+        assert made["composition"]["group"]["counted"][k][-1] == approx(np.mean([f"group {group[i]:g}" == label for i in ids]), rel=1e-4)
+    assert sum(part[-1] for part in made["composition"]["size"]["counted"]) == approx(1, abs=1e-4)
+    names = family[0].of_clients("train")["name"].tolist()
+    total = {names[k]: n for k, n in enumerate(sum(column_of(run, 2, "train", "in_tail") for run in family))}
+    assert made["frequent"]["counted"] == sorted(total.values(), reverse=True)[:25]
+    assert [total[name] for name in made["frequent"]["names"]] == made["frequent"]["counted"]
+
+
+# ---- the knob
+
+
+def test_who_picks_which_model(family):
+    choice = page_data(family)["families"][0]["choice"]
+    order = sorted(range(len(THETAS)), key=lambda k: THETAS[k])
+    assert choice["counts"] == [sum(int(column_of(run, k, name="picks").sum()) for run in family) for k in order]
+    own = []
+    for run in family:
+        picks, judged = (np.stack([column_of(run, k, name=name) for k in order]) for name in ("picks", "judged"))
+        own.append(judged[picks.argmax(0), np.arange(picks.shape[1])])
+        assert (picks.sum(0) == 1).all()
+    for name in ("mean", "p90", "worst10"):
+        assert choice["own"][name]["mean"] == approx(np.mean([by_hand(o)[name] for o in own]))
+        expected = np.mean([by_hand(column_of(run, order[1], name="judged"))[name] for run in family])
+        assert choice["judged"][1][name]["mean"] == approx(expected)
+    for kind in ("by_error", "by_size"):
+        assert sum(choice[kind]["clients"]) == choice["clients"] == sum(choice["counts"])
+        assert np.sum(choice[kind]["shares"], axis=0) == approx(1, abs=1e-4)
+
+
+def test_clients_that_could_not_pick_are_left_out(family, tmp_path):
+    place = shutil.copytree(family[0].path, tmp_path / "run")
+
+    def lose(table):
+        rows = [k for k, (s, c) in enumerate(zip(table["split"], table["client"], strict=True)) if s == "test" and c == 3]
+        for row in rows:
+            table["picks"][row] = table["judged"][row] = None
+
+    change(place, lose)
+    choice = page_data(find_runs([place]))["families"][0]["choice"]
+    assert choice["clients"] == family[0].about["splits"]["test"] - 1
+    assert math.isfinite(choice["own"]["worst10"]["mean"])
+
+
+# ---- whatever may be in a folder
+
+
+def test_an_unfinished_run_shows_its_curves(methods, tmp_path):
+    half = [run for run in methods if not run.finished]
+    data = page_data(half)
+    assert data["clients"] is data["tail"] is data["distributions"] is None
+    assert data["curves"][0]["test"]["loss"]["rounds"] == [0, 5]
+    assert data["counted"][0]["rounds"] == [line["round"] for line in half[0].rounds]
+    assert "tail, seed 2, is not finished (round 5 of 20)" in data["notes"][0]
+    assert "is not finished" in write_page(half, tmp_path).read_text()
+
+
+def test_an_unfinished_seed_does_not_bend_the_average(methods):
+    whole = page_data([run for run in methods if run.finished])
+    data = page_data(methods)
+    assert data["table"] == whole["table"]
+    assert data["curves"] == whole["curves"]
+    assert len(data["notes"]) == 1
+
+
+def test_a_run_that_has_only_begun(methods, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(methods[0].about))
+    data = page_data(find_runs([tmp_path]))
+    assert data["table"][0]["statistics"]["mean"]["mean"] is None
+    assert "before its first evaluation" in write_page(find_runs([tmp_path]), tmp_path).read_text()
+
+
+def test_runs_that_tested_only_their_training_clients_or_never_looked_at_them(tmp_path):
+    alone = write_run(tmp_path / "alone", "tail", [0.4], 0, settings=["data.split={train=1.0}", "rounds=3"])
+    data = page_data([alone])
+    last = alone.metrics[-1]["members"][0]["train"]["error"]
+    assert data["table"][0]["statistics"]["worst10"]["mean"] == last["worst10"]          # by mass, as the run says
+    assert data["clients"]["total"] == 60
+    unseen = write_run(tmp_path / "unseen", "tail", [0.4], 0, settings=["evaluate.train=false", "rounds=3"])
+    assert page_data([unseen])["splits"] == ["validation", "test"]
+
+
+def test_a_run_without_rounds(methods, tmp_path):
+    shutil.copytree(methods[2].path, tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").unlink()
+    data = page_data(find_runs([tmp_path]))
+    assert data["counted"] == [None]
+    assert data["tail"]["methods"][0]["ends"] == []
+    assert data["tail"]["methods"][0]["composition"] == {}
+    assert "composition" not in write_page(find_runs([tmp_path]), tmp_path).read_text().split("page-data")[0]
+
+
+def test_a_regression_is_not_in_percent(tmp_path):
+    runs = [write_folder(tmp_path / "run", [0.5, 12.25, 3.0], rates=False)]
+    assert page_data(runs)["percent"] is False
+    page = write_page(runs, tmp_path).read_text().split("page-data")[0]
+    assert "5.25" in page
+    assert "525" not in page
+
+
+@pytest.mark.parametrize("errors", [[0.25], [0.0], [0.3, math.nan], [1.0] * 5])
+def test_one_client_equal_clients_and_a_diverged_one(tmp_path, errors):
+    data = page_data([write_folder(tmp_path / "run", errors)])
+    assert sum(data["distributions"]["shares"][0]) == approx(1)
+    assert data["distributions"]["clients"] == [np.isfinite(errors).sum()]
+    assert "NaN" not in write_page(find_runs([tmp_path]), tmp_path).read_text().split("page-data")[1].split("</script")[0]
+
+
+def test_seeds_with_other_clients_are_not_averaged_by_client(tmp_path):
+    made = [write_folder(tmp_path / f"{n}{s}", [0.1 + s, 0.2], [5, 6 + s], seed=s, name=n) for n in "ab" for s in (0, 1)]
+    data = page_data(made)
+    assert data["clients"]["names"] == ["0 (seed 0)", "1 (seed 0)", "0 (seed 1)", "1 (seed 1)"]
+    assert data["clients"]["errors"][0] == [0.1, 0.2, 1.1, 0.2]
+    assert any("different clients" in note for note in data["notes"])
+    alike = [write_folder(tmp_path / f"c{s}", [0.1, 0.2], seed=s, name="c", fingerprint=str(s)) for s in (0, 1)]
+    assert page_data(alike)["clients"]["total"] == 4
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    one = write_folder(tmp_path / "one", [0.1, 0.2])
+    cases = {"two runs are called 'method' with seed 0": write_folder(tmp_path / "two", [0.1, 0.2]),
+             "has rates = False": write_folder(tmp_path / "three", [0.1, 0.2], name="x", rates=False),
+             "has clients = 'train'": write_folder(tmp_path / "four", [0.1], name="x", splits={"train": 1}),
+             "other test clients": write_folder(tmp_path / "five", [0.1, 0.2], [3, 4], name="x"),
+             "Runs of one name must be of one method": write_folder(tmp_path / "six", [0.1, 0.2], seed=1, members=["y"])}
+    for text, other in cases.items():
+        with pytest.raises(ValueError, match=text):
+            page_data([one, other])
+    with pytest.raises(ValueError, match="needs at least one run, got none"):
+        write_page([], tmp_path)
+
+
+def test_nothing_a_user_named_can_break_the_page(tmp_path):
+    run = write_folder(tmp_path / "run", [0.1, 0.2], name=NASTY, names=[NASTY, "b"], data=NASTY)
+    page = write_page([run], tmp_path, title=NASTY).read_text()
+    head, _, rest = page.partition('id="page-data">')
+    assert json.loads(rest.split("</script>")[0])["clients"]["names"][0] == NASTY
+    assert "<b onclick" not in head
+    assert "&lt;/script&gt;" in head
+
+
+def test_a_page_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    runs = [write_folder(tmp_path / "run", [0.1])]
+    path = write_page(runs, tmp_path / "new" / "folder")
+    old = path.read_text()
+    assert path.name == "report.html"
+    assert path.stat().st_mode & 0o444 == 0o444
+
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(RunError, match="the disk is full"):
+        write_page(runs, path.parent, title="another")
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+    assert path.read_text() == old
+
+
+def test_reading_runs_loads_no_torch():
+    code = "import sys, fedtail.report; assert 'torch' not in sys.modules and 'plotly' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- statistics
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=60))
+def test_bins_hold_everybody(values):
+    edges = bins(np.array(values))
+    assert shares(np.array(values), edges).sum() == approx(1)
+    assert edges[0] <= min(values) + 1e-9
+    assert edges[-1] >= max(values) - 1e-9
+    assert len(edges) <= 44
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 6))
+def test_classes_are_ordered_and_hold_everybody(values, parts):
+    labels, which = classes(np.array(values), parts)
+    assert set(which) == set(range(len(labels)))
+    assert len(labels) <= parts
+    assert all(a <= b for x, a in zip(values, which, strict=True) for y, b in zip(values, which, strict=True) if x < y)
+
+
+@given(st.integers(0, 500), st.integers(2, 50))
+def test_thinning_keeps_both_ends(count, most):
+    kept = thinned(count, most)
+    assert len(kept) == min(count, most)
+    assert not count or (kept[0] == 0 and kept[-1] == count - 1)
