@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
-COLUMNS = (("mean", "mean"), ("90th percentile", "p90"), ("worst 10%", "worst10"), ("best 10%", "best10"))
+COLUMNS = (("mean", "mean"), ("p90", "p90"), ("worst 10%", "worst10"), ("best 10%", "best10"))
 
 
 def show_rows(rows: list[dict[str, Any]], title: str) -> None:

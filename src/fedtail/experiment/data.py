@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,12 @@ class DataPlan:
     @property
     def same_for_all_seeds(self) -> bool:
         return not self.follows
+
+    def __str__(self) -> str:
+        """The data in a few words, for people."""
+        place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")
+        dealt = f", dealt out by {self.partition.name}" if self.partition else ""
+        return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"
 
     def load(self, seed: int) -> dict[str, Population]:
         """The clients to train on, to choose with (`validation`), to report (`test`), and what was held out."""
@@ -227,9 +233,3 @@ def _existing(source: Source, key: Key, value: Any) -> Path:
     if not path.exists():
         raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")
     return path
-
-
-def described(splits: dict[str, Population], kind: str) -> str:
-    """The data in a line, for people."""
-    sizes: Sequence[str] = [f"{len(people)} {name} clients" for name, people in splits.items()]
-    return f"{kind}: {', '.join(sizes)}"

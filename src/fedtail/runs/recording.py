@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data import described, fingerprint
+from fedtail.experiment.data import fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.runs.checkpoint import Checkpoint, save_checkpoint
 from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
@@ -137,7 +137,7 @@ class Recorder:
             "rates": gives_rates(task, self.splits[self.tested]),
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
             "splits": {name: len(people) for name, people in self.splits.items()},
-            "data": described(self.splits, self.experiment.data.reader.name), "device": self.experiment.device,
+            "data": str(self.experiment.data), "device": self.experiment.device,
             "versions": versions(), "folder": str(self.experiment.source.folder), "fingerprint": print_of_data,
             "experiment": table})
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
