@@ -11,7 +11,7 @@ import numpy as np
 from fedtail.data import Population
 from fedtail.evaluation import evaluate_family, finetune
 from fedtail.local import LocalSGD
-from fedtail.runs.files import RunError
+from fedtail.runs.files import RunError, why
 from fedtail.runs.looking import Look, Splits, statistics
 from fedtail.training import Trained
 
@@ -87,7 +87,7 @@ def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> N
         beside.replace(path)
     except OSError as reason:
         beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {reason.strerror or reason}. Free some space and go on with --resume.") from reason
+        raise RunError(f"{path} could not be written: {why(reason)}. Free some space and go on with --resume.") from reason
 
 
 def _who(people: Population, split: str, member: int) -> Rows:

@@ -27,7 +27,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         beside.replace(path)
     except OSError as reason:
         beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {reason.strerror or reason}. What was there before is still whole.") from reason
+        raise RunError(f"{path} could not be written: {why(reason)}. What was there before is still whole.") from reason
     _settle(path.parent)
 
 
@@ -66,7 +66,7 @@ class Lines:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as reason:
-            raise RunError(f"{self.path} could not be written: {reason.strerror or reason}. The last checkpoint is whole: free some space "
+            raise RunError(f"{self.path} could not be written: {why(reason)}. The last checkpoint is whole: free some space "
                            "and go on with --resume.") from reason
         return self._file.tell()
 
@@ -82,13 +82,18 @@ def only_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as reason:
-        raise RunError(f"{folder} cannot be written to: {reason.strerror or reason}. Choose another folder with --out.") from reason
+        raise RunError(f"{folder} cannot be written to: {why(reason)}. Choose another folder with --out.") from reason
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"another process is writing {folder}. Wait for it, or choose another folder with --out.") from None
         yield
+
+
+def why(reason: OSError) -> str:
+    """What the system says, without numbers and paths."""
+    return reason.strerror or str(reason)
 
 
 def _settle(folder: Path) -> None:
