@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 test: lint types unit wheel
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests experiments docs
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -24,7 +24,7 @@ faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m faults
 
 docs: $(VENV)/.installed-test
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 # The wheel, installed in a bare environment outside the clone, runs the main job.

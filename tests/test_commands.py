@@ -265,7 +265,7 @@ def test_tune_tries_every_choice_and_judges_by_held_out_training_clients(place):
             method = fedtail.delta_fl(theta, 5, learning_rate=rate)
             trained = fedtail.train(method, fedtail.Task(fedtail.models.SoftmaxRegression(60, 10)), splits["train"], rounds=6, seed=seed)
             values.append(fedtail.evaluate(trained, splits["validation"]).error.worst(0.3))
-        assert trial["value"] == pytest.approx(np.mean(values))
+        assert trial["value"] == pytest.approx(100 * np.mean(values))
     assert result["best"]["value"] == min(trial["value"] for trial in result["trials"])
     best = tomllib.loads(Path("t/best.toml").read_text())
     assert (best["local"]["learning_rate"], best["risk"]["tail_fraction"]) == tried[0]

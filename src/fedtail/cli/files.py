@@ -39,13 +39,9 @@ def show(
     """Print an experiment fully resolved: every part with every field, defaults included. Reads no data."""
     import tomli_w
 
-    from fedtail.experiment import read_experiments
-    from fedtail.experiment.source import ExperimentError, nearest
+    from fedtail.experiment import read_experiment, read_experiments
 
-    found = read_experiments(experiment, settings)
-    chosen = [one for one in found if method in (None, one.name)]
-    if not chosen:
-        raise ExperimentError(f"{experiment} has no method {method!r}. {nearest(method or '', [one.name for one in found])}")
+    chosen = [read_experiment(experiment, settings, method)] if method else read_experiments(experiment, settings)
     if as_json:
         tables = [one.table() for one in chosen]
         typer.echo(json.dumps(tables[0] if len(tables) == 1 else {"methods": tables}))

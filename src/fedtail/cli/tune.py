@@ -22,6 +22,7 @@ def tune(
     settings: list[str] = options.SET,
     out: Path | None = options.OUT,
     seeds: str | None = options.SEEDS,
+    method: str | None = options.METHOD,
     trials: int | None = typer.Option(None, "--trials", min=1, help="How many settings to try.", show_default=False),
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
@@ -36,7 +37,7 @@ def tune(
     from fedtail.runs.tuning import tune as search_all
 
     changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
-    search = read_search(experiment, changes)
+    search = read_search(experiment, changes, method)
     numbers = options.seeds_or(seeds, (0,))
     folder = out or free_folder(Path("runs") / f"{slug(search.name)}-tune", resume)
     watcher = Watcher(search.settings.trials * len(numbers), as_json)
@@ -55,9 +56,10 @@ def show(result: dict[str, Any]) -> None:
 
     names = list(result["trials"][0]["settings"]) if result["trials"] else []
     best = result["trials"][:SHOWN]
-    cells = [[f"{trial['value']:.4f}", *(_short(trial["settings"][name]) for name in names)] for trial in best]
+    cells = [[_short(trial["value"]), *(_short(trial["settings"][name]) for name in names)] for trial in best]
     title = f"{len(result['trials'])} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
-    show_table(title, [result["statistic"], *names], cells)
+    unit = f", {result['unit']}" if result["unit"] else ""
+    show_table(title + unit, [result["statistic"], *names], cells)
     if result["best"]:
         typer.echo(f"The best is in {result['file']}.  Run it:  fedtail run {result['file']}")
 

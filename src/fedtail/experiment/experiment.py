@@ -123,12 +123,9 @@ class Experiment:
 
 def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Experiment:
     """The one experiment of a file; of a file with several methods, the one called `method`."""
-    found = read_experiments(path, settings)
     if method is not None:
-        chosen = [experiment for experiment in found if experiment.name == method]
-        if not chosen:
-            raise ExperimentError(f"{path} has no method {method!r}. {nearest(method, [e.name for e in found])}")
-        return chosen[0]
+        return experiment_of(pick_method(Source.read(path, settings), method), Path(path).stem)
+    found = read_experiments(path, settings)
     if len(found) > 1:
         raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(e.name for e in found)}. Compare them with "
                               "`fedtail compare`, or pick one with --method.")
@@ -141,22 +138,35 @@ def read_experiments(path: str | Path, settings: Sequence[str] = ()) -> list[Exp
 
 
 def experiments(source: Source, name: str) -> list[Experiment]:
+    """All methods of a file that was read."""
+    names = method_names(source)
+    views = [source.for_method(index) for index in range(len(names))] if names else [source]
+    return [experiment_of(view, name) for view in views]
+
+
+def pick_method(source: Source, method: str) -> Source:
+    """A file with several methods, seen by one of them."""
+    names = method_names(source)
+    if method not in names:
+        hint = nearest(method, names) if names else "It has one only, without a name."
+        raise ExperimentError(f"{source.name} has no method {method!r}. {hint}")
+    return source.for_method(names.index(method))
+
+
+def method_names(source: Source) -> list[str]:
+    """The names of the `[[method]]` entries, checked; none where the file is one method itself."""
     _check_keys(source, source.tables, (*SETTINGS, *SECTIONS, "method"), ())
-    if "method" not in source.tables:
-        return [_experiment(source, name)]
-    entries = source.tables["method"]
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries) or not entries:
+    entries = source.tables.get("method", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise source.refuse(("method",), "methods are written [[method]], each with a name and what it changes.")
-    found = []
     for index, entry in enumerate(entries):
         _check_keys(source, entry, OWN, ("method", index))
         if not isinstance(entry.get("name"), str):
             raise source.refuse(("method", index), "a method needs a name. Write name = \"Delta-FL\".")
-        found.append(_experiment(source.for_method(index), name))
-    names = [experiment.name for experiment in found]
+    names = [entry["name"] for entry in entries]
     if len(set(names)) < len(names):
         raise source.refuse(("method",), f"methods need different names, got {', '.join(names)}.")
-    return found
+    return names
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
@@ -173,7 +183,8 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(seeds))
 
 
-def _experiment(source: Source, name: str) -> Experiment:
+def experiment_of(source: Source, name: str) -> Experiment:
+    """One method, checked section by section."""
     rounds = source.tables.get("rounds")
     if type(rounds) is not int or rounds < 1:
         raise source.refuse(("rounds",), f"rounds must be a whole number from 1, got {rounds!r}. Write rounds = 100 at the top.")

@@ -23,7 +23,8 @@ class Tilted(Risk):
 
     t -> 0 is the mean, t -> infinity the worst client, t < 0 plays down large losses. Federated, clients count by
     exp(t (F - shift)); the shift is the largest loss (the smallest for t < 0), asked for first (four questions). With a public
-    `loss_bound`, losses lie in [0, loss_bound], nothing is asked, and losses outside count as the nearer end.
+    `loss_bound`, losses are taken to lie in [0, loss_bound] and nothing is asked; those beyond the end that weighs most (above
+    the bound for t > 0, below 0 for t < 0) count as that end.
     """
 
     tilt: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ import torch
 
 from fedtail.data import Population
 from fedtail.evaluation import Distribution, evaluate
-from fedtail.experiment.experiment import Experiment, experiments
+from fedtail.evaluation.evaluate import gives_rates
+from fedtail.experiment.experiment import Experiment, experiment_of, method_names, pick_method
 from fedtail.experiment.parts import Plan, arguments
 from fedtail.experiment.source import ExperimentError, Key, Source, nearest
 from fedtail.runs.files import RunError, only_writer, write_json, write_whole
@@ -92,7 +93,7 @@ class Search:
         source = self.source
         for name, value in chosen.items():
             source = source.changed(tuple(name.split(".")), value, f"{self.source.where('tune', 'search')}, {name} = {value!r}")
-        return experiments(source, self.name)[0]
+        return experiment_of(source, self.name)
 
     @property
     def combinations(self) -> int | None:
@@ -101,10 +102,15 @@ class Search:
         return math.prod(sizes) if len(sizes) == len(self.space) else None
 
 
-def read_search(path: str | Path, settings: tuple[str, ...] | list[str] = ()) -> Search:
+def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Search:
+    """The search of a file; where it has several methods, of the one called `method`."""
     source, name = Source.read(path, settings), Path(path).stem
-    if "method" in source.tables or "family" in source.tables:
-        raise ExperimentError(f"{source.name}: one method is tuned at a time. Remove [[method]] and [family], or use a new file.")
+    if method is not None:
+        source = pick_method(source, method)
+    elif names := method_names(source):
+        raise ExperimentError(f"{source.name} holds {len(names)} methods: {', '.join(names)}. Tune one of them with --method.")
+    if "family" in source.tables:
+        raise source.refuse(("family",), "a family is several models; one is tuned at a time. Remove [family], or use a new file.")
     table = source.table("tune")
     found = dict(_fields(source, table.pop("search", None)))
     given = arguments(source, ("tune",), table, TuneSettings, "[tune]")
@@ -142,9 +148,11 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
             if value is not None:
                 study.tell(trial, value)
         ranked = sorted(_finished(study), key=lambda t: t.value if study.direction.name == "MINIMIZE" else -t.value)
+        unit, scale = _unit(search, next(iter(held_out.values()))[1])
         result: dict[str, Any] = {
-            "statistic": search.settings.statistic, "metric": search.settings.metric, "finished": len(ranked) >= wanted,
-            "trials": [{"settings": trial.params, "value": trial.value} for trial in ranked]}
+            "statistic": search.settings.statistic, "metric": search.settings.metric, "unit": unit,
+            "finished": len(ranked) >= wanted,
+            "trials": [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]}
         if ranked:
             write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
         write_json(folder / "trials.json", result)
@@ -179,6 +187,12 @@ def _held_out(search: Search, seed: int) -> tuple[Population, Population]:
     keep = 1 - search.settings.holdout
     people, judges = splits["train"].split((keep, search.settings.holdout), seed)
     return people, judges
+
+
+def _unit(search: Search, people: Population) -> tuple[str, float]:
+    """Error rates are told in percent, as everywhere."""
+    rates = search.settings.metric == "error" and gives_rates(search.experiment(_first(search)).task.make(0), people)
+    return ("%", 100.0**(1 + (search.settings.statistic == "variance"))) if rates else ("", 1.0)
 
 
 def _study(search: Search, folder: Path) -> Any:
