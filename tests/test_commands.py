@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -127,29 +128,43 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(place, words, code, text
 
 def test_a_run_that_is_refused_leaves_no_half_of_a_folder(place):
     call("run", "one.toml", "--out", "a", "--set", "sample.cohort_size=900")
-    assert not RunFolder_there("a")
+    assert not Path("a").exists()
     assert call("run", "one.toml", "--out", "a").exit_code == 0
+    inside = call("run", "one.toml", "--out", "a", "--seeds", "0..1", "--resume")
+    assert (inside.exit_code, "a is a run itself; others are not put inside it" in inside.stderr) == (1, True)
 
 
-def RunFolder_there(path: str) -> bool:
-    return (Path(path) / "run.json").exists()
+SLOW = """
+import os, time
+from dataclasses import dataclass
+import fedtail
+
+@dataclass(frozen=True)
+class Slow(fedtail.Superquantile):
+    def fit(self, previous):
+        time.sleep(float(os.environ.get("SLOW", "0")))
+        return (yield from super().fit(previous))
+"""
 
 
 def started(*words: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "SLOW": "0.1"}
     return subprocess.Popen([str(SCRIPT), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def wait_for_rounds(folder: Path, process: subprocess.Popen) -> None:
     for _ in range(1200):
-        if (folder / "checkpoint.before.safetensors").exists() or process.poll() is not None:
+        if (folder / "checkpoint-a.safetensors").exists() or process.poll() is not None:      # the second one
             return
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda kind: kind.name)
 def test_ctrl_c_saves_and_says_how_to_go_on_and_the_result_is_the_same(place, kind):
-    long = ["run", "one.toml", "--set", "rounds=400", "--set", "evaluate.every=40", "--out", "stopped"]
+    """A round takes a tenth of a second until it is stopped, so that it is stopped in the middle."""
+    (place / f"slow_{kind.name}.py").write_text(SLOW)
+    long = ["run", "one.toml", "--set", "rounds=150", "--set", "evaluate.every=10", "--set", f"risk.part=slow_{kind.name}:Slow",
+            "--out", "stopped"]
     process = started(*long)
     wait_for_rounds(Path("stopped"), process)
     process.send_signal(kind)
@@ -159,9 +174,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_the_result_is_the_same(place, ki
         assert process.returncode == -9
     else:
         assert process.returncode == 130, stderr
-        assert re.search(r"stopped after round \d+ of 400; everything is saved in stopped", stderr)
+        assert re.search(r"stopped after round \d+ of 150; everything is saved in stopped", stderr)
         command = stderr.split("Go on with:")[1].strip()
-        assert command == "fedtail run one.toml --set rounds=400 --set evaluate.every=40 --out stopped --resume"
+        assert command == shlex.join(["fedtail", *long, "--resume"])
     assert call(*long, "--resume").exit_code == 0
     long[-1] = "whole"
     assert call(*long).exit_code == 0
@@ -201,6 +216,23 @@ def test_compare_takes_several_files_resumes_what_is_missing_and_prints_both_tab
     assert again.stderr.count("is finished; nothing to do") == 3
     assert digests(Path("c/one/seed-1")) == before
     assert again.stdout == first.stdout
+
+
+def test_numbers_that_are_not_finite_are_null_in_json_and_words_in_tables(place):
+    (place / "odd.py").write_text("def score(outputs, targets): return outputs.sum(-1) - 1\n")
+    words = ["run", "one.toml", "--set", 'task.error="odd:score"', "--seeds", "0,1"]
+    [row] = answer(*words, "--out", "a")["rows"]
+    assert row["kl"] == {"mean": None, "std": None}       # a divergence of numbers below zero
+    assert row["unit"] == ""
+    assert call(*words, "--out", "b").exit_code == 0
+    strict = json.loads(Path("a/seed-0/result.json").read_text(), parse_constant=lambda text: pytest.fail(text))
+    assert strict["members"][0]["test"]["error"]["kl"] is None
+
+
+def test_compare_says_which_seeds_and_cohorts(place):
+    Path("other.toml").write_text("seeds = [3]\n" + BASE + METHODS["delta_fl"].replace("5", "4", 1))
+    assert "the methods name different seeds: one [0]; other [3]. Say which with --seeds" in call("compare", "one.toml", "other.toml").stderr
+    assert "on the same seeds (other cohorts)" in call("compare", "one.toml", "other.toml", "--seeds", "0").stdout
 
 
 def test_compare_refuses_other_data(place):
@@ -276,10 +308,28 @@ def test_tune_goes_on_where_it_stopped_and_keeps_searches_apart(place):
     Path("t.toml").write_text(BASE + METHODS["delta_fl"] + TUNE.format(statistic="p90", rates="{ low = 0.01, high = 1.0, log = true }"))
     first = answer("tune", "t.toml", "--out", "t", "--trials", "2")
     assert "holds a search. Go on with --resume" in call("tune", "t.toml", "--out", "t").stderr
-    more = call("tune", "t.toml", "--out", "t", "--resume", "--trials", "2")
-    assert "2 trials" in more.stdout
-    assert [trial in answer("tune", "t.toml", "--out", "t", "--resume", "--trials", "2")["trials"] for trial in first["trials"]] == [True] * 2
-    assert "holds another search" in call("tune", "t.toml", "--out", "t", "--resume", "--set", "rounds=3", "--trials", "2").stderr
+    more = answer("tune", "t.toml", "--out", "t", "--resume", "--trials", "3")
+    assert len(more["trials"]) == 3
+    assert [trial in more["trials"] for trial in first["trials"]] == [True] * 2
+    assert len({trial["settings"]["local.learning_rate"] for trial in more["trials"]}) == 3      # nothing is tried again
+    for change in (["--set", "rounds=3"], ["--seeds", "4"], ["--set", "data.alpha=2"]):
+        assert "holds another search" in call("tune", "t.toml", "--out", "t", "--resume", *change).stderr
+
+
+def test_a_statistic_that_is_not_a_number_fails_its_trial_and_the_search_ends(place):
+    (place / "nans.py").write_text("def score(outputs, targets): return outputs.sum(-1) * float('nan')\n")
+    Path("t.toml").write_text(BASE + METHODS["delta_fl"] + TUNE.format(statistic="p90", rates="[0.01]"))
+    done = call("tune", "t.toml", "--set", 'task.error="nans:score"')
+    assert (done.exit_code, "no trial gave a number" in done.stderr) == (1, True), done.output
+
+
+def test_the_best_of_a_search_runs_with_your_own_module(place):
+    (place / "mine_tuned.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(60, 10)\n")
+    search = TUNE.format(statistic="p90", rates="[0.01]")
+    Path("t.toml").write_text(BASE.replace("SoftmaxRegression", "mine_tuned:Net").replace("features = 60\nclasses = 10\n", "")
+                              + METHODS["delta_fl"] + search)
+    best = answer("tune", "t.toml", "--out", "t")["file"]
+    assert answer("run", best, "--set", "rounds=1")["rows"]
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -289,6 +339,7 @@ def test_tune_goes_on_where_it_stopped_and_keeps_searches_apart(place):
     (("trials = 4", "trails = 4"), "[tune] has no field 'trails'. Did you mean trials?"),
     (("low = 0.01", "low = 5.0"), "low must be less than high"),
     (("trials = 4", 'metric = "auc"'), "there is no metric 'auc'."),
+    (("risk.tail_fraction", "data.alpha"), "data is the same for all trials. Search the fields of sample, local,"),
 ], ids=str)
 def test_a_search_that_cannot_be_is_refused_before_it_starts(place, change, text):
     search = TUNE.format(statistic="p90", rates="{ low = 0.01, high = 1.0, log = true }").replace(*change)

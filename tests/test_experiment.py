@@ -131,6 +131,87 @@ learning_rate = 0.5
     assert [e.name for e in (a, b, c)] == ["a", "b", "c"]
 
 
+def test_a_method_that_names_the_part_that_is_meant_changes_its_fields():
+    text = BASE + """
+risk = "Worst"
+[local]
+learning_rate = 0.7
+epochs = 9
+[[method]]
+name = "a"
+local = { part = "LocalSGD", batch_size = 3 }
+[[method]]
+name = "b"
+risk = { part = "Superquantile", tail_fraction = 0.5 }
+rounds = 9
+"""
+    text = text.replace('risk = "Worst"\n', "").replace("rounds = 4", 'rounds = 4\nrisk = "Worst"')
+    a, b = experiments(Source.parse(text, "e.toml", Path()), "e")
+    assert (a.algorithm.local.learning_rate, a.algorithm.local.epochs, a.algorithm.local.batch_size) == (0.7, 9, 3)
+    assert (a.algorithm.risk, b.algorithm.risk) == (fedtail.Worst(), fedtail.Superquantile(0.5))
+    told = experiments(Source.parse(text, "e.toml", Path(), ["rounds=2", "local.learning_rate=0.2"]), "e")
+    assert [(e.rounds, e.algorithm.local.learning_rate) for e in told] == [(2, 0.2), (2, 0.2)]      # --set wins
+
+
+OWN = """
+from dataclasses import dataclass, field
+from pathlib import Path
+import fedtail, torch
+
+@dataclass(frozen=True)
+class Both(fedtail.Risk):
+    first: fedtail.Risk = fedtail.Mean()
+    sample: str = "text"
+    file: Path = Path("x")
+    def value(self, losses, mass=None): return self.first.value(losses, mass)
+    @dataclass(frozen=True)
+    class Inner(fedtail.Risk):
+        def value(self, losses, mass=None): return losses.mean()
+
+class Net(torch.nn.Module):
+    def __init__(self, hidden=None):
+        super().__init__()
+        self.hidden, self.last = hidden, torch.nn.Linear(60, 10)
+    def forward(self, x): return self.last(x)
+
+class NotADataclass(fedtail.Risk):
+    pass
+
+def odd(): return 3
+"""
+
+
+def test_your_own_parts_hold_parts_text_paths_and_nothing(tmp_path):
+    (tmp_path / "mine_holding.py").write_text(OWN)
+    text = BASE.replace("SoftmaxRegression", "mine_holding:Net").replace("features = 60\nclasses = 10\n", "")
+    text += '[risk]\npart = "mine_holding:Both"\nfirst = { part = "Worst" }\nsample = "Uniform"\nfile = "y.txt"\n'
+    first = parsed(text, folder=tmp_path)
+    assert first.algorithm.risk.first == fedtail.Worst()
+    assert first.algorithm.risk.sample == "Uniform"
+    assert first.algorithm.risk.file == tmp_path / "y.txt"
+    again = parsed(tomli_w.dumps(first.table()))          # the resolved file says where its own parts are
+    assert again.table() == first.table()
+    assert again.task.make(0).module.hidden is None
+    assert again.own_code() == first.own_code()
+    assert list(first.own_code()) == ["mine_holding.py"]
+    inner = parsed(BASE + '[risk]\npart = "mine_holding:Both.Inner"\n', folder=tmp_path)
+    assert parsed(tomli_w.dumps(inner.table())).table() == inner.table()
+    assert "must be a dataclass" in refused(BASE + '[risk]\npart = "mine_holding:NotADataclass"\n', folder=tmp_path)
+
+
+def test_mistakes_in_your_own_files_are_told_apart(tmp_path):
+    (tmp_path / "mine_failing.py").write_text("import math\nmath.no_such_thing\n")
+    assert "importing mine_failing failed: AttributeError: module 'math' has no attribute 'no_such_thing'." in refused(
+        BASE + '[risk]\npart = "mine_failing:Net"\n', folder=tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine_twice.py").write_text(OWN)
+    text = BASE + '[risk]\npart = "mine_twice:Both"\n'
+    parsed(text, folder=tmp_path / "a")
+    assert re.search(r"b/mine_twice\.py is not what was imported: a module of the same name is loaded from .*a/mine_twice\.py",
+                     refused(text, folder=tmp_path / "b"))
+
+
 def test_a_family_varies_one_field():
     experiment = parsed(BASE + '[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n[family]\nrisk.tail_fraction = [1.0, 0.5, 0.2]')
     assert [m.risk.tail_fraction for m in experiment.algorithm.members] == [1.0, 0.5, 0.2]
@@ -247,6 +328,11 @@ def test_groups_masses_and_a_file_for_the_test_clients(arrays):
     assert len(splits["train"]) == len(np.unique(columns["site"]))
     assert splits["train"].group.tolist() == (splits["train"].names % 3).tolist()
     assert splits["test"].num_examples == 50
+    both = load(folder, DATA + 'at_least = 2\ntest_path = "b.npz"\nsplit = { within = 0.5 }\n')
+    assert set(both) == {"train", "held_out", "test"}
+    assert torch.equal(both["train"].key, both["held_out"].key)
+    assert "test clients are those of test_path" in refused(
+        f'rounds = 1\n{DATA}test_path = "b.npz"\nsplit = {{ train = 0.5, test = 0.5 }}\n{REST}', folder=folder)
 
 
 @pytest.mark.parametrize(("client", "expected"), [
@@ -374,6 +460,10 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + "[personalise]\npart = 'Ditto'\n", "e.toml, line 14: this version trains no personal models."),
     (BASE + "[family]\nrisk.tail_fraction = 0.5\n", "e.toml, line 14: a family varies one field of a part over two values or more."),
     (BASE + "[family]\nrisk.tail_fraction = [1.0, 0.5]\n", "Mean has no field 'tail_fraction'."),
+    (BASE + "[family]\nsample.cohort_size = [2, 3]\n", "e.toml, line 14: the members of a Family are trained on one cohort"),
+    (BASE + "[family]\nlocal.learning_rate = [0.1, 0.1]\n", "the models of a family differ, got [0.1, 0.1]. Name each value once."),
+    (BASE + "[task]\nmetrics = 3\n", "e.toml, line 15: metrics must be a list of tables, got 3."),
+    ("device = 'meta'\n" + BASE, "e.toml, line 1: device must be cpu or cuda, got 'meta'."),
     ("device = 'gpu0'\n" + BASE, "e.toml, line 1: device must be cpu or cuda, got 'gpu0'."),
     ("seeds = '4..'\n" + BASE, "e.toml, line 1: seeds must be whole numbers from 0"),
     ("seeds = -1\n" + BASE, "e.toml, line 1: seeds must be whole numbers from 0"),
@@ -462,6 +552,11 @@ def test_lines_are_found_in_every_form_of_toml():
     assert [where("a", "b"), where("x y", "z", "k k"), where("m", 0, "s", "t"), where("m", 1, "s", "t"), where("m", 1, "s", "u")] == [
         "f, line 1", "f, line 3", "f, line 7", "f, line 10", "f, line 9"]
     assert where("nowhere") == "f"
+    several = 'a = [\n  ["b"],\n  "[c]", # [\n]\n[risk]\ntext = """\n[not]\nx = 1\n"""\ny = { z = [1,\n 2] }\nlast = 3\n'
+    assert set(tomllib.loads(several)["risk"]) == {"text", "y", "last"}
+    where = Source.parse(several, "f", Path()).where
+    assert [where("a"), where("risk", "text"), where("risk", "y"), where("risk", "last"), where("b")] == [
+        "f, line 1", "f, line 6", "f, line 10", "f, line 12", "f"]
 
 
 def test_files_with_several_methods_are_read_whole(tmp_path):

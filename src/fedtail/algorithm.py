@@ -39,6 +39,11 @@ class State:
     kept: Tensor | None = None                  # what the iterate keeps
 
 
+def states_of(state: Any) -> tuple[State, ...]:
+    """The states of a family, or of one method as a family of one."""
+    return state if isinstance(state, tuple) else (state,)
+
+
 @dataclass(frozen=True)
 class FederatedAlgorithm:
     """A method, as its parts. Change one with `dataclasses.replace`."""

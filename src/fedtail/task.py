@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 from fedtail.data.population import Population, rows_of
 from fedtail.losses import (
@@ -91,7 +91,7 @@ class Task:
 
     def params(self, module: nn.Module | None = None) -> Tensor:
         """The trainable parameters as one flat vector (w); of another module or of a state dict of the same shape."""
-        return parameters_to_vector(trainable(module or self.module)).detach().clone()
+        return torch.cat([parameter.detach().reshape(-1) for parameter in trainable(module or self.module)])
 
     def with_params(self, params: Tensor) -> nn.Module:
         """A copy of the module with these parameters, in their precision."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round
+from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round, states_of
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import Fleet
 from fedtail.clients import ClientMemory, RoundView
@@ -91,7 +91,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     old = earlier.state if earlier else start if isinstance(start, (State, tuple)) else None
     if old is None or earlier:
         task = _warm(task, earlier.task.module if earlier else start)
-    dtype = dtype or (task.params() if old is None else _states(old)[0].params).dtype
+    dtype = dtype or (task.params() if old is None else states_of(old)[0].params).dtype
     if population is not None:
         task.check(population)
     if fleet is None:
@@ -113,7 +113,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view)):
             break
-    if rounds and not counted:
+    if rounds and not counted and (old is None or states_of(old)[0].round == 0):
         warnings.warn(f"no client counted in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so the model never moved. Lower the learning rate, or look at the data.", NobodyCountedWarning,
                       stacklevel=2)
@@ -122,11 +122,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
 
 def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
     """The flat models to hand out."""
-    return tuple(m.result(s) for m, s in zip(algorithm.members, _states(state), strict=True))
-
-
-def _states(state: Any) -> tuple[State, ...]:
-    return state if isinstance(state, tuple) else (state,)
+    return tuple(m.result(s) for m, s in zip(algorithm.members, states_of(state), strict=True))
 
 
 def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
@@ -164,12 +160,12 @@ def _check_method(algorithm: Method, fresh: Any, old: Any, earlier: Trained | No
     advice = "To start this method from that model write start=trained.module."
     if earlier and repr(earlier.algorithm) != repr(algorithm):
         raise ValueError(f"start was trained by another method or with other settings. {advice}")
-    for was, new in zip(_states(old), _states(fresh), strict=False):
+    for was, new in zip(states_of(old), states_of(fresh), strict=False):
         if was.params.shape != new.params.shape or len(was.optimizer) != len(new.optimizer):
             raise ValueError(f"start holds {len(was.params)} parameters and {len(was.optimizer)} vectors of its server "
                              f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {advice}")
-    if len(_states(old)) != len(_states(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
-        raise ValueError(f"start holds {len(_states(old))} models, this method trains {len(_states(fresh))}. {advice}")
+    if len(states_of(old)) != len(states_of(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
+        raise ValueError(f"start holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. {advice}")
 
 
 def _in_precision(state: Any, dtype: torch.dtype) -> Any:
@@ -183,7 +179,7 @@ def _remembered(algorithm: Method, old: Any, earlier: Trained | None, fleet: Fle
     """What clients are to remember at the start; refused where a state goes on without what its clients kept."""
     if earlier:
         return earlier.memory
-    if old is None or not any(s.round > 0 for s in _states(old)):
+    if old is None or not any(s.round > 0 for s in states_of(old)):
         return ClientMemory(fleet.population.key, {})
     forgetful = [type(m.risk).__name__ for m in algorithm.members if not m.risk.survives_lost_memory]
     if forgetful:

@@ -40,7 +40,7 @@ def compare(
 
     wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device))]
     check_comparable(wanted)
-    numbers = options.seeds_or(seeds, wanted[0].seeds)
+    numbers = options.seeds_or(seeds, common_seeds(wanted, seeds is None))
     folder = out or free_folder(Path("runs") / slug(experiments[0].stem), resume)
     jobs = [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
     runs = run_all(jobs, folder, resume, as_json)
@@ -48,8 +48,18 @@ def compare(
     write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})
     show(runs, folder, as_json, {"differences": less})
     if not as_json:
-        show_differences(less)
+        alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
+        show_differences(less, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
         farewell(folder)
+
+
+def common_seeds(wanted: Sequence[Experiment], asked: bool) -> tuple[int, ...]:
+    from fedtail.experiment import ExperimentError
+
+    if asked and len({one.seeds for one in wanted}) > 1:
+        named = "; ".join(f"{one.name} {list(one.seeds)}" for one in wanted)
+        raise ExperimentError(f"the methods name different seeds: {named}. Say which with --seeds 0..4.")
+    return wanted[0].seeds
 
 
 def check_comparable(wanted: Sequence[Experiment]) -> None:

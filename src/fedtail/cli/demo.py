@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
+
+from fedtail.cli.errors import INTERRUPTED, leave
+from fedtail.cli.tables import print_json
+from fedtail.cli.watching import Watcher
 
 TAIL_FRACTIONS = (None, 0.5, 0.25)
 COLUMNS = (("mean", "mean"), ("90th percentile", "p90"), ("worst 10%", "worst10"))
@@ -24,9 +24,9 @@ def demo(
     The synthetic setting of the Delta-FL paper (appendix D) without privacy: 100 clients a round, one full-gradient step of
     0.1, a linear model. All methods see the same cohorts.
     """
-    rows = compare(rounds, seed, quiet=as_json or not sys.stderr.isatty())
+    rows = compare(rounds, seed, quiet=as_json)
     if as_json:
-        typer.echo(json.dumps({"rows": rows}))
+        print_json({"rows": rows})
         return
     show(rows, rounds)
 
@@ -41,44 +41,20 @@ def compare(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
     base = fedtail.fedavg(100, learning_rate=0.1, batch_size=None)
     tails = [fedtail.delta_fl(theta, 100, learning_rate=0.1, batch_size=None) for theta in TAIL_FRACTIONS if theta]
     task = fedtail.Task(SoftmaxRegression(20, 10))
-    with progress(rounds, quiet) as advance:
-        trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed, on_round=advance)
+    with Watcher(quiet=quiet).watching() as watcher:
+        watcher.begin("three models, one cohort", seed, 0, rounds)
+        trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed,
+                                on_round=watcher.look_on)
+    if watcher.stop:
+        leave("interrupted; a demo keeps nothing.", INTERRUPTED)
     errors = [fedtail.evaluate(module, data.test).error.summary() for module in trained.modules]
     return [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta, **{key: 100 * error[key] for _, key in COLUMNS}}
             for theta, error in zip(TAIL_FRACTIONS, errors, strict=True)]
 
 
-@contextmanager
-def progress(rounds: int, quiet: bool) -> Iterator[Callable[[Any], None] | None]:
-    """Gives a callback for `on_round`: a bar with rounds per second, or nothing when quiet."""
-    if quiet:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
-               TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        job = bars.add_task("three models, one cohort", total=rounds, speed="")
-
-        def advance(done: Any) -> None:
-            speed = bars.tasks[0].speed
-            bars.update(job, completed=done.round, speed=f"{speed:.0f} rounds/s" if speed else "")
-
-        yield advance
-
-
 def show(rows: list[dict[str, Any]], rounds: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from fedtail.cli.tables import show_table
 
-    output = Table(title=f"Error on 500 unseen clients after {rounds} rounds, %", title_justify="left")
-    output.add_column("method")
-    for title, _ in COLUMNS:
-        output.add_column(title, justify="right")
-    for row in rows:
-        theta = row["tail_fraction"]
-        name = f"{row['method']}, worst {theta:.0%} of clients" if theta else row["method"]
-        output.add_row(name, *(f"{row[key]:.2f}" for _, key in COLUMNS))
-    Console().print(output)
+    cells = [[f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"],
+              *(f"{row[key]:.2f}" for _, key in COLUMNS)] for row in rows]
+    show_table(f"Error on 500 unseen clients after {rounds} rounds, %", ["method", *(title for title, _ in COLUMNS)], cells)

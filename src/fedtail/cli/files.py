@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
 
 from fedtail.cli import options
 from fedtail.cli.errors import told
+from fedtail.cli.tables import print_json
 
 
 @told
@@ -44,6 +44,6 @@ def show(
     chosen = [read_experiment(experiment, settings, method)] if method else read_experiments(experiment, settings)
     if as_json:
         tables = [one.table() for one in chosen]
-        typer.echo(json.dumps(tables[0] if len(tables) == 1 else {"methods": tables}))
+        print_json(tables[0] if len(tables) == 1 else {"methods": tables})
         return
     typer.echo("\n\n".join((f"# {one.name}\n" if len(chosen) > 1 else "") + tomli_w.dumps(one.table()).strip() for one in chosen))

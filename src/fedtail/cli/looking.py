@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
 
 from fedtail.cli import options
 from fedtail.cli.errors import told
+from fedtail.cli.tables import print_json
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data by client.")
 
@@ -31,8 +31,11 @@ def report(
 
     found = find_runs(runs)
     page = write_page(found, out or runs[0] / "report.html", title or "The distribution over clients", baseline)
-    typer.echo(json.dumps({"page": str(page), "runs": [str(run.path) for run in found]}) if as_json else
-               f"Wrote {page} ({page.stat().st_size / 1e6:.1f} MB), about {len(found)} run{'s' if len(found) > 1 else ''}.")
+    if as_json:
+        print_json({"page": str(page), "runs": [str(run.path) for run in found]})
+    else:
+        many = "s" if len(found) > 1 else ""
+        typer.echo(f"Wrote {page} ({page.stat().st_size / 1e6:.1f} MB), about {len(found)} run{many}.")
     if open_page:
         typer.launch(str(page))
 
@@ -50,7 +53,7 @@ def choose(
 
     picked = choose_for(run, mine, x[0] if len(x) == 1 else x, y)
     if as_json:
-        typer.echo(json.dumps(picked))
+        print_json(picked)
         return
     from fedtail.cli.tables import show_table
 
@@ -78,7 +81,7 @@ def describe(
     told_x = None if not x else x[0] if len(x) == 1 else x
     found = described(open_any(path, told_x, y, client), path.name)
     if as_json:
-        typer.echo(json.dumps(found))
+        print_json(found)
         return
     from rich.console import Console
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -13,6 +12,7 @@ import typer
 
 from fedtail.cli import options
 from fedtail.cli.errors import INTERRUPTED, leave, told
+from fedtail.cli.tables import print_json
 from fedtail.cli.watching import Watcher
 
 if TYPE_CHECKING:
@@ -48,12 +48,14 @@ def run(
 
 def run_all(jobs: list[tuple[Experiment, int, Path]], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
     """Run them one after another; data are loaded once for each seed."""
-    from fedtail.runs import Interrupted
+    from fedtail.runs import Interrupted, RunError
     from fedtail.runs import run as run_one
 
     watcher, runs, loaded = Watcher(len(jobs), quiet), [], _Loaded()
     with watcher.watching():
-        for wanted, seed, place in jobs:
+        for watcher.job, (wanted, seed, place) in enumerate(jobs, start=1):
+            if place != folder and (folder / "run.json").exists():
+                raise RunError(f"{folder} is a run itself; others are not put inside it. Choose another folder with --out.")
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
             except Interrupted as stopped:
@@ -70,13 +72,14 @@ def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any
 
     table = rows(runs)
     if as_json:
-        typer.echo(json.dumps({"rows": table, **(more or {}), "runs": [str(run.path) for run in runs]}))
+        print_json({"rows": table, **(more or {}), "runs": [str(run.path) for run in runs]})
         return
     about = runs[0].about
     clients = f"{about['splits'][runs[0].tested]} {runs[0].tested.replace('_', '-')} clients"
     unit = f", {unit_of(runs[0])}" if unit_of(runs[0]) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
-    show_rows(table, f"Error on {clients} after {about['rounds']} rounds{unit}{over}")
+    rounds = " or ".join(map(str, dict.fromkeys(run.about["rounds"] for run in runs)))
+    show_rows(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
     show_finetuned(runs)
     if more is None:
         farewell(folder)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import INTERRUPTED, leave, told
+from fedtail.cli.errors import FAILED, INTERRUPTED, leave, told
 from fedtail.cli.run import again, free_folder, slug
+from fedtail.cli.tables import print_json
 from fedtail.cli.watching import Watcher
 
 SHOWN = 10
@@ -33,20 +33,22 @@ def tune(
     The papers choose by the 90th percentile of the error. Test clients are never looked at. The best experiment is written to
     best.toml, ready for `fedtail run`.
     """
-    from fedtail.runs.tuning import read_search
+    from fedtail.experiment.search import read_search
     from fedtail.runs.tuning import tune as search_all
 
     changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
     search = read_search(experiment, changes, method)
     numbers = options.seeds_or(seeds, (0,))
     folder = out or free_folder(Path("runs") / f"{slug(search.name)}-tune", resume)
-    watcher = Watcher(search.settings.trials * len(numbers), as_json)
+    watcher = Watcher(quiet=as_json)
     with watcher.watching():
         result = search_all(search, numbers, folder, watcher, resume)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_json(result)
     else:
         show(result)
+    if result["finished"] and not result["best"]:
+        leave("no trial gave a number: all failed. Look at the data, the metric and the learning rates.", FAILED)
     if not result["finished"]:
         leave(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,12 @@ class Watcher:
     """Draws a bar on stderr where that is a terminal; elsewhere only notes are written, a line each."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
-        self.jobs, self.job, self.stop = jobs, 0, False
+        self.jobs, self.job, self.stop = jobs, 1, False
         self._quiet = quiet or not sys.stderr.isatty()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        self.job += 1
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -29,14 +29,15 @@ class Watcher:
             self._bars.remove_task(self._task)
         self._task = self._bars.add_task(f"{place}{name}, seed {seed}", total=rounds, completed=round, speed="", now="")
 
-    def skip(self) -> None:
-        """A job that was done before."""
-        self.job += 1
-
     def round(self, round: int) -> None:
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g} rounds/s" if speed else "")
+
+    def look_on(self, progress: Any) -> bool:
+        """For `train(on_round=...)`: advance, and stop where it was asked for."""
+        self.round(progress.round)
+        return self.stop
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
         if self._bars is None:
@@ -70,13 +71,14 @@ class Watcher:
         if self.stop:
             raise KeyboardInterrupt
         self.stop = True
-        self.note("finishing this round, then saving; once more to stop at once")
+        os.write(2, b"\nfinishing this round, then saving; once more to stop at once\n")      # safe within a signal
 
 
 def _bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("[bold]{task.description}", markup=True), BarColumn(bar_width=24), MofNCompleteColumn(),
-               TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True), TextColumn("{task.fields[now]}"))
+    columns = (TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+               TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True),
+               TextColumn("{task.fields[now]}", markup=False))
     return Progress(*columns, console=Console(stderr=True), transient=True)

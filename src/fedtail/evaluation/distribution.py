@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,15 @@ class Distribution:
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
+
+    def statistic(self, name: str) -> float:
+        """A statistic by its name: mean, std, variance, or p90, worst10, best5 with any percentage."""
+        if name in ("mean", "std", "variance"):
+            return getattr(self, name)()
+        known = re.fullmatch(r"(p|worst|best)(\d+(?:\.\d+)?)", name)
+        if not known or not 0 < float(known[2]) <= 100:
+            raise ValueError(f"there is no statistic {name!r}. Write mean, std, variance, or p90, worst10, best10 (any percent).")
+        return self.percentile(float(known[2])) if known[1] == "p" else getattr(self, known[1])(float(known[2]) / 100)
 
     def worst(self, fraction: float) -> float:
         """Mean over the worst `fraction` of the clients."""

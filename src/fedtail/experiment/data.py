@@ -92,6 +92,7 @@ class DataPlan:
         except ValueError as reason:
             raise self.reader.source.refuse(("data", "split"), str(reason)) from reason
         if self.test_path is not None:
+            splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
             splits["test"] = self._filtered(self._read(seed, path=self.test_path))
         return splits
 
@@ -155,12 +156,16 @@ def data_plan(source: Source) -> DataPlan:
 
 def fingerprint(splits: dict[str, Population]) -> str:
     """A digest of the data themselves, so that a run does not go on with others."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest, known = hashlib.blake2b(digest_size=16), set()
     for name, people in sorted(splits.items()):
         inputs = people.inputs if isinstance(people.inputs, dict) else {"x": people.inputs}
-        for tensor in (*inputs.values(), people.targets, people.start, people.size, people.mass, people.key):
+        own = [people.start, people.size, people.mass, people.key, *([] if people.group is None else [people.group])]
+        for tensor in (*inputs.values(), people.targets, *own):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            if tensor.data_ptr() not in known:      # splits by client share their examples
+                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            known.add(tensor.data_ptr())
+        digest.update(b"" if people.names is None else np.ascontiguousarray(people.names).tobytes())
     return digest.hexdigest()
 
 
@@ -223,6 +228,8 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
         raise source.refuse(("data", "split"), f"split must be a table, got {split!r}. Write "
                                                "split = { train = 0.8, test = 0.2, seed = 0 }.")
     given = arguments(source, ("data", "split"), split, SplitPlan, "split")
+    if "test_path" in table and given.get("test") is not None:
+        raise source.refuse(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
     if "train" not in given:
         given["train"] = 1 - sum(given.get(name) or 0 for name in ("validation", "test"))
     return Plan("split", SplitPlan, given, source, ("data", "split")).make()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.experiment.data import DataPlan, data_plan
-from fedtail.experiment.parts import SLOTS, Plan, arguments, part, plan, written
+from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, part, plan, written
 from fedtail.experiment.source import ExperimentError, Source, nearest
 from fedtail.local import LocalSGD
 from fedtail.task import Metric, Task
@@ -20,6 +22,7 @@ from fedtail.task import Metric, Task
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
 SECTIONS = ("data", "task", *METHOD, "channel", "family", "evaluate", "tune")
 SETTINGS = ("name", "rounds", "seeds", "device")
+DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "family")         # what a [[method]] may set for itself
 NOT_YET = {
     "privacy": "this version trains without differential privacy, and does not pretend to: nothing would be noised",
@@ -75,7 +78,8 @@ class TaskPlan:
         return Plan("Task", Task, {"module": module.to(DTYPES[self.dtype]), **self.rest}, self.module.source, ("task",)).make()
 
     def table(self) -> dict[str, Any]:
-        rest = {name: written(value) for name, value in self.rest.items() if name != "metrics"}
+        rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
+        rest |= {name: written(value) for name, value in self.rest.items() if name != "metrics"}
         metrics = [{k: v for k, v in written(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
         return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
 
@@ -116,9 +120,16 @@ class Experiment:
             section, name = self.family.field.split(".")
             family = {"family": {section: {name: [written(value) for value in self.family.values]}}}
         evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
+        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel), **family,
+                    "evaluate": {**evaluate, "every": self.evaluate_every}}
+        folder = {"folder": str(self.source.folder)} if own_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
-                "device": self.device, "data": self.data.table(), "task": self.task.table(), **method,
-                "channel": written(self.channel), **family, "evaluate": {**evaluate, "every": self.evaluate_every}}
+                "device": self.device, **folder, **sections}
+
+    def own_code(self) -> dict[str, str]:
+        """A digest of each of the user's own files that the experiment names."""
+        files = own_files(self.table(), self.source.folder)
+        return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(files)}
 
 
 def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Experiment:
@@ -140,7 +151,7 @@ def read_experiments(path: str | Path, settings: Sequence[str] = ()) -> list[Exp
 def experiments(source: Source, name: str) -> list[Experiment]:
     """All methods of a file that was read."""
     names = method_names(source)
-    views = [source.for_method(index) for index in range(len(names))] if names else [source]
+    views = [source.for_method(index, DEFAULTS) for index in range(len(names))] if names else [source]
     return [experiment_of(view, name) for view in views]
 
 
@@ -150,7 +161,7 @@ def pick_method(source: Source, method: str) -> Source:
     if method not in names:
         hint = nearest(method, names) if names else "It has one only, without a name."
         raise ExperimentError(f"{source.name} has no method {method!r}. {hint}")
-    return source.for_method(names.index(method))
+    return source.for_method(names.index(method), DEFAULTS)
 
 
 def method_names(source: Source) -> list[str]:
@@ -167,6 +178,16 @@ def method_names(source: Source) -> list[str]:
     if len(set(names)) < len(names):
         raise source.refuse(("method",), f"methods need different names, got {', '.join(names)}.")
     return names
+
+
+def own_files(table: Any, folder: Path) -> set[Path]:
+    """The files beside an experiment that its parts, functions or data come from."""
+    if isinstance(table, dict):
+        return set().union(*(own_files(value, folder) for value in table.values()))
+    if isinstance(table, list):
+        return set().union(*(own_files(value, folder) for value in table))
+    beside = own_file(folder, table) if isinstance(table, str) and re.fullmatch(r"[\w.]+:[\w.]+", table) else None
+    return {beside} if beside else set()
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
@@ -209,8 +230,11 @@ def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan 
         raise source.refuse(("family",), "a family varies one field of a part over two values or more. Write "
                                          "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
     section, name, values = varied[0]
+    if len(set(map(repr, values))) < len(values):
+        raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
     members = tuple(_member(source, {section: {name: value}}) for value in values)
-    return Family(members), FamilyPlan(f"{section}.{name}", tuple(values))
+    family = Plan("family", Family, {"members": members}, source, ("family",)).make()
+    return family, FamilyPlan(f"{section}.{name}", tuple(values))
 
 
 def _member(source: Source, change: dict[str, dict[str, Any]]) -> FederatedAlgorithm:
@@ -235,7 +259,10 @@ def task_plan(source: Source) -> TaskPlan:
     dtype = table.pop("dtype", "float32")
     if dtype not in DTYPES:
         raise source.refuse(("task", "dtype"), f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(table.pop("metrics", [])))
+    listed = table.pop("metrics", [])
+    if not isinstance(listed, list):
+        raise source.refuse(("task", "metrics"), f"metrics must be a list of tables, got {listed!r}.")
+    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
     rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
     return TaskPlan(plan(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
 
@@ -260,6 +287,8 @@ def _device(source: Source) -> str:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):
         raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.") from None
+    if kind not in ("cpu", "cuda"):
+        raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.")
     if kind == "cuda" and not torch.cuda.is_available():
         raise source.refuse(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
     return str(device)

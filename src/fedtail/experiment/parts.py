@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -29,6 +30,8 @@ class Slot:
         """The public parts of the room that fit here."""
         import fedtail
 
+        if self is ANYTHING:
+            return {name: value for slot in SLOTS.values() for name, value in slot.candidates().items()}
         room = importlib.import_module(self.room)
         found = {name: getattr(room, name) for name in getattr(room, "__all__", fedtail.__all__) if hasattr(room, name)}
         made = {name: value for name, value in found.items() if is_dataclass(value) or hasattr(value, "forward")}
@@ -107,6 +110,9 @@ def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
         own = imported(source, key, name)
         if isinstance(own, type) and not slot.fits(own):
             raise source.refuse(key, f"{name} has no method {slot.needs}, which {key[-2]} needs.")
+        if isinstance(own, type) and not (is_dataclass(own) or hasattr(own, "forward")):
+            raise source.refuse(key, f"{name} must be a dataclass, so that its fields can be checked and written down. Put "
+                                     "@dataclass(frozen=True) above it.")
         return own
     known = slot.candidates()
     if name not in known:
@@ -118,14 +124,28 @@ def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
 def imported(source: Source, key: Key, name: str) -> Any:
     """`module:name`, looked for beside the experiment file too."""
     module, _, attribute = name.partition(":")
-    with _importable(source.folder):
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except ImportError as reason:
-            raise source.refuse(key, f"{name!r} cannot be imported: {reason}. It is looked for in {source.folder} and among the "
-                                     "installed packages.") from reason
-        except AttributeError:
-            raise source.refuse(key, f"module {module} has no {attribute}.") from None
+    beside = own_file(source.folder, name)
+    try:
+        with _importable(source.folder):
+            found = importlib.import_module(module)
+    except ImportError as reason:
+        raise source.refuse(key, f"{name!r} cannot be imported: {reason}. It is looked for in {source.folder} and among the "
+                                 "installed packages.") from reason
+    except Exception as reason:
+        raise source.refuse(key, f"importing {module} failed: {type(reason).__name__}: {reason}.") from reason
+    if beside and beside.resolve() != Path(getattr(found, "__file__", None) or "").resolve():
+        raise source.refuse(key, f"{beside} is not what was imported: a module of the same name is loaded from "
+                                 f"{getattr(found, '__file__', 'elsewhere')}. Give the file another name.")
+    try:
+        return functools.reduce(getattr, attribute.split("."), found)
+    except AttributeError:
+        raise source.refuse(key, f"module {module} has no {attribute}.") from None
+
+
+def own_file(folder: Path, name: str) -> Path | None:
+    """The file beside an experiment that `module:name` is in; None for an installed package."""
+    beside = folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
+    return beside if beside.is_file() else None
 
 
 def arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callable[..., Any], name: str,
@@ -139,7 +159,9 @@ def arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callab
         if parameter.default is parameter.empty and field not in table:
             raise source.refuse(key, f"{name} needs {field}, which is missing. Write {field} = ... there.")
     hints = hints_of(target)
-    return {field: _argument(source, (*key, field), value, hints.get(field, Any)) for field, value in table.items()}
+    empty = [field for field, value in table.items() if value == NONE and field in known and known[field].default is None]
+    return {field: None if field in empty else _argument(source, (*key, field), value, hints.get(field, Any))
+            for field, value in table.items()}
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -158,7 +180,9 @@ def written(value: Any) -> Any:
         return [written(entry) for entry in value]
     if isinstance(value, Plan):
         return value.table()
-    return name_of(value) if callable(value) else str(value) if isinstance(value, Path) else value
+    if callable(value) and hasattr(value, "__qualname__"):
+        return name_of(value)
+    return value if isinstance(value, (bool, int, float, str, dict)) else str(value)
 
 
 def name_of(value: Any) -> str:
@@ -171,14 +195,14 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
     field = str(key[-1])
     if value == NONE and fitted(value, hint)[1] is None:
         return None
-    if field in SLOTS and isinstance(value, (Mapping, str)):
+    if field in SLOTS and (isinstance(value, Mapping) or (isinstance(value, str) and hint is not str)):
         return part(source, key, value, SLOTS[field])
-    if isinstance(value, Mapping) and ":" in str(value.get("part")):
+    if isinstance(value, Mapping) and "part" in value:
         return part(source, key, value, ANYTHING)
     problem, result = fitted(value, hint, lambda name: _function(source, key, name))
     if problem:
         raise source.refuse(key, f"{field} must be {problem}, got {value!r}.")
-    return result
+    return source.folder / result if isinstance(result, Path) else result
 
 
 def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +16,7 @@ Key = tuple[str | int, ...]      # ("risk", "tail_fraction"), ("method", 1, "ris
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _DOTTED = rf"{_WORD}(?:\s*\.\s*{_WORD})*"
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
+_TOKENS = re.compile(r"""\"{3}|'{3}|"(?:[^"\\]|\\.)*"|'[^']*'|[\[\]{}#]""")
 _ASSIGNED = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
@@ -49,10 +50,13 @@ class Source:
 
     @classmethod
     def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = ()) -> Source:
+        """From the text of a file in `folder`; a resolved experiment with parts of its own says in which folder they are."""
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as reason:
             raise ExperimentError(f"{name} is not valid TOML: {reason}. Text needs quotes, true and false are small.") from None
+        elsewhere = tables.pop("folder", None)
+        folder = folder / elsewhere if isinstance(elsewhere, str) else folder
         source = cls(name, folder, tables, dict(_lines(text)), {})
         for setting in settings:
             source = source.changed(*_setting(setting), f"--set {setting}")
@@ -71,13 +75,18 @@ class Source:
         place[key[-1]] = value
         return replace(self, tables=tables, set_by={**self.set_by, key: by})
 
-    def for_method(self, index: int) -> Source:
-        """The same file, seen by one of its methods: its own sections over the common ones."""
-        own = self.tables["method"][index]
+    def for_method(self, index: int, defaults: Mapping[str, str | None]) -> Source:
+        """The same file, seen by one of its methods: its own sections over the common ones, and --set over both.
+
+        `defaults` are the parts that are meant where a section names none.
+        """
         merged = {key: value for key, value in self.tables.items() if key != "method"}
-        for key, value in own.items():
-            merged[key] = _over(merged.get(key), value)
-        return replace(self, tables=merged, method=index)
+        for key, value in self.tables["method"][index].items():
+            merged[key] = _over(merged.get(key), value, defaults.get(key))
+        view = replace(self, tables=merged, method=index)
+        for key, by in self.set_by.items():
+            view = view.changed(key, _at(self.tables, key), by)
+        return view
 
     def where(self, *key: str | int) -> str:
         """Where a key stands: `experiment.toml, line 12`, or the --set it came from."""
@@ -123,18 +132,31 @@ def _setting(text: str) -> tuple[Key, Any]:
         return key, value.strip()
 
 
-def _over(common: Any, own: Any) -> Any:
+def _over(common: Any, own: Any, default: str | None = None) -> Any:
     """A method's section over the common one: another part replaces it, fields alone change some of it."""
-    if not isinstance(common, dict) or not isinstance(own, dict) or ("part" in own and own["part"] != common.get("part")):
+    common = {"part": common} if isinstance(common, str) and isinstance(own, dict) else common
+    if not isinstance(common, dict) or not isinstance(own, dict):
+        return own
+    if "part" in own and own["part"] != common.get("part", default):
         return own
     return {**common, **{key: _over(common.get(key), value) for key, value in own.items()}}
+
+
+def _at(tables: Any, key: Key) -> Any:
+    for part in key:
+        tables = tables[part]
+    return tables
 
 
 def _lines(text: str) -> Iterator[tuple[Key, int]]:
     """Every key that begins a line, with its line; entries of an array of tables are numbered from 0."""
     table: Key = ()
     entries: dict[Key, int] = {}
+    inside = ""                              # the quotes or brackets that are open where a line begins
     for number, line in enumerate(text.splitlines(), start=1):
+        began, inside = inside, _open_after(line, inside)
+        if began:
+            continue
         if header := _HEADER.match(line):
             table = _numbered(_words(header[2]), entries, header[1] == "[[")
             yield table, number
@@ -142,6 +164,22 @@ def _lines(text: str) -> Iterator[tuple[Key, int]]:
             words = _words(assigned[1])
             for size in range(1, len(words) + 1):
                 yield (*table, *words[:size]), number
+
+
+def _open_after(line: str, inside: str) -> str:
+    """What a line leaves open: triple quotes, or brackets of a list over several lines."""
+    for token in _TOKENS.findall(line):
+        if inside in ('"""', "'''"):
+            inside = "" if token == inside else inside
+        elif token in ('"""', "'''"):
+            inside = token                   # in a list, the list is forgotten: its lines may look like keys, never more
+        elif token in "[{":
+            inside += token
+        elif token in "]}" and inside:
+            inside = inside[:-1]
+        elif token == "#":
+            break
+    return inside
 
 
 def _numbered(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 NONE = "none"      # TOML has no null
@@ -40,6 +41,8 @@ def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, An
         return _sequence(value, origin, typing.get_args(hint), function)
     if origin is collections.abc.Callable or hint is Callable:
         return ("", function(value)) if isinstance(value, str) and function else ("the name of a function", value)
+    if hint is Path:
+        return ("", Path(value)) if isinstance(value, str) else ("text", value)
     if hint in (Any, object) or not inspect.isclass(hint) or isinstance(value, dict):
         return "", value
     return "another kind of value, which a file cannot hold", value

@@ -49,14 +49,8 @@ def counted(method: Method) -> dict[str, Any] | None:
     return _windowed(np.array(rounds), {name: np.array(values, float) for name, values in named.items()})
 
 
-def counted_ids(line: dict[str, Any], member: int) -> list[int]:
-    """Who counted in a round; all who were asked where the file says nothing else."""
-    ids = line["members"][member]["counted"]
-    return line["asked"] if ids is None else ids
-
-
 def _attendance(line: dict[str, Any], member: int) -> dict[str, Any]:
-    return {"asked": len(line["asked"]), "counted": len(counted_ids(line, member)),
+    return {"asked": len(line["asked"]), "counted": len(line["members"][member]["counted"]),
             "threshold": line["members"][member].get("threshold")}
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from fedtail.report.clients import Clients, by_seed
 from fedtail.report.errors import sample, spans_decades
 from fedtail.report.methods import Method
-from fedtail.report.rounds import counted_ids
 from fedtail.report.statistics import bins, classes, drawn, shares
 from fedtail.runs import RunFolder
 
@@ -72,7 +71,7 @@ def _add(run: RunFolder, member: int, first: int, rounds: int, asked: np.ndarray
     for line in run.rounds:
         window = (line["round"] - 1) * len(asked) // rounds
         np.add.at(asked[window], first + np.array(line["asked"], int), 1)
-        np.add.at(counted[window], first + np.array(counted_ids(line, member), int), 1)
+        np.add.at(counted[window], first + np.array(line["members"][member]["counted"], int), 1)
 
 
 def _method(method: Method, clients: Clients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:

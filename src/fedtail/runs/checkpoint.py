@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.algorithm import State
+from fedtail.algorithm import State, states_of
 from fedtail.clients import ClientMemory
 from fedtail.runs.files import RunError, write_whole
 from fedtail.training import Trained
 
-NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 FORMAT = "fedtail checkpoint 1"
 
 
@@ -35,39 +34,51 @@ class Checkpoint:
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 
-def save_checkpoint(folder: Path, trained: Trained, sizes: dict[str, int]) -> None:
-    """Write the newest checkpoint; the one there was becomes the one before."""
+class Checkpoints:
+    """Two files in turn: while one is being replaced, the other is whole."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.files = [folder / "checkpoint-a.safetensors", folder / "checkpoint-b.safetensors"]
+        self._newest: Path | None = None
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, and what is wrong with those that are not; None where none was written."""
+        found, problems = {}, []
+        for path in self.files:
+            if path.exists():
+                try:
+                    found[path] = _read(path)
+                except Exception as reason:      # whatever a damaged file makes the reader say
+                    text = (str(reason) or type(reason).__name__).splitlines()[0]
+                    problems.append(f"{path.name} is damaged ({text[:100]})")
+        if not found and problems:
+            raise RunError(f"no checkpoint in {self.folder} can be read: {'; '.join(problems)}. Its metrics are still there; "
+                           "start again in another folder.")
+        if not found:
+            return None, []
+        self._newest = max(found, key=lambda path: found[path].round)
+        newest = found[self._newest]
+        return newest, [f"{problem}; going on from {self._newest.name}, round {newest.round}" for problem in problems]
+
+    def save(self, trained: Trained, sizes: dict[str, int]) -> None:
+        """Write a new one in the place of the older, or damaged, one."""
+        place = self.files[0] if self._newest == self.files[1] else self.files[1]
+        write_whole(place, _content(trained, sizes))
+        self._newest = place
+
+
+def _content(trained: Trained, sizes: dict[str, int]) -> bytes:
     from safetensors.torch import save
 
-    states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
-    named = {"memory key": trained.memory.key, **{f"kept {name}": kept for name, kept in trained.memory.kept.items()}}
+    states, memory = states_of(trained.state), trained.memory
+    named = {"memory key": memory.key, **{f"kept {name}": kept for name, kept in memory.kept.items()}} if memory.kept else {}
     for k, state in enumerate(states):
         named |= _named(k, state)
     tensors = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
     about = json.dumps({"format": FORMAT, "round": states[0].round, "models": len(states), "failed": trained.failed,
                         "sizes": sizes, "family": isinstance(trained.state, tuple)}, sort_keys=True)
-    content = save(tensors, {"about": about, "check": _check(tensors, about)})
-    beside = folder / f".{NEWEST}.new"
-    write_whole(beside, content)
-    if (folder / NEWEST).exists():
-        (folder / NEWEST).replace(folder / BEFORE)
-    beside.replace(folder / NEWEST)
-
-
-def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with those that are not; None where none was written."""
-    problems: list[str] = []
-    there = [folder / name for name in (NEWEST, BEFORE) if (folder / name).exists()]
-    for path in there:
-        try:
-            found = _read(path)
-            return found, [f"{problem}; going on from {path.name}, round {found.round}" for problem in problems]
-        except Exception as reason:      # whatever a damaged file makes the reader say
-            problems.append(f"{path.name} is damaged ({(str(reason) or type(reason).__name__).splitlines()[0][:100]})")
-    if there:
-        raise RunError(f"no checkpoint in {folder} can be read: {'; '.join(problems)}. Its metrics are still there; start again "
-                       "in another folder.")
-    return None, problems
+    return save(tensors, {"about": about, "check": _check(tensors, about)})
 
 
 def _read(path: Path) -> Checkpoint:
@@ -83,8 +94,8 @@ def _read(path: Path) -> Checkpoint:
         raise ValueError("its contents do not match their digest")
     states = tuple(_state(k, tensors, told["round"]) for k in range(told["models"]))
     kept = {name.removeprefix("kept "): tensor for name, tensor in tensors.items() if name.startswith("kept ")}
-    return Checkpoint(told["round"], states if told["family"] else states[0], ClientMemory(tensors["memory key"], kept),
-                      told["failed"], told["sizes"])
+    memory = ClientMemory(tensors.get("memory key", torch.zeros(0, dtype=torch.int64)), kept)
+    return Checkpoint(told["round"], states if told["family"] else states[0], memory, told["failed"], told["sizes"])
 
 
 def _named(k: int, state: State) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,7 @@ def load_models(run: RunFolder) -> tuple[Task, list[nn.Module]]:
     """The task of a finished run, and its trained modules."""
     from safetensors.torch import load_file
 
-    beside = Path(run.about["folder"])                  # where a user's own module may stand
-    source = Source.read(run.path / "experiment.toml")
-    plan = task_plan(replace(source, folder=beside) if beside.is_dir() else source)
+    plan = task_plan(Source.read(run.path / "experiment.toml"))
     tasks = [plan.make(run.seed) for _ in run.members]
     for task, path in zip(tasks, run.models, strict=True):
         task.module.load_state_dict(load_file(path))

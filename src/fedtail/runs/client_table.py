@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 from fedtail.data import Population
 from fedtail.evaluation import evaluate_family, finetune
 from fedtail.local import LocalSGD
-from fedtail.runs.files import RunError, why
+from fedtail.runs.files import write_whole
 from fedtail.runs.looking import Look, Splits, statistics
+from fedtail.runs.reading import read_rounds
 from fedtail.training import Trained
 
 Rows = dict[str, np.ndarray]
@@ -37,13 +38,10 @@ def add_tail_counts(rows: dict[tuple[str, int], Rows], rounds: Path) -> None:
     members = sorted(member for split, member in rows if split == "train")
     clients = len(rows["train", 0]["client"])
     asked, counted = np.zeros(clients, np.int64), np.zeros((len(members), clients), np.int64)
-    with rounds.open(encoding="utf-8") as file:
-        for line in list(file)[1:]:
-            told = json.loads(line)
-            asked[told["asked"]] += 1
-            for member in members:
-                who = told["members"][member]["counted"]
-                counted[member][told["asked"] if who is None else who] += 1
+    for line in read_rounds(rounds):
+        asked[line["asked"]] += 1
+        for member in members:
+            counted[member][line["members"][member]["counted"]] += 1
     for member in members:
         rows["train", member] |= {"asked": asked, "in_tail": counted[member]}
 
@@ -81,19 +79,15 @@ def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> N
 
     columns = list(dict.fromkeys([*FIRST, *(column for part in rows.values() for column in part)]))
     table = arrow.table({column: arrow.concat_arrays([_array(part, column) for part in rows.values()]) for column in columns})
-    beside = path.with_name(f".{path.name}.writing")
-    try:
-        parquet.write_table(table.replace_schema_metadata({"simulator_only": "true", "experiment": name}), beside)
-        beside.replace(path)
-    except OSError as reason:
-        beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {why(reason)}. Free some space and go on with --resume.") from reason
+    content = io.BytesIO()
+    parquet.write_table(table.replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
+    write_whole(path, content.getvalue())
 
 
 def _who(people: Population, split: str, member: int) -> Rows:
     count = len(people)
     names = np.arange(count).astype(str) if people.names is None else people.names.astype(str)
-    who = {"split": np.full(count, split, object), "client": np.arange(count), "name": names.astype(object),
+    who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
            "size": people.size.numpy(), "mass": people.mass.numpy(), "member": np.full(count, member, np.int32)}
     return who if people.group is None else {**who, "group": people.group.numpy()}
 

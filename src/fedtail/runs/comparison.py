@@ -17,7 +17,7 @@ Row = dict[str, Any]
 def rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """A row for each method and model: every statistic over test clients as its mean and deviation over seeds.
 
-    Error rates are in percent. The deviation is None where there is one seed only.
+    Error rates are in percent. The deviation is None where there is one seed only; both are where a value is not finite.
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              **{name: _over_seeds(_values(found, metric, name)) for name in STATISTICS}}
@@ -77,12 +77,18 @@ def _values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> l
 
 
 def _over_seeds(values: list[float]) -> dict[str, float | None]:
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+    mean, std = _mean_and_std(values)
+    return {"mean": mean, "std": std}
 
 
 def _difference(values: list[float]) -> dict[str, float | None]:
     """The mean of paired differences, and its standard error."""
-    if not values:
-        return {"mean": None, "stderr": None}
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "stderr": error}
+    mean, std = _mean_and_std(values)
+    return {"mean": mean, "stderr": None if std is None else std / math.sqrt(len(values))}
+
+
+def _mean_and_std(values: list[float]) -> tuple[float | None, float | None]:
+    """None where there is no such number: no value, one that is not finite, or a deviation of one."""
+    if not values or not all(map(math.isfinite, values)):
+        return None, None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

@@ -68,7 +68,7 @@ class Lines:
         except OSError as reason:
             raise RunError(f"{self.path} could not be written: {why(reason)}. The last checkpoint is whole: free some space "
                            "and go on with --resume.") from reason
-        return self._file.tell()
+        return os.fstat(self._file.fileno()).st_size      # `tell` does not know of the cut
 
     def close(self) -> None:
         with suppress(OSError):      # a full disk was already reported by flush
@@ -88,7 +88,17 @@ def only_writer(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"another process is writing {folder}. Wait for it, or choose another folder with --out.") from None
-        yield
+        try:
+            yield
+        finally:
+            _leave_no_trace(folder)
+
+
+def _leave_no_trace(folder: Path) -> None:
+    """A folder in which nothing was written goes away again."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} == {".lock"}:
+        (folder / ".lock").unlink()
+        folder.rmdir()
 
 
 def why(reason: OSError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedtail.algorithm import State
+from fedtail.algorithm import State, states_of
 from fedtail.clients import RoundView
 from fedtail.data import Population
 from fedtail.evaluation import Distribution, Evaluation, evaluate
@@ -32,16 +32,13 @@ def statistics(distribution: Distribution) -> dict[str, float]:
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
-def round_line(trained: Trained, view: RoundView) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: who was asked, and who counted under each model."""
-    states = states_of(trained)
+def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: who was asked, and who counted under each model. Everybody is written as null."""
+    states = states_of(trained.state)
     members = [{"counted": _counted(view, k), "threshold": _threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
-    return {"round": states[0].round, "asked": view.asked.tolist(), "failed": view.failed, "members": members}
-
-
-def states_of(trained: Trained) -> tuple[State, ...]:
-    return trained.state if isinstance(trained.state, tuple) else (trained.state,)
+    asked = None if view.cohort == clients else view.asked.tolist()
+    return {"round": states[0].round, "asked": asked, "failed": view.failed, "members": members}
 
 
 def _counted(view: RoundView, model: int) -> list[int] | None:

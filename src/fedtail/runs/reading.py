@@ -73,7 +73,7 @@ class RunFolder:
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         """A line for each round: who was asked and who counted; empty where it was not recorded."""
-        return list(_lines(self.path / "rounds.jsonl"))[1:]
+        return list(read_rounds(self.path / "rounds.jsonl"))
 
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
@@ -113,6 +113,16 @@ def find_runs(places: Sequence[str | Path]) -> list[RunFolder]:
             raise FileNotFoundError(f"there is no run in {place}: no run.json in it or below it.")
         found += [RunFolder.open(path) for path in here if path not in {run.path for run in found}]
     return found
+
+
+def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of `rounds.jsonl` after the first, with everybody's positions where everybody was asked or counted."""
+    lines = _lines(path)
+    everybody = np.arange(next(lines, {"clients": 0})["clients"])
+    for line in lines:
+        asked = everybody if line["asked"] is None else line["asked"]
+        counted = [{**member, "counted": asked if member["counted"] is None else member["counted"]} for member in line["members"]]
+        yield {**line, "asked": asked, "members": counted}
 
 
 def _json(path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,14 +14,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
+from fedtail.algorithm import states_of
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data import fingerprint
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.checkpoint import Checkpoint, save_checkpoint
+from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
 from fedtail.runs.files import Lines, RunError, write_json, write_whole
-from fedtail.runs.looking import Look, Splits, look, metrics_line, round_line, states_of
+from fedtail.runs.looking import Look, Splits, look, metrics_line, round_line
 from fedtail.runs.reading import FORMAT, TESTED, VERSION, RunFolder
 from fedtail.runs.tensorboard import TensorBoard
 from fedtail.task import Task
@@ -48,8 +51,9 @@ class Watch(Protocol):
 class Recorder:
     """Writes the files of one run as it goes on."""
 
-    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Splits, watch: Watch):
+    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Splits, watch: Watch, checkpoints: Checkpoints):
         self.experiment, self.seed, self.folder, self.splits, self.watch = experiment, seed, folder, splits, watch
+        self.checkpoints = checkpoints
         self.tested = next(split for split in TESTED if split in splits)
         self.looked: tuple[int, list[Look]] | None = None
         self._lines: dict[str, Lines] = {}
@@ -65,7 +69,7 @@ class Recorder:
             self._board.close()
 
     def done(self, trained: Trained) -> int:
-        return states_of(trained)[0].round
+        return states_of(trained.state)[0].round
 
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
@@ -75,7 +79,7 @@ class Recorder:
         names = ["metrics.jsonl", "rounds.jsonl"] if self.experiment.evaluate.tail else ["metrics.jsonl"]
         self._lines = {name: Lines(self.folder / name, sizes.get(name, 0)) for name in names}
         if self.experiment.evaluate.tensorboard:
-            self._board = TensorBoard(self.folder, self.experiment.members, round)
+            self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
         self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
         if checkpoint:
@@ -90,7 +94,7 @@ class Recorder:
     def after_round(self, progress: Progress) -> bool:
         trained, round, stop = progress.trained, self.done(progress.trained), self.watch.stop      # asked once: it may change
         if "rounds.jsonl" in self._lines and progress.view is not None:
-            self._lines["rounds.jsonl"].write(round_line(trained, progress.view))
+            self._lines["rounds.jsonl"].write(round_line(trained, progress.view, len(self.splits["train"])))
         due = round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
         if due:
             self._look(trained)
@@ -101,13 +105,10 @@ class Recorder:
 
     def finish(self, trained: Trained) -> None:
         """What a finished run leaves; `result.json` is written last and says that it is finished."""
-        from safetensors.torch import save
-
         for path, module in zip(RunFolder.open(self.folder).models, trained.modules, strict=True):
-            write_whole(path, save({name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}))
+            write_whole(path, module_bytes(module))
         looks = self._looks(trained, self.splits)
         tuned = self._write_clients(trained, looks)
-        write_json(self.folder / "privacy.json", _ledger(self.experiment.rounds))
         shown = [{split: found for split, found in member.items() if split in self._evaluated()} for member in looks]
         write_json(self.folder / "result.json", {**metrics_line(self.experiment.rounds, shown), "finetuned": tuned})
         self.log(f"finished; {trained.failed} answers left out because a loss or an update was not finite")
@@ -126,8 +127,8 @@ class Recorder:
 
         print_of_data = fingerprint(self.splits)
         if not fresh:
-            if RunFolder.open(self.folder).about["fingerprint"] != print_of_data:
-                raise RunError(f"the data are not those {self.folder} began with. Bring them back, or start in another folder.")
+            _same(RunFolder.open(self.folder), "fingerprint", print_of_data, "the data are")
+            _same(RunFolder.open(self.folder), "own_code", self.experiment.own_code(), "your own code is")
             return
         family = self.experiment.family
         write_json(self.folder / "run.json", {
@@ -138,20 +139,23 @@ class Recorder:
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
             "splits": {name: len(people) for name, people in self.splits.items()},
             "data": str(self.experiment.data), "device": self.experiment.device,
-            "versions": versions(), "folder": str(self.experiment.source.folder), "fingerprint": print_of_data,
-            "experiment": table})
+            "versions": versions(), "fingerprint": print_of_data, "own_code": self.experiment.own_code(),
+            "start": digest_of(module_bytes(task.module)), "experiment": table})
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
-        write_json(self.folder / "privacy.json", _ledger(0))
 
     def _same_start(self, task: Task, fresh: bool) -> Task:
         """The task with the module the run began with, frozen parameters and buffers included."""
-        from safetensors.torch import load_file, save
+        from safetensors.torch import load
 
         path, module = self.folder / "initial.safetensors", task.module
         if fresh:
-            write_whole(path, save({name: tensor.detach().clone() for name, tensor in module.state_dict().items()}))
-        else:
-            module.load_state_dict(load_file(path))
+            write_whole(path, module_bytes(module))
+            return task
+        content = path.read_bytes() if path.is_file() else b""
+        if digest_of(content) != RunFolder.open(self.folder).about["start"]:
+            raise RunError(f"{path} is missing or damaged: the run cannot go on from the module it began with. Start again in "
+                           "another folder.")
+        module.load_state_dict(load(content))
         return replace(task, module=module)
 
     def _evaluated(self) -> Splits:
@@ -176,7 +180,8 @@ class Recorder:
         self.watch.evaluated(line, self.tested)
 
     def _save(self, trained: Trained) -> None:
-        save_checkpoint(self.folder, trained, {name: lines.flush() for name, lines in self._lines.items()})
+        self.checkpoints.save(trained, {name: lines.flush() for name, lines in self._lines.items()})
+        write_json(self.folder / "privacy.json", _ledger(self.done(trained)))
 
     def _write_clients(self, trained: Trained, looks: list[Look]) -> list[dict[str, Any]] | None:
         """The table over clients; returns what fine-tuning changed, where it was asked for."""
@@ -191,8 +196,25 @@ class Recorder:
         return tuned
 
 
+def module_bytes(module: nn.Module) -> bytes:
+    """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice)."""
+    from safetensors.torch import save
+
+    return save({name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+                 for name, tensor in module.state_dict().items()})
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 def versions() -> dict[str, str]:
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def _same(run: RunFolder, name: str, now: Any, what: str) -> None:
+    if run.about[name] != now:
+        raise RunError(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
 
 
 def _ledger(rounds: int) -> dict[str, Any]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedtail.experiment.experiment import Experiment
-from fedtail.runs.checkpoint import Checkpoint, load_checkpoint
+from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, only_writer, plain
 from fedtail.runs.looking import Splits
 from fedtail.runs.reading import RunFolder
 from fedtail.runs.recording import Recorder, Watch, versions, warnings_to
 from fedtail.task import Task
-from fedtail.training import train
+from fedtail.training import Trained, train
 
 
 class Interrupted(Exception):
@@ -35,23 +40,56 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     folder = Path(folder)
     _refuse_strangers(folder)
     with only_writer(folder):
-        table = experiment.table(seed)
-        checkpoint, problems = _earlier(folder, table, resume)
+        table, checkpoints = experiment.table(seed), Checkpoints(folder)
+        checkpoint, problems = _earlier(checkpoints, table, resume)
         if (folder / "result.json").is_file():
             watch.note(f"{folder} is finished; nothing to do.")
             return RunFolder.open(folder)
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
         _refuse_early(experiment, task, splits)
-        with Recorder(experiment, seed, folder, splits, watch) as recorder, warnings_to(recorder.note):
+        with (deterministic(experiment.device), Recorder(experiment, seed, folder, splits, watch, checkpoints) as recorder,
+              warnings_to(recorder.note), _failures_logged(recorder)):
             start = recorder.open(task, table, checkpoint)
             for problem in problems:
                 recorder.note(problem)
-            trained = train(experiment.algorithm, start.task, splits["train"], rounds=experiment.rounds - recorder.done(start),
-                            start=start, device=experiment.device, channel=experiment.channel, on_round=recorder.after_round)
-            if recorder.done(trained) < experiment.rounds:
-                raise Interrupted(folder, recorder.done(trained), experiment.rounds)
-            recorder.finish(trained)
+            _go_on(experiment, start, recorder)
     return RunFolder.open(folder)
+
+
+def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
+    trained = train(experiment.algorithm, start.task, recorder.splits["train"], rounds=experiment.rounds - recorder.done(start),
+                    start=start, device=experiment.device, channel=experiment.channel, on_round=recorder.after_round)
+    if recorder.done(trained) < experiment.rounds:
+        raise Interrupted(recorder.folder, recorder.done(trained), experiment.rounds)
+    recorder.finish(trained)
+
+
+@contextmanager
+def _failures_logged(recorder: Recorder) -> Iterator[None]:
+    """What fails in the middle, in a user's loss or on a device, leaves its trace in the log."""
+    try:
+        yield
+    except (Interrupted, RunError):
+        raise
+    except Exception as reason:
+        recorder.log(traceback.format_exc())
+        raise RunError(f"the run failed: {type(reason).__name__}: {reason} (the trace is in {recorder.folder / 'log.txt'}). "
+                       "--resume goes on from its last checkpoint.") from reason
+
+
+@contextmanager
+def deterministic(device: str) -> Iterator[None]:
+    """On a GPU, choose operations that give the same bits every time, and warn where there is none."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _refuse_early(experiment: Experiment, task: Task, splits: Splits) -> None:
@@ -65,22 +103,25 @@ def _refuse_early(experiment: Experiment, task: Task, splits: Splits) -> None:
 
 def _refuse_strangers(folder: Path) -> None:
     """A folder that holds anything but a run is not written to."""
-    there = {path.name for path in folder.iterdir()} - {".lock"} if folder.is_dir() else set()
+    there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
     if there and "run.json" not in there:
         raise RunError(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with --out.")
 
 
-def _earlier(folder: Path, table: dict[str, Any], resume: bool) -> tuple[Checkpoint | None, list[str]]:
+def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from; refused where the folder holds a run and nobody said --resume, or another experiment."""
+    folder = checkpoints.folder
     if not (folder / "run.json").is_file():
         return None, []
     about = RunFolder.open(folder).about
     changed = list(_differences(about["experiment"], plain(table)))
-    checkpoint, problems = load_checkpoint(folder)
+    checkpoint, problems = checkpoints.load()
     if not resume:
         round = checkpoint.round if checkpoint else 0
         raise RunError(f"{folder} holds a run that has done {round} of {about['rounds']} rounds. Go on with --resume, or choose "
                        "another folder with --out.")
+    if checkpoint is None and any(line["round"] for line in RunFolder.open(folder).metrics):
+        raise RunError(f"the checkpoints of {folder} are gone, though its metrics are there. Start again in another folder.")
     if changed:
         raise RunError(f"the experiment is not the one {folder} began with: {'; '.join(changed[:5])}. Undo the change, or start "
                        "again in another folder with --out.")

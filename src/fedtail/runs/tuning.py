@@ -2,175 +2,69 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedtail.data import Population
-from fedtail.evaluation import Distribution, evaluate
+from fedtail.evaluation import evaluate
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.experiment import Experiment, experiment_of, method_names, pick_method
-from fedtail.experiment.parts import Plan, arguments
-from fedtail.experiment.source import ExperimentError, Key, Source, nearest
+from fedtail.experiment.data import fingerprint
+from fedtail.experiment.search import Search
 from fedtail.runs.files import RunError, only_writer, write_json, write_whole
 from fedtail.runs.recording import Watch, warnings_to
 from fedtail.training import Progress, train
 
-_STATISTIC = re.compile(r"(p|worst|best)(\d+(?:\.\d+)?)")
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`, both included; whole ones where both ends are."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError(f"low must be less than high, and positive with log = true, got {self.low:g} and {self.high:g}.")
-
-    def ends(self) -> list[Any]:
-        return [self.low, self.high]
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """One of a list of values."""
-
-    values: tuple[Any, ...]
-
-    def ends(self) -> list[Any]:
-        return list(self.values)
-
-    def suggest(self, trial: Any, name: str) -> Any:
-        return trial.suggest_categorical(name, self.values)
-
-
-@dataclass(frozen=True)
-class TuneSettings:
-    """How to search: by which statistic of which metric over the held-out clients, and how long.
-
-    Held-out clients are those of the data's validation split; without one, a fraction `holdout` of the training clients.
-    Test clients are never looked at.
-    """
-
-    trials: int = 20
-    metric: str = "error"
-    statistic: str = "p90"              # mean, std, p90, worst10, best5, ...
-    holdout: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ValueError(f"trials must be at least 1, got {self.trials}.")
-        if not 0 < self.holdout < 1:
-            raise ValueError(f"holdout must be in (0, 1), got {self.holdout:g}.")
-        statistic_of(Distribution(torch.zeros(1)), self.statistic)      # refused here if there is none of that name
-
-
-@dataclass(frozen=True)
-class Search:
-    """The [tune] section of a file, checked: every end and choice gives an experiment."""
-
-    source: Source
-    name: str
-    settings: TuneSettings
-    space: dict[str, Range | Choices]
-
-    def experiment(self, chosen: dict[str, Any]) -> Experiment:
-        source = self.source
-        for name, value in chosen.items():
-            source = source.changed(tuple(name.split(".")), value, f"{self.source.where('tune', 'search')}, {name} = {value!r}")
-        return experiment_of(source, self.name)
-
-    @property
-    def combinations(self) -> int | None:
-        """How many there are, where all fields have choices."""
-        sizes = [len(field.values) for field in self.space.values() if isinstance(field, Choices)]
-        return math.prod(sizes) if len(sizes) == len(self.space) else None
-
-
-def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Search:
-    """The search of a file; where it has several methods, of the one called `method`."""
-    source, name = Source.read(path, settings), Path(path).stem
-    if method is not None:
-        source = pick_method(source, method)
-    elif names := method_names(source):
-        raise ExperimentError(f"{source.name} holds {len(names)} methods: {', '.join(names)}. Tune one of them with --method.")
-    if "family" in source.tables:
-        raise source.refuse(("family",), "a family is several models; one is tuned at a time. Remove [family], or use a new file.")
-    table = source.table("tune")
-    found = dict(_fields(source, table.pop("search", None)))
-    given = arguments(source, ("tune",), table, TuneSettings, "[tune]")
-    search = Search(source, name, Plan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
-    for field, values in found.items():
-        for value in values.ends():
-            search.experiment({field: value})           # refused here, not in the middle of the search
-    return search
-
-
-def statistic_of(distribution: Distribution, name: str) -> float:
-    """A statistic by its name: mean, std, variance, p90, worst10, best5, ..."""
-    if name in ("mean", "std", "variance"):
-        return getattr(distribution, name)()
-    known = _STATISTIC.fullmatch(name)
-    if not known or not 0 < float(known[2]) <= 100:
-        raise ValueError(f"there is no statistic {name!r}. Write mean, std, variance, or p90, worst10, best10 with any percent.")
-    return distribution.percentile(float(known[2])) if known[1] == "p" else getattr(distribution, known[1])(float(known[2]) / 100)
+HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to judge by
 
 
 def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, resume: bool = False) -> dict[str, Any]:
-    """Search; every trial is kept in the folder, and the best experiment is written to `best.toml`."""
-    import tomli_w
+    """Search; every trial is kept in the folder, and the best experiment is written to `best.toml`.
 
+    A trial whose statistic is not a number has failed: it counts as tried, and is not the best.
+    """
     if (folder / "trials.log").exists() and not resume:
         raise RunError(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
+    held_out = {seed: _held_out(search, seed) for seed in seeds}
     with only_writer(folder), warnings_to(watch.note):
-        study = _study(search, folder)
-        held_out = {seed: _held_out(search, seed) for seed in seeds}
-        wanted = min(search.settings.trials, search.combinations or search.settings.trials)
-        while len(done := _finished(study)) < wanted and not watch.stop:
+        study = _study(search, held_out, folder)
+        wanted = min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
+        while (number := len(_tried(study)) + 1) <= wanted and not watch.stop:
             trial = study.ask()
             chosen = {name: field.suggest(trial, name) for name, field in search.space.items()}
-            value = _value(search, chosen, held_out, watch, len(done) + 1)
+            value = _value(search, chosen, held_out, watch, number)
             if value is not None:
-                study.tell(trial, value)
-        ranked = sorted(_finished(study), key=lambda t: t.value if study.direction.name == "MINIMIZE" else -t.value)
-        unit, scale = _unit(search, next(iter(held_out.values()))[1])
-        result: dict[str, Any] = {
-            "statistic": search.settings.statistic, "metric": search.settings.metric, "unit": unit,
-            "finished": len(ranked) >= wanted,
-            "trials": [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]}
-        if ranked:
-            write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
-        write_json(folder / "trials.json", result)
-    return {**result, "best": result["trials"][0] if ranked else None, "file": str(folder / "best.toml")}
+                study.tell(trial, value if math.isfinite(value) else None, state=None if math.isfinite(value) else _failed())
+        return _result(search, study, held_out, folder, len(_tried(study)) >= wanted)
 
 
-def _value(search: Search, chosen: dict[str, Any], held_out: dict[int, tuple[Population, Population]], watch: Watch,
-           number: int) -> float | None:
+def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool) -> dict[str, Any]:
+    import tomli_w
+
+    scale = _scale(search, next(iter(held_out.values()))[1])
+    worth = [trial for trial in _tried(study) if trial.state.name == "COMPLETE"]
+    ranked = sorted(worth, key=lambda trial: trial.value if study.direction.name == "MINIMIZE" else -trial.value)
+    trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
+    result = {"statistic": search.settings.statistic, "metric": search.settings.metric, "unit": "%" if scale > 1 else "",
+              "finished": finished, "failed": len(_tried(study)) - len(ranked), "trials": trials}
+    write_json(folder / "trials.json", result)
+    if ranked:
+        write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
+    return {**result, "best": trials[0] if trials else None, "file": str(folder / "best.toml")}
+
+
+def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
     """The statistic over held-out clients, mean over seeds; None where somebody asked to stop."""
     wanted, values = search.experiment(chosen), []
     for seed, (people, judges) in held_out.items():
-        watch.begin(f"trial {number}", seed, 0, wanted.rounds)
+        watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
         trained = train(wanted.algorithm, wanted.task.make(seed), people, rounds=wanted.rounds, seed=seed, device=wanted.device,
                         channel=wanted.channel, on_round=partial(_look_on, watch))
         if watch.stop:
             return None
         found = evaluate(trained, judges, device=wanted.device)[search.settings.metric]
-        values.append(statistic_of(found, search.settings.statistic))
+        values.append(found.statistic(search.settings.statistic))
     return sum(values) / len(values)
 
 
@@ -181,76 +75,60 @@ def _look_on(watch: Watch, progress: Progress) -> bool:
 
 def _held_out(search: Search, seed: int) -> tuple[Population, Population]:
     """Clients to train on, and clients to judge by; never the test clients."""
-    splits = search.experiment(_first(search)).data.load(seed)
+    splits = search.first().data.load(seed)
     if "validation" in splits:
         return splits["train"], splits["validation"]
-    keep = 1 - search.settings.holdout
-    people, judges = splits["train"].split((keep, search.settings.holdout), seed)
+    people, judges = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
     return people, judges
 
 
-def _unit(search: Search, people: Population) -> tuple[str, float]:
+def _scale(search: Search, people: Population) -> float:
     """Error rates are told in percent, as everywhere."""
-    rates = search.settings.metric == "error" and gives_rates(search.experiment(_first(search)).task.make(0), people)
-    return ("%", 100.0**(1 + (search.settings.statistic == "variance"))) if rates else ("", 1.0)
+    rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), people)
+    return 100.0 ** (1 + (search.settings.statistic == "variance")) if rates else 1.0
 
 
-def _study(search: Search, folder: Path) -> Any:
+def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
         raise RunError("fedtail tune needs optuna. Install it with pip install 'fedtail[tune]'.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    better = {metric.name: metric.better for metric in search.first().task.make(0).all_metrics}
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "trials.log")))
-    better = {metric.name: metric.better for metric in search.experiment(_first(search)).task.make(0).all_metrics}
-    if search.settings.metric not in better:
-        raise search.source.refuse(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
-                                                       f"{nearest(search.settings.metric, better)}")
     study = optuna.create_study(storage=storage, study_name="fedtail", load_if_exists=True,
                                 direction="minimize" if better[search.settings.metric] == "lower" else "maximize")
-    about = repr((search.settings, search.space, search.experiment(_first(search)).table()))
+    about = _identity(search, held_out)
     if study.user_attrs.get("search", about) != about:
         raise RunError(f"{folder} holds another search. Choose another folder with --out.")
     study.set_user_attr("search", about)
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))      # a resumed search does not repeat its first draws
-    _enqueue_all(search, study)
+    for chosen in _missing(search, study):
+        study.enqueue_trial(chosen)
     return study
 
 
-def _enqueue_all(search: Search, study: Any) -> None:
-    """Where there are few combinations, try each once."""
-    if search.combinations is None or search.combinations > search.settings.trials:
-        return
-    names = list(search.space)
+def _identity(search: Search, held_out: HeldOut) -> str:
+    """What two searches must share to be one: everything but the number of trials."""
+    settings = search.settings
+    data = {f"{seed} {place}": people for seed, both in held_out.items() for place, people in enumerate(both)}
+    return repr((settings.metric, settings.statistic, settings.holdout, search.space, search.first().table(),
+                 search.first().own_code(), list(held_out), fingerprint(data)))
+
+
+def _missing(search: Search, study: Any) -> list[dict[str, Any]]:
+    """Where there are few combinations, each is tried once: those that are neither tried nor waiting."""
     waiting = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "WAITING"]
-    known = [trial.params for trial in _finished(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
-    for values in itertools.product(*(field.ends() for field in search.space.values())):
-        chosen = dict(zip(names, values, strict=True))
-        if chosen not in known:
-            study.enqueue_trial(chosen)
+    known = [trial.params for trial in _tried(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
+    return [chosen for chosen in search.combinations() or [] if chosen not in known]
 
 
-def _finished(study: Any) -> list[Any]:
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
+def _tried(study: Any) -> list[Any]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "FAIL")]
 
 
-def _first(search: Search) -> dict[str, Any]:
-    return {name: field.ends()[0] for name, field in search.space.items()}
+def _failed() -> Any:
+    from optuna.trial import TrialState
 
-
-def _fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:
-    """The fields to search, by dotted name."""
-    at: Key = ("tune", "search", *key)
-    if not isinstance(table, dict) or not table:
-        raise source.refuse(at, "what is to be searched? Write [tune.search] and below it local.learning_rate = { low = 0.01, "
-                                "high = 1.0, log = true } or risk.tail_fraction = [0.3, 0.5, 0.8].")
-    for name, value in table.items():
-        if isinstance(value, list) and value:
-            yield ".".join((*key, name)), Choices(tuple(value))
-        elif isinstance(value, dict) and "low" in value:
-            given = {field: v for field, v in value.items() if field in ("low", "high")}
-            rest = arguments(source, (*at, name), value, Range, "a range")
-            yield ".".join((*key, name)), Plan("range", Range, {**rest, **given}, source, (*at, name)).make()
-        else:
-            yield from _fields(source, value, (*key, name))
+    return TrialState.FAIL
