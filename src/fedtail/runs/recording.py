@@ -109,6 +109,7 @@ class Recorder:
             write_whole(path, module_bytes(module))
         looks = self._looks(trained, self.splits)
         tuned = self._write_clients(trained, looks)
+        write_json(self.folder / "privacy.json", _ledger(self.done(trained)))
         shown = [{split: found for split, found in member.items() if split in self._evaluated()} for member in looks]
         write_json(self.folder / "result.json", {**metrics_line(self.experiment.rounds, shown), "finetuned": tuned})
         self.log(f"finished; {trained.failed} answers left out because a loss or an update was not finite")
