@@ -31,6 +31,7 @@ TWO = BASE + METHODS["delta_fl"] + '[[method]]\nname = "FedAvg"\nrisk = "Mean"\n
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.toml").write_text(BASE + METHODS["delta_fl"])
+    (tmp_path / "failing_init.py").write_text("class Bad:\n    def __init__(self): {}['missing']\n    def forward(self): pass\n")
     (tmp_path / "two.toml").write_text(TWO)
     (tmp_path / "family.toml").write_text(BASE + METHODS["family"])
     return tmp_path
@@ -54,7 +55,7 @@ def test_init_writes_a_file_that_runs_and_never_overwrites_one(place):
     assert (done.exit_code, "fedtail run mine.toml" in done.stdout) == (0, True)
     text = Path("mine.toml").read_text()
     again = call("init", "mine.toml")
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "mine.toml is there already. Choose another name, or write --force." in again.stderr
     assert Path("mine.toml").read_text() == text
     assert call("init", "mine.toml", "--force").exit_code == 0
@@ -102,11 +103,41 @@ def test_without_out_every_run_has_a_folder_of_its_own_and_resume_takes_the_last
     assert answer("run", "one.toml")["runs"] == ["runs/one"]
     assert answer("run", "one.toml")["runs"] == ["runs/one-2"]
     assert answer("run", "one.toml", "--resume")["runs"] == ["runs/one-2"]
+    changed = call("run", "one.toml", "--resume", "--set", "rounds=3")      # neither of them is this experiment
+    assert "there is nothing to resume in runs/one-3: starting at round 0" in changed.stderr
+    assert call("compare", "two.toml", "--out", "runs/one-4").exit_code == 0
+    assert answer("run", "one.toml", "--resume")["runs"] == ["runs/one-2"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "result"])
+def test_what_a_finished_run_lost_is_written_again(place, damage):
+    assert call("run", "one.toml", "--out", "a").exit_code == 0
+    before = digests(Path("a"))
+    for name in ("model.safetensors", "clients.parquet") if damage != "result" else ("result.json",):
+        os.remove(f"a/{name}") if damage == "gone" else Path(f"a/{name}").write_bytes(Path(f"a/{name}").read_bytes()[:40])
+    if damage == "cut":
+        np.savez("mine.npz", x=np.zeros((2, 60), "float32"), y=np.zeros(2, int))
+        done = call("choose", "a", "--data", "mine.npz")
+        assert (done.exit_code, "a/model.safetensors is missing or damaged" in done.stderr) == (1, True)
+    assert call("run", "one.toml", "--out", "a", "--resume").exit_code == 0
+    assert digests(Path("a")) == before
+
+
+def test_a_project_that_moved_goes_on(place, monkeypatch):
+    (place / "old").mkdir()
+    (place / "old" / "mine_moved.py").write_text("from dataclasses import dataclass\nimport fedtail\n@dataclass(frozen=True)\n"
+                                                 "class Mine(fedtail.Superquantile): pass\n")
+    (place / "old" / "e.toml").write_text(BASE + METHODS["delta_fl"].replace('"Superquantile"', '"mine_moved:Mine"'))
+    assert call("run", "old/e.toml", "--out", "old/run").exit_code == 0
+    os.remove("old/run/result.json")
+    os.rename("old", "new")
+    monkeypatch.delitem(sys.modules, "mine_moved")
+    assert call("run", "new/e.toml", "--out", "new/run", "--resume").exit_code == 0
 
 
 @pytest.mark.parametrize(("words", "code", "text"), [
     (["run", "one.toml", "--set", "risk.tail_fraction=7"], 2, "--set risk.tail_fraction=7: tail_fraction (theta) must be in (0, 1], got 7."),
-    (["run", "one.toml", "--seeds", "x"], 2, "seeds must be whole numbers from 0, got ['x']. Write 0..4, or 0,1,2."),
+    (["run", "one.toml", "--seeds", "x"], 2, "seeds must be whole numbers from 0, 10000 at most, got 'x'. Write 0..4, or 0,1,2."),
     (["run", "none.toml"], 2, "there is no file none.toml. `fedtail init none.toml` writes one"),
     (["run", "two.toml"], 2, "two.toml holds 2 methods: FedAvg, Delta-FL 0.5. Compare them with `fedtail compare`"),
     (["run", "one.toml", "--device", "tpu"], 2, "device must be cpu or cuda, got 'tpu'."),
@@ -118,6 +149,10 @@ def test_without_out_every_run_has_a_folder_of_its_own_and_resume_takes_the_last
     (["choose", "runs", "--data", "x.npz"], 2, "there is no run in runs"),
     (["tune", "one.toml"], 2, "what is to be searched? Write [tune.search]"),
     (["data", "describe", "nothing.npz"], 2, "nothing.npz"),
+    (["run", "one.toml", "--set", "sample.cohort_size=900"], 2, "Error: --set sample.cohort_size=900: cohort_size=900"),
+    (["run", "one.toml", "--set", "task.module.features=3"], 2, "one.toml, line"),
+    (["run", "one.toml", "--seeds", "0..3000000000"], 2, "10000 at most"),
+    (["run", "one.toml", "--set", 'task.module={part="failing_init:Bad"}'], 2, "failing_init:Bad failed: KeyError: 'missing'."),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_what_cannot_be_done_is_refused_with_a_sentence(place, words, code, text):
     done = call(*words)
@@ -131,7 +166,13 @@ def test_a_run_that_is_refused_leaves_no_half_of_a_folder(place):
     assert not Path("a").exists()
     assert call("run", "one.toml", "--out", "a").exit_code == 0
     inside = call("run", "one.toml", "--out", "a", "--seeds", "0..1", "--resume")
-    assert (inside.exit_code, "a is a run itself; others are not put inside it" in inside.stderr) == (1, True)
+    assert (inside.exit_code, "a is a run itself; others are not put inside it" in inside.stderr) == (2, True)
+    Path("foreign").mkdir()
+    Path("foreign/x").write_text("precious")
+    for words in (["run", "one.toml", "--seeds", "0..1"], ["run", "one.toml"], ["compare", "two.toml"]):
+        done = call(*words, "--out", "foreign")
+        assert (done.exit_code, "foreign holds other things (x)" in done.stderr) == (2, True)
+    assert [path.name for path in Path("foreign").iterdir()] == ["x"]
 
 
 SLOW = """
@@ -235,6 +276,13 @@ def test_compare_says_which_seeds_and_cohorts(place):
     assert "on the same seeds (other cohorts)" in call("compare", "one.toml", "other.toml", "--seeds", "0").stdout
 
 
+def test_compare_refuses_any_method_before_it_trains_the_first(place):
+    Path("late.toml").write_text(TWO + '[[method]]\nname = "AFL"\nrisk = "Ascent"\n')
+    done = call("compare", "late.toml", "--out", "c")
+    assert (done.exit_code, Path("c").exists()) == (2, False)
+    assert re.match(r"Error: late\.toml, line \d+: Ascent keeps a lambda on every client and needs everybody every round", done.stderr)
+
+
 def test_compare_refuses_other_data(place):
     Path("other.toml").write_text((BASE + METHODS["delta_fl"]).replace("alpha = 1", "alpha = 0.5"))
     assert "do not have the same [data]" in call("compare", "one.toml", "other.toml").stderr
@@ -262,6 +310,7 @@ def test_choose_says_which_model_suits_a_client_by_its_own_data(family):
     assert told["examples"] == 40
     shown = call("choose", "f", "--data", "mine.npz")
     assert re.search(rf"{re.escape(told['chosen'])} .*<- this one", shown.stdout)
+    assert "tail_fraction" in shown.stdout
     assert "there is no array in mine.npz called 'inputs'. Did you mean" in call("choose", "f", "--data", "mine.npz", "--x", "inputs").stderr
 
 

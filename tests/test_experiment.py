@@ -444,7 +444,7 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + '[risk]\npart = "collections:OrderedDict"\n', "has no method density, which risk needs."),
     (BASE.replace("[sample]\ncohort_size = 8\n", ""), "e.toml: who takes part in a round? Write [sample]"),
     (BASE.replace("rounds = 4", "rounds = 0"), "e.toml, line 1: rounds must be a whole number from 1, got 0."),
-    (BASE.replace("rounds = 4", ""), "e.toml: rounds must be a whole number from 1, got None."),
+    (BASE.replace("rounds = 4", ""), "e.toml: rounds must be a whole number from 1, got nothing."),
     (BASE.replace('kind = "synthetic"', 'kind = "sinthetic"'), "e.toml, line 3: there is no kind of data 'sinthetic'. Did you mean synthetic?"),
     (BASE.replace('kind = "synthetic"', ""), "e.toml, line 2: [data] needs a kind: arrays, leaf, saved, huggingface"),
     (BASE.replace("alpha", "alfa"), "e.toml, line 4: synthetic has no field 'alfa'. Did you mean alpha?"),
@@ -471,6 +471,17 @@ LINE = {name: number for number, name in enumerate(BASE.splitlines(), start=1)}
     (BASE + "[[method]]\nname = 'a'\n[[method]]\nname = 'a'\n", "methods need different names, got a, a."),
     (BASE + "[[method]]\nname = 'a'\n[[method]]\nname = 'b'\nrisk = { part = 'Superquantile', tail_fraction = 5 }\n",
      "e.toml, line 18: tail_fraction (theta) must be in (0, 1], got 5."),
+    (BASE + "[risk]\npart = 'Superquantile'\ntail_fraction = 0.5\n[[method]]\nname = 'a'\n[[method]]\nname = 'b'\n"
+     "risk = { tail_fraction = 4 }\n", "e.toml, line 21: tail_fraction (theta) must be in (0, 1], got 4."),
+    (BASE + "[risk]\npart = 'Superquantile'\ntail_fraction = 0.5\n[family]\nrisk.tail_fraction = [0.3, 7]\n",
+     "e.toml, line 18: tail_fraction (theta) must be in (0, 1], got 7."),
+    (BASE + "[risk]\npart = 3\n", "e.toml, line 14: part must be a name, got 3."),
+    (BASE + "[local]\nschedule = 3\n", "e.toml, line 15: schedule must be a part, { part = ... }, got 3."),
+    (BASE + "[[risk]]\npart = 'Worst'\n", "e.toml, line 14: risk must be a table"),
+    (BASE.replace("[task.module]", "[task.modul]"), "e.toml, line 8: [task] has no field 'modul'. Did you mean module?"),
+    (BASE + "[risk]\npart = './mine.py:X'\n", "e.toml, line 15: './mine.py:X' is not a module and a name."),
+    (BASE + "[risk]\n[risk]\n", "e.toml is not valid TOML: Cannot declare ('risk',) twice (at line 15, column 6)."),
+    ("", "e.toml: rounds must be a whole number from 1, got nothing."),
     (BASE + "[[method]]\nname = 'a'\ndata = 3\n", "e.toml, line 16: there is no section or setting 'data'."),
     (BASE + "[risk]\npart = Worst\n", "e.toml is not valid TOML: Invalid value (at line 15, column 8)."),
 ], ids=lambda value: re.sub(r"\W+", " ", value[-40:]) if isinstance(value, str) else "")
@@ -538,7 +549,7 @@ def test_a_starter_for_your_data_runs_on_them(tmp_path, clients, numbers):
     x = random.normal(size=(400, 5)).astype("float32")
     y = x.sum(1) if numbers else random.integers(0, 3, 400)
     np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(400) % clients)
-    (tmp_path / "e.toml").write_text(starter(tmp_path / "mine.npz", tmp_path))
+    (tmp_path / "e.toml").write_text(starter(tmp_path / "e.toml", tmp_path / "mine.npz"))
     experiment = read_experiment(tmp_path / "e.toml", ["rounds=1"])
     splits = experiment.data.load(0)
     trained = fedtail.train(experiment.algorithm, experiment.task.make(0), splits["train"], rounds=1)
@@ -557,6 +568,21 @@ def test_lines_are_found_in_every_form_of_toml():
     where = Source.parse(several, "f", Path()).where
     assert [where("a"), where("risk", "text"), where("risk", "y"), where("risk", "last"), where("b")] == [
         "f, line 1", "f, line 6", "f, line 10", "f, line 12", "f"]
+
+
+def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path):
+    (tmp_path / "e.toml").write_bytes(b"\xef\xbb\xbf" + BASE.replace("\n", "\r\n").encode())
+    assert read_experiment(tmp_path / "e.toml").rounds == 4
+
+
+def test_a_starter_names_the_arrays_it_was_told(tmp_path):
+    random = np.random.default_rng(0)
+    columns = {"pixels": random.normal(size=(90, 3)).astype("float32"), "digit": np.arange(90) % 3, "writer": np.arange(90) % 30}
+    np.savez(tmp_path / 'odd "name".npz', **columns)
+    (tmp_path / "mine.toml").write_text(starter(tmp_path / "mine.toml", tmp_path / 'odd "name".npz', "pixels", "digit", "writer"))
+    experiment = read_experiment(tmp_path / "mine.toml")
+    assert len(experiment.data.load(0)["train"]) == 18
+    assert "fedtail run mine.toml" in (tmp_path / "mine.toml").read_text()
 
 
 def test_files_with_several_methods_are_read_whole(tmp_path):

@@ -276,11 +276,14 @@ def test_two_damaged_checkpoints_are_an_error_and_nothing_is_touched(tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_lost_lines_are_an_error(tmp_path):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rounds.jsonl"])
+def test_lost_or_changed_lines_are_an_error(tmp_path, name):
     folder = interrupted(tmp_path)
-    (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-10])
-    with pytest.raises(RunError, match=r"metrics\.jsonl has \d+ bytes, but the checkpoint was written when it had \d+: lines were lost"):
-        run(experiment(), 3, folder, Onlooker(), resume=True)
+    whole = (folder / name).read_bytes()
+    for damaged in (whole[:-10], whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]):
+        (folder / name).write_bytes(damaged)
+        with pytest.raises(RunError, match=r"is not what it was when the checkpoint was written: lines were lost or changed"):
+            run(experiment(), 3, folder, Onlooker(), resume=True)
 
 
 @pytest.mark.parametrize(("settings", "text"), [
@@ -355,13 +358,13 @@ def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
 
 def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
     place = tmp_path / "lines"
-    lines = Lines(place, 0)
+    lines = Lines(place)
     lines.write({"a": float("nan")})
-    size = lines.flush()
+    kept = lines.flush()
     lines.write({"b": 1})
     lines.close()
-    again = Lines(place, size)
-    assert again.flush() == size
+    again = Lines(place, kept)
+    assert again.flush() == kept
     again.close()
     assert place.read_text() == '{"a": null}\n'
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import typer
 
 from fedtail.cli.compare import compare
@@ -49,4 +51,5 @@ def options(
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)      # before a run is watched there is nothing to save
     app()

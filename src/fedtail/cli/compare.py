@@ -10,9 +10,10 @@ import typer
 
 from fedtail.cli import options
 from fedtail.cli.errors import told
-from fedtail.cli.run import farewell, free_folder, run_all, show, slug
+from fedtail.cli.run import farewell, own_folder, run_all, show, slug
 
 if TYPE_CHECKING:
+    from fedtail.cli.run import Job
     from fedtail.experiment import Experiment
 
 
@@ -41,9 +42,12 @@ def compare(
     wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device))]
     check_comparable(wanted)
     numbers = options.seeds_or(seeds, common_seeds(wanted, seeds is None))
-    folder = out or free_folder(Path("runs") / slug(experiments[0].stem), resume)
-    jobs = [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
-    runs = run_all(jobs, folder, resume, as_json)
+
+    def jobs(folder: Path) -> list[Job]:
+        return [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
+
+    folder = out or own_folder(Path("runs") / slug(experiments[0].stem), jobs, resume)
+    runs = run_all(jobs(folder), folder, resume, as_json)
     less = differences(runs)
     write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})
     show(runs, folder, as_json, {"differences": less})

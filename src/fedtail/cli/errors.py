@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 import typer
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+REFUSALS = (ValueError, TypeError, FileNotFoundError, FileExistsError, PermissionError, ImportError, ConnectionError)
 P = ParamSpec("P")
 
 
@@ -20,7 +21,7 @@ def told(command: Callable[P, Any]) -> Callable[P, None]:
             command(*args, **kwargs)
         except typer.Exit:                             # which is a RuntimeError
             raise
-        except (ValueError, TypeError, FileNotFoundError, ImportError, ConnectionError) as reason:
+        except REFUSALS as reason:
             leave(str(reason), REFUSED)
         except (RuntimeError, OSError) as reason:      # RunError, and what torch says when memory or a device fails
             leave(str(reason), FAILED)

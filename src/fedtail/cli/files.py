@@ -16,6 +16,9 @@ def init(
     file: Path = typer.Argument(Path("experiment.toml"), metavar="FILE", help="Where to write it."),
     data: Path | None = typer.Option(None, "--data", metavar="DATA", show_default=False,
                                      help="Your data (.npz, .parquet, a folder): the file is written for them."),
+    x: list[str] | None = options.X,
+    y: str | None = options.Y,
+    client: str | None = options.CLIENT,
     force: bool = typer.Option(False, "--force", help="Overwrite a file that is there."),
 ) -> None:
     """Write a commented experiment file to start from; with --data, one that fits your data."""
@@ -23,7 +26,7 @@ def init(
 
     if file.exists() and not force:
         raise FileExistsError(f"{file} is there already. Choose another name, or write --force.")
-    text = starter(data, file.parent)
+    text = starter(file, data, options.one_or_more(x), y, client)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     typer.echo(f"Wrote {file}.  Look at it, then:  fedtail run {file}")

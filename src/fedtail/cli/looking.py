@@ -68,9 +68,9 @@ def choose(
 def describe(
     path: Path = typer.Argument(..., metavar="FILE", show_default=False,
                                 help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
-    x: list[str] | None = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False),
-    y: str | None = typer.Option(None, "--y", metavar="NAME", help="The array of targets.", show_default=False),
-    client: str | None = typer.Option(None, "--client", metavar="NAME", help="The array of client ids.", show_default=False),
+    x: list[str] | None = options.X,
+    y: str | None = options.Y,
+    client: str | None = options.CLIENT,
     as_json: bool = options.JSON,
 ) -> None:
     """Say who the clients of a file are: how many, how large, how different, and what might go wrong."""
@@ -78,8 +78,7 @@ def describe(
     from fedtail.data.opening import open_any
     from fedtail.data.rendering import render
 
-    told_x = None if not x else x[0] if len(x) == 1 else x
-    found = described(open_any(path, told_x, y, client), path.name)
+    found = described(open_any(path, options.one_or_more(x), y, client), path.name)
     if as_json:
         print_json(found)
         return

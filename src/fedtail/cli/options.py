@@ -15,6 +15,14 @@ RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder,
 DEVICE = typer.Option(None, "--device", metavar="DEVICE", help="cpu or cuda; by default that of the file.", show_default=False)
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
 
+X = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False)
+Y = typer.Option(None, "--y", metavar="NAME", help="The array of targets.", show_default=False)
+CLIENT = typer.Option(None, "--client", metavar="NAME", help="The array of client ids.", show_default=False)
+
+
+def one_or_more(names: list[str] | None) -> str | list[str] | None:
+    return names[0] if names and len(names) == 1 else names or None
+
 
 def with_device(settings: list[str], device: str | None) -> list[str]:
     return settings if device is None else [*settings, f'device="{device}"']

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from fedtail.cli.watching import Watcher
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
     from fedtail.runs import RunFolder
+
+    Job = tuple[Experiment, int, Path]      # an experiment, a seed, and where its run goes
 
 
 @told
@@ -40,22 +43,26 @@ def run(
 
     wanted = read_experiment(experiment, options.with_device(settings, device), method)
     numbers = options.seeds_or(seeds, wanted.seeds)
-    folder = out or free_folder(Path("runs") / slug(wanted.name), resume)
-    places = [folder] if len(numbers) == 1 else [folder / f"seed-{seed}" for seed in numbers]
-    runs = run_all([(wanted, seed, place) for seed, place in zip(numbers, places, strict=True)], folder, resume, as_json)
+
+    def jobs(folder: Path) -> list[Job]:
+        return [(wanted, seed, folder if len(numbers) == 1 else folder / f"seed-{seed}") for seed in numbers]
+
+    folder = out or own_folder(Path("runs") / slug(wanted.name), jobs, resume)
+    runs = run_all(jobs(folder), folder, resume, as_json)
     show(runs, folder, as_json)
 
 
-def run_all(jobs: list[tuple[Experiment, int, Path]], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
-    """Run them one after another; data are loaded once for each seed."""
-    from fedtail.runs import Interrupted, RunError
+def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
+    """Run them one after another; data are loaded once for each seed. What would be refused is refused before the first."""
+    from fedtail.runs import Interrupted
     from fedtail.runs import run as run_one
 
     watcher, runs, loaded = Watcher(len(jobs), quiet), [], _Loaded()
+    check_jobs(jobs, folder, loaded)
+    if resume and not any((place / "run.json").exists() for _, _, place in jobs):
+        watcher.note(f"there is nothing to resume in {folder}: starting at round 0")
     with watcher.watching():
         for watcher.job, (wanted, seed, place) in enumerate(jobs, start=1):
-            if place != folder and (folder / "run.json").exists():
-                raise RunError(f"{folder} is a run itself; others are not put inside it. Choose another folder with --out.")
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
             except Interrupted as stopped:
@@ -63,6 +70,23 @@ def run_all(jobs: list[tuple[Experiment, int, Path]], folder: Path, resume: bool
             if watcher.stop and len(runs) < len(jobs):
                 leave(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {again(folder)}", INTERRUPTED)
     return runs
+
+
+def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
+    """Every method on the data of its first seed that is not finished, and a folder that is free for them."""
+    from fedtail.runs.files import RunRefused, refuse_strangers
+    from fedtail.runs.running import refuse_early
+
+    several = [place for _, _, place in jobs if place != folder]
+    if several and (folder / "run.json").exists():
+        raise RunRefused(f"{folder} is a run itself; others are not put inside it. Choose another folder with --out.")
+    if several:
+        refuse_strangers(folder, {"comparison.json", *(place.relative_to(folder).parts[0] for place in several)})
+    checked = set()
+    for wanted, seed, place in jobs:
+        if wanted.name not in checked and not (place / "result.json").exists():
+            refuse_early(wanted, seed, loaded.of(wanted, seed)())
+            checked.add(wanted.name)
 
 
 def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
@@ -91,17 +115,31 @@ def farewell(folder: Path) -> None:
 
 def slug(name: str) -> str:
     """A name as a folder."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower() or "run"
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()[:80] or "run"
 
 
-def free_folder(place: Path, resume: bool) -> Path:
-    """The first of `place`, `place-2`, ... that is not taken; to resume, the last that is."""
+def own_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
+    """The first of `place`, `place-2`, ... that is not taken; to resume, the last that holds one of these runs."""
+    from fedtail.runs.running import begun_by
+
+    taken = taken_folders(place)
+    if resume:
+        ours = [folder for folder in taken if any(begun_by(*job) for job in jobs(folder))]
+        return ours[-1] if ours else free_folder(place)
+    return free_folder(place)
+
+
+def free_folder(place: Path) -> Path:
+    taken = taken_folders(place)
+    return place.with_name(f"{place.name}-{len(taken) + 1}") if taken else place
+
+
+def taken_folders(place: Path) -> list[Path]:
+    """`place`, `place-2`, ... as far as they are there."""
     taken = [place] if place.exists() else []
     while taken and (following := place.with_name(f"{place.name}-{len(taken) + 1}")).exists():
         taken.append(following)
-    if resume:
-        return taken[-1] if taken else place
-    return place if not taken else place.with_name(f"{place.name}-{len(taken) + 1}")
+    return taken
 
 
 def again(folder: Path) -> str:

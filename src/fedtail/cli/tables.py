@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -65,9 +66,9 @@ def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
 
     table = Table()
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", no_wrap=place > 0)
+        table.add_column(column, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for row in cells:
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 500)      # a file has no edge
     console.print(title, soft_wrap=True)      # not a title of the table, which would be folded to its width
     console.print(table)

@@ -9,7 +9,7 @@ import typer
 
 from fedtail.cli import options
 from fedtail.cli.errors import FAILED, INTERRUPTED, leave, told
-from fedtail.cli.run import again, free_folder, slug
+from fedtail.cli.run import again, free_folder, slug, taken_folders
 from fedtail.cli.tables import print_json
 from fedtail.cli.watching import Watcher
 
@@ -39,7 +39,8 @@ def tune(
     changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
     search = read_search(experiment, changes, method)
     numbers = options.seeds_or(seeds, (0,))
-    folder = out or free_folder(Path("runs") / f"{slug(search.name)}-tune", resume)
+    place = Path("runs") / f"{slug(search.name)}-tune"
+    folder = out or (([*taken_folders(place)] or [place])[-1] if resume else free_folder(place))
     watcher = Watcher(quiet=as_json)
     with watcher.watching():
         result = search_all(search, numbers, folder, watcher, resume)

@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+LONGEST = 24      # of a name, so that the bar fits beside it in 80 columns
+
 
 class Watcher:
     """Draws a bar on stderr where that is a terminal; elsewhere only notes are written, a line each."""
@@ -27,12 +29,13 @@ class Watcher:
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(f"{place}{name}, seed {seed}", total=rounds, completed=round, speed="", now="")
+        short = name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…"
+        self._task = self._bars.add_task(f"{place}{short}, seed {seed}", total=rounds, completed=round, speed="", now="")
 
     def round(self, round: int) -> None:
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
-            self._bars.update(self._task, completed=round, speed=f"{speed:.3g} rounds/s" if speed else "")
+            self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
 
     def look_on(self, progress: Any) -> bool:
         """For `train(on_round=...)`: advance, and stop where it was asked for."""
@@ -44,7 +47,7 @@ class Watcher:
             return
         error = line["members"][-1].get(tested, {}).get("error", {})
         if error.get("mean") is not None:
-            self._bars.update(self._task, now=f"{tested} error {error['mean']:.3f}, worst 10% {error['worst10']:.3f}")
+            self._bars.update(self._task, now=f"mean {error['mean']:.3g} tail {error['worst10']:.3g}")
 
     def note(self, text: str) -> None:
         if self._bars is not None:
@@ -78,7 +81,7 @@ def _bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+    columns = (TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
                TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True),
                TextColumn("{task.fields[now]}", markup=False))
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)

@@ -90,7 +90,8 @@ class DataPlan:
         try:
             splits = (self.split or SplitPlan(1.0))(self._filtered(people), split_seed)
         except ValueError as reason:
-            raise self.reader.source.refuse(("data", "split"), str(reason)) from reason
+            text = str(reason).replace("Use population.at_least(2) first", "Write at_least = 2 below [data]")
+            raise self.reader.source.refuse(("data", "split"), text) from reason
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
             splits["test"] = self._filtered(self._read(seed, path=self.test_path))

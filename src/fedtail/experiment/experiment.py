@@ -14,7 +14,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.experiment.data import DataPlan, data_plan
-from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, part, plan, written
+from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameters_of, part, plan, written
 from fedtail.experiment.source import ExperimentError, Source, nearest
 from fedtail.local import LocalSGD
 from fedtail.task import Metric, Task
@@ -28,6 +28,7 @@ NOT_YET = {
     "privacy": "this version trains without differential privacy, and does not pretend to: nothing would be noised",
     "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
 }
+MOST_SEEDS = 10_000
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -195,12 +196,14 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         low, dots, high = value.partition("..")
         try:
-            value = list(range(int(low), int(high) + 1)) if dots else [int(part) for part in value.split(",")]
+            seeds: Any = range(int(low), int(high) + 1) if dots else [int(part) for part in value.split(",")]
         except ValueError:
-            value = [value]
-    seeds = [value] if isinstance(value, int) else value
-    if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
-        raise ValueError(f"seeds must be whole numbers from 0, got {value!r}. Write 0..4, or 0,1,2.")
+            seeds = []
+    else:
+        seeds = [value] if isinstance(value, int) else value
+    count = len(seeds) if isinstance(seeds, (list, range)) else 0
+    if not 0 < count <= MOST_SEEDS or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ValueError(f"seeds must be whole numbers from 0, {MOST_SEEDS} at most, got {value!r}. Write 0..4, or 0,1,2.")
     return tuple(dict.fromkeys(seeds))
 
 
@@ -208,7 +211,8 @@ def experiment_of(source: Source, name: str) -> Experiment:
     """One method, checked section by section."""
     rounds = source.tables.get("rounds")
     if type(rounds) is not int or rounds < 1:
-        raise source.refuse(("rounds",), f"rounds must be a whole number from 1, got {rounds!r}. Write rounds = 100 at the top.")
+        came = "nothing" if rounds is None else repr(rounds)
+        raise source.refuse(("rounds",), f"rounds must be a whole number from 1, got {came}. Write rounds = 100 at the top.")
     try:
         seeds = seeds_of(source.tables.get("seeds", [0]))
     except ValueError as reason:
@@ -223,7 +227,7 @@ def experiment_of(source: Source, name: str) -> Experiment:
 
 def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
     if "family" not in source.tables:
-        return _member(source, {}), None
+        return _member(source), None
     varied = [(section, name, values) for section, inner in source.table("family").items()
               for name, values in (inner.items() if isinstance(inner, dict) else [("", inner)])]
     if len(varied) != 1 or varied[0][0] not in METHOD or not isinstance(varied[0][2], list) or len(varied[0][2]) < 2:
@@ -232,15 +236,16 @@ def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan 
     section, name, values = varied[0]
     if len(set(map(repr, values))) < len(values):
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
-    members = tuple(_member(source, {section: {name: value}}) for value in values)
+    by = source.where("family", section, name)
+    members = tuple(_member(source.changed((section, name), value, by)) for value in values)
     family = Plan("family", Family, {"members": members}, source, ("family",)).make()
     return family, FamilyPlan(f"{section}.{name}", tuple(values))
 
 
-def _member(source: Source, change: dict[str, dict[str, Any]]) -> FederatedAlgorithm:
+def _member(source: Source) -> FederatedAlgorithm:
     parts = {}
     for name in METHOD:
-        table = source.table(name) | change.get(name, {})
+        table = source.table(name)
         if name == "sample" and not table:
             raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
                                              "part = \"Everyone\".")
@@ -251,6 +256,9 @@ def _member(source: Source, change: dict[str, dict[str, Any]]) -> FederatedAlgor
 def task_plan(source: Source) -> TaskPlan:
     """The task section of a file, checked."""
     table = source.table("task")
+    for name in table:
+        if name not in ("dtype", *parameters_of(Task)):
+            raise source.refuse(("task", name), f"[task] has no field {name!r}. {nearest(name, ['dtype', *parameters_of(Task)])}")
     module = table.pop("module", None)
     if module is None:
         raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "

@@ -75,9 +75,14 @@ class Plan:
         """Call it; an error says which key of the file it is about."""
         try:
             return self.target(**self.arguments, **more)
-        except (ValueError, TypeError) as reason:
-            about = [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
-            raise self.source.refuse((*self.key, *about[:1]), str(reason)) from reason
+        except (ValueError, TypeError, OSError, ImportError) as reason:
+            quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
+            named = [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
+            raise self.source.refuse((*self.key, *(quoted + named)[:1]), str(reason)) from reason
+        except Exception as reason:
+            if ":" not in self.name:
+                raise
+            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
     def table(self) -> dict[str, Any]:
         """As a table with every field, as it would be written in a file."""
@@ -98,7 +103,9 @@ def plan(source: Source, key: Key, table: Any, slot: Slot) -> Plan:
         raise source.refuse(key, f"a part is needed, got {table!r}. Write {{ part = \"{_example(slot)}\" }} with its fields.")
     name = table.get("part", slot.default)
     if not isinstance(name, str):
-        raise source.refuse(key, f"part is missing. Write part = \"{_example(slot)}\"; there are {', '.join(slot.candidates())}.")
+        came = "nothing" if name is None else repr(name)
+        raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example(slot)}\"; there are "
+                                 f"{', '.join(slot.candidates())}.")
     target = find(source, (*key, "part"), name, slot)
     given = {field: value for field, value in table.items() if field != "part"}
     return Plan(name, target, arguments(source, key, given, target, name), source, key)
@@ -124,6 +131,9 @@ def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
 def imported(source: Source, key: Key, name: str) -> Any:
     """`module:name`, looked for beside the experiment file too."""
     module, _, attribute = name.partition(":")
+    if not re.fullmatch(r"[\w.]+:[\w.]+", name) or module.startswith("."):
+        raise source.refuse(key, f"{name!r} is not a module and a name. For class Net in mine.py beside this file write "
+                                 "\"mine:Net\".")
     beside = own_file(source.folder, name)
     try:
         with _importable(source.folder):

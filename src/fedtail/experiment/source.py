@@ -6,7 +6,7 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ class Source:
     tables: dict[str, Any]
     lines: dict[Key, int]
     set_by: dict[Key, str]               # keys changed after reading, and where: "--set risk.tail_fraction=0.3"
-    method: int | None = None            # look at one of the [[method]] entries
+    method: int | str = ""               # look at one of the [[method]] entries
+    own: Mapping[str, Any] = field(default_factory=dict)      # what that entry says itself
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Source:
@@ -43,7 +44,7 @@ class Source:
         if not path.is_file():
             raise ExperimentError(f"there is no file {path}. `fedtail init {path.name}` writes one to start from.")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise ExperimentError(f"{path} is not a text file in UTF-8.") from None
         return cls.parse(text, path.name, path.resolve().parent, settings)
@@ -54,7 +55,8 @@ class Source:
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as reason:
-            raise ExperimentError(f"{name} is not valid TOML: {reason}. Text needs quotes, true and false are small.") from None
+            hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
+            raise ExperimentError(f"{name} is not valid TOML: {reason}.{hint}") from None
         elsewhere = tables.pop("folder", None)
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
         source = cls(name, folder, tables, dict(_lines(text)), {})
@@ -83,19 +85,21 @@ class Source:
         merged = {key: value for key, value in self.tables.items() if key != "method"}
         for key, value in self.tables["method"][index].items():
             merged[key] = _over(merged.get(key), value, defaults.get(key))
-        view = replace(self, tables=merged, method=index)
+        view = replace(self, tables=merged, method=index, own=self.tables["method"][index])
         for key, by in self.set_by.items():
             view = view.changed(key, _at(self.tables, key), by)
         return view
 
     def where(self, *key: str | int) -> str:
         """Where a key stands: `experiment.toml, line 12`, or the --set it came from."""
-        for size in range(len(key), 0, -1):
-            for full in ((("method", self.method, *key[:size]),) if self.method is not None else ()) + (key[:size],):
-                if full in self.set_by:
-                    return self.set_by[full]
-                if full in self.lines:
-                    return f"{self.name}, line {self.lines[full]}"
+        if key in self.set_by:
+            return self.set_by[key]
+        place: Key = ("method", self.method) if _holds(self.own, key) else ()
+        for size in range(len(key), -1, -1):
+            if key[:size] in self.set_by and not place:
+                return self.set_by[key[:size]]
+            if (*place, *key[:size]) in self.lines:
+                return f"{self.name}, line {self.lines[*place, *key[:size]]}"
         return self.name
 
     def refuse(self, key: Key, message: str) -> ExperimentError:
@@ -142,6 +146,15 @@ def _over(common: Any, own: Any, default: str | None = None) -> Any:
     return {**common, **{key: _over(common.get(key), value) for key, value in own.items()}}
 
 
+def _holds(table: Any, key: Key) -> bool:
+    """Whether a table says something about a key: the key itself, or the part it belongs to."""
+    for place, name in enumerate(key):
+        if not isinstance(table, Mapping) or name not in table:
+            return place > 0 and isinstance(table, Mapping) and "part" in table
+        table = table[name]
+    return True
+
+
 def _at(tables: Any, key: Key) -> Any:
     for part in key:
         tables = tables[part]
@@ -160,6 +173,8 @@ def _lines(text: str) -> Iterator[tuple[Key, int]]:
         if header := _HEADER.match(line):
             table = _numbered(_words(header[2]), entries, header[1] == "[[")
             yield table, number
+            if isinstance(table[-1], int):
+                yield table[:-1], number
         elif assigned := _ASSIGNED.match(line):
             words = _words(assigned[1])
             for size in range(1, len(words) + 1):

@@ -93,17 +93,19 @@ classes = 10
 '''
 
 
-def starter(data: Path | None = None, folder: Path = Path(), name: str = "experiment.toml") -> str:
-    """The text of a commented file; for a user's own data, one that fits them."""
+def starter(file: Path = Path("experiment.toml"), data: Path | None = None, x: str | list[str] | None = None,
+            y: str | None = None, client: str | None = None) -> str:
+    """The text of a commented file; for a user's own data, whose arrays can be named, one that fits them."""
     if data is None:
-        return HEAD.format(name=name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample(60), rate=0.1,
+        return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample(60), rate=0.1,
                            every=10)
     from fedtail.data.describe import describe
     from fedtail.data.opening import open_any
 
-    people = open_any(data)
+    people = open_any(data, x, y, client)
     about = describe(people, data.name)
-    return HEAD.format(name=name, rounds=100, data=_data_section(data, folder, len(people)),
+    section = _data_section(data, file.parent, len(people), int(people.size.min()), {"x": x, "y": y, "client": client})
+    return HEAD.format(name=file.name, rounds=100, data=section,
                        module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(people))), rate=0.1, every=10)
 
 
@@ -112,15 +114,23 @@ def _sample(train: int) -> str:
     return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 20 else 'part = "Everyone"'
 
 
-def _data_section(data: Path, folder: Path, clients: int) -> str:
-    path = os.path.relpath(data, folder)
+def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: dict[str, Any]) -> str:
     kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
-    lines = ["[data]", f'kind = "{kind}"', f'{"dataset" if kind == "huggingface" else "path"} = "{path}"']
+    place = "dataset" if kind == "huggingface" else "path"
+    lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml(os.path.relpath(data, folder))}"]
     if kind in ("arrays", "huggingface"):
-        lines += ['x = "x"', 'y = "y"', 'client = "client"']
+        lines += [f"{name} = {_toml(given or name)}" for name, given in names.items()]
+    if clients < 10 and smallest < 2:
+        lines.append("at_least = 2            # clients with one example cannot be split")
     lines.append("split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }" if clients >= 10 else
                  "split = { within = 0.2, seed = 0 }      # few clients: a fifth of each client's examples is kept to test")
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    import tomli_w
+
+    return tomli_w.dumps({"value": value}, multiline_strings=False).partition("=")[2].strip()
 
 
 def _folder_kind(data: Path) -> str:

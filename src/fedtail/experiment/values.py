@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 NONE = "none"      # TOML has no null
 _PLAIN = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+ELSE = "a part, { part = ... }"
 Look = Callable[[str], Any]
 
 
@@ -45,7 +46,7 @@ def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, An
         return ("", Path(value)) if isinstance(value, str) else ("text", value)
     if hint in (Any, object) or not inspect.isclass(hint) or isinstance(value, dict):
         return "", value
-    return "another kind of value, which a file cannot hold", value
+    return ELSE, value
 
 
 def _plain(value: Any, hint: type) -> tuple[str, Any]:
@@ -60,7 +61,7 @@ def _any_of(value: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[s
         if not problem:
             return "", result
         needed.append(problem)
-    useful = [text for text in needed if not text.startswith("another kind")] or needed
+    useful = [text for text in needed if text != ELSE] or needed
     return " or ".join(dict.fromkeys(useful)), value
 
 

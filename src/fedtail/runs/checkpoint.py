@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class Checkpoint:
     state: Any                              # State, or a tuple of them for a Family
     memory: ClientMemory
     failed: int
-    sizes: dict[str, int]                   # bytes of each growing file
+    lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
     def trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
         """What `train(start=...)` goes on from."""
@@ -61,14 +62,14 @@ class Checkpoints:
         newest = found[self._newest]
         return newest, [f"{problem}; going on from {self._newest.name}, round {newest.round}" for problem in problems]
 
-    def save(self, trained: Trained, sizes: dict[str, int]) -> None:
+    def save(self, trained: Trained, lines: dict[str, Sequence[Any]]) -> None:
         """Write a new one in the place of the older, or damaged, one."""
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
-        write_whole(place, _content(trained, sizes))
+        write_whole(place, _content(trained, lines))
         self._newest = place
 
 
-def _content(trained: Trained, sizes: dict[str, int]) -> bytes:
+def _content(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
     from safetensors.torch import save
 
     states, memory = states_of(trained.state), trained.memory
@@ -77,7 +78,7 @@ def _content(trained: Trained, sizes: dict[str, int]) -> bytes:
         named |= _named(k, state)
     tensors = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
     about = json.dumps({"format": FORMAT, "round": states[0].round, "models": len(states), "failed": trained.failed,
-                        "sizes": sizes, "family": isinstance(trained.state, tuple)}, sort_keys=True)
+                        "lines": lines, "family": isinstance(trained.state, tuple)}, sort_keys=True)
     return save(tensors, {"about": about, "check": _check(tensors, about)})
 
 
@@ -95,7 +96,7 @@ def _read(path: Path) -> Checkpoint:
     states = tuple(_state(k, tensors, told["round"]) for k in range(told["models"]))
     kept = {name.removeprefix("kept "): tensor for name, tensor in tensors.items() if name.startswith("kept ")}
     memory = ClientMemory(tensors.get("memory key", torch.zeros(0, dtype=torch.int64)), kept)
-    return Checkpoint(told["round"], states if told["family"] else states[0], memory, told["failed"], told["sizes"])
+    return Checkpoint(told["round"], states if told["family"] else states[0], memory, told["failed"], told["lines"])
 
 
 def _named(k: int, state: State) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from fedtail.data.tables import suffix_of
 from fedtail.evaluation import choose
 from fedtail.experiment.experiment import task_plan
 from fedtail.experiment.source import Source
+from fedtail.runs.files import RunError
 from fedtail.runs.reading import RunFolder, find_runs
 from fedtail.task import Task
 
@@ -45,5 +46,9 @@ def load_models(run: RunFolder) -> tuple[Task, list[nn.Module]]:
     plan = task_plan(Source.read(run.path / "experiment.toml"))
     tasks = [plan.make(run.seed) for _ in run.members]
     for task, path in zip(tasks, run.models, strict=True):
-        task.module.load_state_dict(load_file(path))
+        try:
+            task.module.load_state_dict(load_file(path))
+        except Exception as reason:      # whatever a damaged file makes the reader say
+            raise RunError(f"{path} is missing or damaged ({str(reason).splitlines()[0][:100]}). `fedtail run ... --resume` "
+                           "writes it again from the last checkpoint.") from reason
     return tasks[0], [task.module for task in tasks]

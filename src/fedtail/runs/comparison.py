@@ -17,9 +17,11 @@ Row = dict[str, Any]
 def rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """A row for each method and model: every statistic over test clients as its mean and deviation over seeds.
 
-    Error rates are in percent. The deviation is None where there is one seed only; both are where a value is not finite.
+    Error rates are in percent. `failed` counts answers that were left out because a loss or an update was not finite. The
+    deviation is None where there is one seed only; mean and deviation are where a value is not finite.
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
+             "failed": sum(run.result.get("failed", 0) for run, _ in found),
              **{name: _over_seeds(_values(found, metric, name)) for name in STATISTICS}}
             for method, found in _methods(runs).items()]
 

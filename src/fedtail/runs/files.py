@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 
 class RunError(RuntimeError):
-    """A run that cannot be started, continued or written; says what is there and what to do."""
+    """A run that cannot go on; says what is there and what to do."""
+
+
+class RunRefused(RunError, ValueError):
+    """A run that was not started: nothing was done."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -45,30 +50,34 @@ def plain(value: Any) -> Any:
 
 
 class Lines:
-    """A file of one JSON object a line, which only grows. `size` is how much of it is safely on disk after `flush`."""
+    """A file of one JSON object a line, which only grows."""
 
-    def __init__(self, path: Path, keep: int):
-        """Go on after the first `keep` bytes; what a crash left behind them is cut off."""
-        there = path.stat().st_size if path.exists() else 0
-        if there < keep:
-            raise RunError(f"{path} has {there} bytes, but the checkpoint was written when it had {keep}: lines were lost. "
-                           "Start again in another folder.")
-        self.path = path
+    def __init__(self, path: Path, kept: Sequence[Any] = (0, "")):
+        """Go on after what `flush` said was there, a size and a digest; what a crash left behind it is cut off."""
+        size, digest = kept
+        self.path, self._digest = path, hashlib.blake2b(digest_size=16)
+        if size:
+            self._digest.update(path.read_bytes()[:size] if path.exists() else b"")
+            if self._digest.hexdigest() != digest:
+                raise RunError(f"{path} is not what it was when the checkpoint was written: lines were lost or changed. Start "
+                               "again in another folder.")
         self._file = path.open("ab")
-        self._file.truncate(keep)
+        self._file.truncate(size)
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(plain(line), allow_nan=False).encode() + b"\n")
+        content = json.dumps(plain(line), allow_nan=False).encode() + b"\n"
+        self._digest.update(content)
+        self._file.write(content)
 
-    def flush(self) -> int:
-        """Everything written so far is on disk; returns the size of the file."""
+    def flush(self) -> tuple[int, str]:
+        """Everything written so far is on disk; returns the size of the file and a digest of it."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as reason:
             raise RunError(f"{self.path} could not be written: {why(reason)}. The last checkpoint is whole: free some space "
                            "and go on with --resume.") from reason
-        return os.fstat(self._file.fileno()).st_size      # `tell` does not know of the cut
+        return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()      # `tell` does not know of the cut
 
     def close(self) -> None:
         with suppress(OSError):      # a full disk was already reported by flush
@@ -82,16 +91,24 @@ def only_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as reason:
-        raise RunError(f"{folder} cannot be written to: {why(reason)}. Choose another folder with --out.") from reason
+        raise RunRefused(f"{folder} cannot be written to: {why(reason)}. Choose another folder with --out.") from reason
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(f"another process is writing {folder}. Wait for it, or choose another folder with --out.") from None
+            raise RunRefused(f"another process is writing {folder}. Wait for it, or choose another folder with --out.") from None
         try:
             yield
         finally:
             _leave_no_trace(folder)
+
+
+def refuse_strangers(folder: Path, own: set[str]) -> None:
+    """A folder that holds something, and nothing of ours, is not written to."""
+    there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
+    if there and not there & own:
+        raise RunRefused(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with "
+                         "--out.")
 
 
 def _leave_no_trace(folder: Path) -> None:

@@ -51,7 +51,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "result.json").is_file()
+        return (self.path / "result.json").is_file() and (self.path / "clients.parquet").is_file()
 
     @property
     def tested(self) -> str:

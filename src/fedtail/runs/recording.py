@@ -22,7 +22,7 @@ from fedtail.experiment.data import fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
-from fedtail.runs.files import Lines, RunError, write_json, write_whole
+from fedtail.runs.files import Lines, RunError, RunRefused, write_json, write_whole
 from fedtail.runs.looking import Look, Splits, look, metrics_line, round_line
 from fedtail.runs.reading import FORMAT, TESTED, VERSION, RunFolder
 from fedtail.runs.tensorboard import TensorBoard
@@ -73,11 +73,12 @@ class Recorder:
 
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
-        round, sizes = (checkpoint.round, checkpoint.sizes) if checkpoint else (0, {})
+        round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         self._describe(task, table, fresh=checkpoint is None)
         task = self._same_start(task, fresh=checkpoint is None)
         names = ["metrics.jsonl", "rounds.jsonl"] if self.experiment.evaluate.tail else ["metrics.jsonl"]
-        self._lines = {name: Lines(self.folder / name, sizes.get(name, 0)) for name in names}
+        for name in names:
+            self._lines[name] = Lines(self.folder / name, kept.get(name, (0, "")))
         if self.experiment.evaluate.tensorboard:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
@@ -105,13 +106,16 @@ class Recorder:
 
     def finish(self, trained: Trained) -> None:
         """What a finished run leaves; `result.json` is written last and says that it is finished."""
-        for path, module in zip(RunFolder.open(self.folder).models, trained.modules, strict=True):
+        models = RunFolder.open(self.folder).models
+        for path, module in zip(models, trained.modules, strict=True):
             write_whole(path, module_bytes(module))
         looks = self._looks(trained, self.splits)
         tuned = self._write_clients(trained, looks)
         write_json(self.folder / "privacy.json", _ledger(self.done(trained)))
         shown = [{split: found for split, found in member.items() if split in self._evaluated()} for member in looks]
-        write_json(self.folder / "result.json", {**metrics_line(self.experiment.rounds, shown), "finetuned": tuned})
+        files = {path.name: digest_of(path.read_bytes()) for path in (*models, self.folder / "clients.parquet")}
+        write_json(self.folder / "result.json", {**metrics_line(self.experiment.rounds, shown), "finetuned": tuned,
+                                                 "failed": trained.failed, "files": files})
         self.log(f"finished; {trained.failed} answers left out because a loss or an update was not finite")
 
     def note(self, text: str) -> None:
@@ -215,7 +219,7 @@ def versions() -> dict[str, str]:
 
 def _same(run: RunFolder, name: str, now: Any, what: str) -> None:
     if run.about[name] != now:
-        raise RunError(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
+        raise RunRefused(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
 
 
 def _ledger(rounds: int) -> dict[str, Any]:

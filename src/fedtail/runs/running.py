@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,10 +15,10 @@ import torch
 
 from fedtail.experiment.experiment import Experiment
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.files import RunError, only_writer, plain
+from fedtail.runs.files import RunError, RunRefused, only_writer, plain, refuse_strangers
 from fedtail.runs.looking import Splits
 from fedtail.runs.reading import RunFolder
-from fedtail.runs.recording import Recorder, Watch, versions, warnings_to
+from fedtail.runs.recording import Recorder, Watch, digest_of, versions, warnings_to
 from fedtail.task import Task
 from fedtail.training import Trained, train
 
@@ -38,15 +39,15 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     the data where they are shared with other runs.
     """
     folder = Path(folder)
-    _refuse_strangers(folder)
+    refuse_strangers(folder, {"run.json"})
     with only_writer(folder):
         table, checkpoints = experiment.table(seed), Checkpoints(folder)
         checkpoint, problems = _earlier(checkpoints, table, resume)
-        if (folder / "result.json").is_file():
+        if is_whole(folder):
             watch.note(f"{folder} is finished; nothing to do.")
             return RunFolder.open(folder)
-        splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
-        _refuse_early(experiment, task, splits)
+        splits = load() if load else experiment.data.load(seed)
+        task = refuse_early(experiment, seed, splits)
         with (deterministic(experiment.device), Recorder(experiment, seed, folder, splits, watch, checkpoints) as recorder,
               warnings_to(recorder.note), _failures_logged(recorder)):
             start = recorder.open(task, table, checkpoint)
@@ -92,20 +93,41 @@ def deterministic(device: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _refuse_early(experiment: Experiment, task: Task, splits: Splits) -> None:
-    """Whatever training or evaluation would refuse, before anything is written."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")                 # they are told when the run begins
-        train(experiment.algorithm, task, splits["train"], rounds=0, device=experiment.device, channel=experiment.channel)
-    for people in splits.values():
-        task.check(people)
+def begun_by(experiment: Experiment, seed: int, folder: Path) -> bool:
+    """Whether a folder holds a run of this experiment with this seed."""
+    if not (folder / "run.json").is_file():
+        return False
+    return not list(_differences(_portable(RunFolder.open(folder).about["experiment"]), _portable(plain(experiment.table(seed)))))
 
 
-def _refuse_strangers(folder: Path) -> None:
-    """A folder that holds anything but a run is not written to."""
-    there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
-    if there and "run.json" not in there:
-        raise RunError(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with --out.")
+def is_whole(folder: Path) -> bool:
+    """Whether a run is finished and everything it left is as it was written."""
+    try:
+        files = RunFolder.open(folder).result["files"]
+        return all(digest_of((folder / name).read_bytes()) == digest for name, digest in files.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
+    """Whatever training or evaluation would refuse, before anything is written; returns the task."""
+    task = experiment.task.make(seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")             # they are told when the run begins
+            train(experiment.algorithm, task, splits["train"], rounds=0, device=experiment.device, channel=experiment.channel)
+        for people in splits.values():
+            task.check(people)
+    except (ValueError, TypeError) as reason:
+        raise experiment.source.refuse(_about(str(reason), experiment.table()), str(reason)) from reason
+    return task
+
+
+def _about(message: str, table: dict[str, Any]) -> tuple[str, ...]:
+    """Which key of an experiment an error speaks of, as far as its words tell."""
+    named = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
+             for key in inner if re.search(rf"\b{key}\b", message) and key != "part"]
+    return named[0] if named else ("task", "module") if re.search("output|module|label|shape", message) else ("risk",)
 
 
 def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> tuple[Checkpoint | None, list[str]]:
@@ -114,20 +136,26 @@ def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> t
     if not (folder / "run.json").is_file():
         return None, []
     about = RunFolder.open(folder).about
-    changed = list(_differences(about["experiment"], plain(table)))
+    changed = list(_differences(_portable(about["experiment"]), _portable(plain(table))))
     checkpoint, problems = checkpoints.load()
     if not resume:
         round = checkpoint.round if checkpoint else 0
-        raise RunError(f"{folder} holds a run that has done {round} of {about['rounds']} rounds. Go on with --resume, or choose "
-                       "another folder with --out.")
+        raise RunRefused(f"{folder} holds a run that has done {round} of {about['rounds']} rounds. Go on with --resume, or "
+                         "choose another folder with --out.")
     if checkpoint is None and any(line["round"] for line in RunFolder.open(folder).metrics):
         raise RunError(f"the checkpoints of {folder} are gone, though its metrics are there. Start again in another folder.")
     if changed:
-        raise RunError(f"the experiment is not the one {folder} began with: {'; '.join(changed[:5])}. Undo the change, or start "
-                       "again in another folder with --out.")
+        raise RunRefused(f"the experiment is not the one {folder} began with: {'; '.join(changed[:5])}. Undo the change, or "
+                         "start again in another folder with --out.")
     if about["versions"] != versions():
         problems.append(f"the run began with {about['versions']}, and goes on with {versions()}: the bits may differ")
     return checkpoint, problems
+
+
+def _portable(table: dict[str, Any]) -> dict[str, Any]:
+    """An experiment without the places of its files: what is in them is compared by digests."""
+    data = {key: value for key, value in table["data"].items() if key not in ("path", "test_path", "dataset")}
+    return {**{key: value for key, value in table.items() if key != "folder"}, "data": data}
 
 
 def _differences(old: Any, new: Any, key: str = "") -> Iterator[str]:

@@ -12,7 +12,7 @@ from fedtail.evaluation import evaluate
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data import fingerprint
 from fedtail.experiment.search import Search
-from fedtail.runs.files import RunError, only_writer, write_json, write_whole
+from fedtail.runs.files import RunError, RunRefused, only_writer, refuse_strangers, write_json, write_whole
 from fedtail.runs.recording import Watch, warnings_to
 from fedtail.training import Progress, train
 
@@ -25,7 +25,8 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     A trial whose statistic is not a number has failed: it counts as tried, and is not the best.
     """
     if (folder / "trials.log").exists() and not resume:
-        raise RunError(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
+        raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
+    refuse_strangers(folder, {"trials.log"})
     held_out = {seed: _held_out(search, seed) for seed in seeds}
     with only_writer(folder), warnings_to(watch.note):
         study = _study(search, held_out, folder)
@@ -96,12 +97,15 @@ def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
         raise RunError("fedtail tune needs optuna. Install it with pip install 'fedtail[tune]'.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     better = {metric.name: metric.better for metric in search.first().task.make(0).all_metrics}
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "trials.log")))
-    study = optuna.create_study(storage=storage, study_name="fedtail", load_if_exists=True,
-                                direction="minimize" if better[search.settings.metric] == "lower" else "maximize")
+    try:
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "trials.log")))
+        study = optuna.create_study(storage=storage, study_name="fedtail", load_if_exists=True,
+                                    direction="minimize" if better[search.settings.metric] == "lower" else "maximize")
+    except (ValueError, KeyError) as reason:
+        raise RunError(f"{folder / 'trials.log'} is damaged ({reason}). Start again in another folder with --out.") from reason
     about = _identity(search, held_out)
     if study.user_attrs.get("search", about) != about:
-        raise RunError(f"{folder} holds another search. Choose another folder with --out.")
+        raise RunRefused(f"{folder} holds another search. Choose another folder with --out.")
     study.set_user_attr("search", about)
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))      # a resumed search does not repeat its first draws
     for chosen in _missing(search, study):
