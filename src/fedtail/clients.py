@@ -186,7 +186,7 @@ class Clients:
     def examples(self, within: Tensor) -> tuple[Examples, Tensor]:
         """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
         population = self.shard.population
-        rows = population.start[self.place][:, None] + within
+        rows = (population.start[self.place][:, None] + within).to(population.targets.device)
         inputs, targets = rows_of(population.inputs, rows), population.targets[rows]
         return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), targets.to(self.shard.params.device)
 
@@ -196,19 +196,19 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
 
     One forward pass in flat batches over all clients, then segment sums.
     """
-    sums = torch.zeros(len(functions), len(population), dtype=torch.float64)
+    sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in flat_batches(population, kernel.flat, params):
-        outputs = kernel.outputs(params, inputs)
+        outputs, owner = kernel.outputs(params, inputs), owner.to(params.device)
         for k, function in enumerate(functions):
-            sums[k].index_add_(0, owner, function(outputs, targets).double().cpu())
-    return sums / population.size
+            sums[k].index_add_(0, owner, function(outputs, targets).double())
+    return sums.cpu() / population.size                        # one copy to the host, at the end
 
 
 def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
     """All examples of all clients in order, `batch` at a time: (owner, inputs, targets), on the device of `like`."""
     owner, rows = population.examples()
     for low in range(0, len(rows), batch):
-        few = rows[low : low + batch]
+        few = rows[low : low + batch].to(population.targets.device)
         inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
         yield owner[low : low + batch], inputs, population.targets[few].to(like.device)
 

@@ -24,7 +24,7 @@ from fedtail.losses import (
     squared_error,
 )
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.modules import cast, refuse_shared_statistics, trainable, tried
+from fedtail.modules import cast, on_cpu, refuse_shared_statistics, trainable, tried
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 OWN_LOSS: dict[type, tuple[PerExample, PerExample]] = {      # modules that say by their name what they minimise
@@ -105,7 +105,8 @@ class Task:
             raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
         few = _telling_rows(population)
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
-        inputs, targets = cast(rows_of(population.inputs, few), dtype), population.targets[few]
+        few = few.to(population.targets.device)
+        inputs, targets = on_cpu(cast(rows_of(population.inputs, few), dtype)), population.targets[few].cpu()
         outputs = tried(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
@@ -137,7 +138,7 @@ def _telling_rows(population: Population) -> Tensor:
     inputs = population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs]
     picked = [rows[: min(2, int(population.size[0]))]]
     for values in [population.targets, *(v for v in inputs if not v.is_floating_point() and v.dtype != torch.bool)]:
-        flat = values[rows].reshape(len(rows), -1)
+        flat = values[rows.to(values.device)].reshape(len(rows), -1).cpu()
         lowest = flat.where(flat != IGNORED, flat.max()).amin(1).argmin()
         picked += [rows[lowest, None], rows[flat.amax(1).argmax(), None]]
     return torch.cat(picked)

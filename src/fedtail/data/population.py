@@ -160,6 +160,11 @@ class Population:
             names=None if self.names is None else self.names[chosen.numpy()],
         )
 
+    def to(self, device: Any) -> Population:
+        """The same clients with their examples on a device, so that rounds and evaluations there copy nothing."""
+        inputs = {k: v.to(device) for k, v in self.inputs.items()} if isinstance(self.inputs, dict) else self.inputs.to(device)
+        return replace(self, inputs=inputs, targets=self.targets.to(device))
+
     def at_least(self, examples: int) -> Population:
         """The clients that hold at least so many examples (the papers keep writers with 100 images or more)."""
         return self.select(self.size >= examples)

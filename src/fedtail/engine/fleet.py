@@ -19,6 +19,7 @@ from fedtail.task import Task
 
 ROW_ENTRIES = 2**22      # numbers held in rows at once
 EXAMPLE_ENTRIES = 2**24  # numbers held in a padded batch at once
+ON_A_GPU = 64            # times as many fit there
 SMALL = 50_000           # parameters below which one thread is faster than two
 
 
@@ -35,7 +36,8 @@ class LocalFleet:
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | None = None):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
-        self.population, self.device, self.chunk = population, torch.device(device), chunk
+        self.device, self.chunk = torch.device(device), chunk
+        self.population = resident(population, self.device)
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel or kernel_for(task, self.device, self.dtype, population)
         self._kept: Memory = {}
@@ -103,7 +105,17 @@ class LocalFleet:
         targets, inputs = shard.population.targets, shard.population.inputs
         per_example = sum(v[0].numel() for v in (inputs.values() if isinstance(inputs, dict) else [inputs])) + targets[0].numel()
         padded = int(shard.population.size.max()) * per_example
-        return max(1, min(self.kernel.stack, ROW_ENTRIES // self.kernel.dim, EXAMPLE_ENTRIES // padded))
+        room = 1 if self.device.type == "cpu" else ON_A_GPU
+        return max(1, min(self.kernel.stack, room * ROW_ENTRIES // self.kernel.dim, room * EXAMPLE_ENTRIES // padded))
+
+
+def resident(population: Population, device: torch.device) -> Population:
+    """The population with its examples on the GPU, where they fit into half of its free memory."""
+    if device.type != "cuda" or population.targets.device.type == "cuda":
+        return population
+    tensors = [population.targets, *(population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs])]
+    free, _ = torch.cuda.mem_get_info(device)
+    return population.to(device) if sum(tensor.nbytes for tensor in tensors) < free // 2 else population
 
 
 @contextmanager

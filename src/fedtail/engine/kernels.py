@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.population import Population
+from fedtail.data.population import Population, rows_of
 from fedtail.losses import IGNORED, cross_entropy, default_loss, logistic, loss_for, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call, trainable, training_copy
@@ -52,18 +52,29 @@ class Kernel(Protocol):
         """
         ...
 
+    def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
+        """params -= rate * gradients, in place."""
+        ...
+
     def reseed(self, bits: int) -> None:
         """Start the random stream that dropout draws from."""
         ...
 
 
 def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population: Population | None = None) -> Kernel:
-    """The kernel that fits the task: closed form for linear models, else the module itself.
+    """The kernel that fits the task: closed form for linear models, stacked clients where that is faster, else the lean loop.
 
-    The package's linear models are known by their class; a plain `nn.Linear` by the shapes of the population too.
+    The package's linear models are known by their class; a plain `nn.Linear` by the shapes of the population too. The choice
+    follows from the task, the shapes of the data and the device alone.
     """
     residual = _residual_of(task, population)
-    return LinearKernel(task, residual) if residual else ModuleKernel(task, device, dtype)
+    if residual:
+        return LinearKernel(task, residual)
+    from fedtail.engine.stacked import StackedKernel, can_be_stacked
+
+    if population is not None and can_be_stacked(task, device, dtype, population):
+        return StackedKernel(task, device, dtype)
+    return ModuleKernel(task, device, dtype)
 
 
 class ModuleKernel:
@@ -90,15 +101,25 @@ class ModuleKernel:
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         rows = []
-        for k, model in enumerate(params):
-            own = {name: v[k] for name, v in inputs.items()} if isinstance(inputs, dict) else inputs[k]
-            self._bind(self.trained, model)
-            with torch.enable_grad():
-                loss = (self.task.loss(call(self.training, own), targets[k]) * weight[k]).sum()
-                parts = torch.autograd.grad(loss, self.trained, materialize_grads=True)
-            flat = torch.cat([part.to_dense().reshape(-1) for part in parts])
-            rows.append(flat + 0 * loss.detach())      # NaN unless the loss is finite
+        for k in range(len(params)):
+            parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+    def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
+        for k in range(len(params)):
+            parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            with torch.no_grad():
+                torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
+
+    def _parts(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> list[Tensor]:
+        """The gradient of one client, parameter by parameter."""
+        self._bind(self.trained, params)
+        with torch.enable_grad():
+            losses = self.task.loss(call(self.training, inputs), targets)
+            parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
+        first = parts[0].to_dense() + 0 * torch.dot(losses.detach(), weight.to(losses.dtype))      # NaN unless the loss is finite
+        return [first, *(part.to_dense() for part in parts[1:])]
 
     def reseed(self, bits: int) -> None:
         torch.default_generator.manual_seed(bits)      # torch.manual_seed formats a traceback each time
@@ -106,6 +127,9 @@ class ModuleKernel:
             torch.cuda.manual_seed(bits)
 
     def _bind(self, parameters: list[nn.Parameter], params: Tensor) -> None:
+        """Make the parameters views of a flat vector; nothing to do where they are (a step changes it in place)."""
+        if parameters[0].data_ptr() == params.data_ptr():
+            return
         for parameter, part, shape in zip(parameters, params.detach().split(self.sizes), self.shapes, strict=True):
             parameter.data = part.view(shape)
 
@@ -136,6 +160,13 @@ class LinearKernel:
         residual = self.residual(self._scores(params, inputs), targets) * weight[..., None]      # (clients, batch, outputs)
         weights = torch.bmm(residual.mT, inputs).flatten(1)
         return torch.cat([weights, residual.sum(1)], 1) if self.bias else weights
+
+    def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
+        inputs = _only(inputs).flatten(2)
+        residual = self.residual(self._scores(params, inputs), targets).mul_(weight[..., None])
+        params[:, : self.weights].unflatten(1, self.shape).baddbmm_(residual.mT, inputs, alpha=-rate)
+        if self.bias:
+            params[:, self.weights :].sub_(residual.sum(1), alpha=rate)
 
     def reseed(self, bits: int) -> None:
         """Nothing here is random."""

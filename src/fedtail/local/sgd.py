@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
-from fedtail.draws import permutations
+from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
@@ -75,52 +74,25 @@ class LocalSGD:
         clients, anchor = clients.take(order), clients.params(model)
         params = anchor.expand(len(clients), -1).clone()
         velocity = torch.zeros_like(params) if self.momentum else None
-        rate = self.rate(clients.round)
         if clients.kernel.stack == 1:
             clients.kernel.reseed(int(clients.draws("dropout")[0]))
-        for active, within, weight in self._batches(clients, steps):
-            inputs, targets = clients.take(slice(active)).examples(within)  # type: ignore[arg-type]
-            local = params[:active]
-            gradients = clients.kernel.gradients(local, inputs, targets, weight.to(params))
-            gradients = self.penalty.add_gradient(gradients, local, anchor)
-            if velocity is not None:
-                gradients = velocity[:active].mul_(self.momentum).add_(gradients)
-            if self.weight_decay:
-                local.mul_(1 - rate * self.weight_decay)
-            local.sub_(gradients, alpha=rate)
+        for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
+            self._step(clients, params[: batch.active], anchor, velocity, batch)
         return torch.empty_like(params).index_copy_(0, order.to(params.device), params - anchor)
+
+    def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch) -> None:
+        """One step of the active clients, in place."""
+        rate, kernel = self.rate(clients.round), clients.kernel
+        if velocity is None and not self.weight_decay and type(self.penalty) is NoPenalty:
+            kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
+            return
+        gradients = kernel.gradients(local, batch.inputs, batch.targets, batch.weight)
+        gradients = self.penalty.add_gradient(gradients, local, anchor)
+        if velocity is not None:
+            gradients = velocity[: batch.active].mul_(self.momentum).add_(gradients)
+        if self.weight_decay:
+            local.mul_(1 - rate * self.weight_decay)
+        local.sub_(gradients, alpha=rate)
 
     def _steps_an_epoch(self, sizes: Tensor) -> Tensor:
         return torch.ones_like(sizes) if self.batch_size is None else (sizes + self.batch_size - 1) // self.batch_size
-
-    def _batches(self, clients: Clients, steps: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each step (active clients, places of their examples (active, batch), weights of those; padding weighs 0)."""
-        sizes, epoch = clients.sizes, self._steps_an_epoch(clients.sizes)
-        width = int(sizes.max()) if self.batch_size is None else min(self.batch_size, int(sizes.max()))
-        column, shuffled = torch.arange(width), torch.empty(0)
-        for step in range(int(steps.max())):
-            active = int((steps > step).sum())
-            some, turn = sizes[:active, None], step % epoch[:active]
-            if self.batch_size is None:
-                place = column.expand(active, -1)
-            else:
-                shuffled = self._shuffled(clients, shuffled, step, epoch, turn)
-                place = turn[:, None] * self.batch_size + column
-            weight = (place < some).double()
-            fullest = int(weight.sum(1).max())                 # the last batch of an epoch may be smaller
-            place, weight = place[:, :fullest], weight[:, :fullest]
-            within = place.minimum(some - 1)
-            if self.batch_size is not None:
-                within = shuffled[:active].gather(1, within)
-            yield active, within, weight / weight.sum(1, keepdim=True)
-
-    def _shuffled(self, clients: Clients, shuffled: Tensor, step: int, epoch: Tensor, turn: Tensor) -> Tensor:
-        """The order of each client's examples, drawn anew when its epoch begins."""
-        if step == 0:
-            return permutations(clients.draws("batches", 0), clients.sizes)
-        fresh = (turn == 0).nonzero().flatten()
-        if len(fresh):
-            again = clients.take(fresh)
-            drawn = permutations(again.draws("batches", step // epoch[fresh]), again.sizes)
-            shuffled[fresh, : drawn.shape[1]] = drawn
-        return shuffled

@@ -1,0 +1,194 @@
+"""All kernels give the same round: closed form, stacked clients, the lean loop, and a textbook loop written here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedtail
+from fedtail import LocalSGD, Population, Proximal, Task
+from fedtail.clients import Broadcast, Shard
+from fedtail.draws import hashed, permutations
+from fedtail.engine.kernels import LinearKernel, ModuleKernel, kernel_for
+from fedtail.engine.stacked import StackedKernel
+from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression
+
+CPU, WIDE = torch.device("cpu"), torch.float64
+SIZES = [7, 3, 12, 1, 9, 4]
+SEED, ROUND = 5, 3
+
+
+def people(shape: tuple[int, ...] = (6,), tokens: bool = False) -> Population:
+    random = torch.Generator().manual_seed(0)
+    draw = (lambda n: torch.randint(0, 9, (n, *shape), generator=random)) if tokens else (
+        lambda n: torch.randn(n, *shape, generator=random, dtype=WIDE))
+    return Population.from_clients([(draw(n), torch.randint(0, 4, (n,), generator=random)) for n in SIZES])
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.last(self.table(x).mean(1))
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mixing", torch.randn(6, 6))
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 4)
+        self.first.weight.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x @ self.mixing)))
+
+
+def softmax() -> nn.Module:
+    model = SoftmaxRegression(6, 4)
+    nn.init.normal_(model.linear.weight, std=0.3)
+    return model
+
+
+MODULES = {
+    "softmax": (softmax, people()),
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), people()),
+    "norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4)), people()),
+    "embedding": (Embedded, people((3,), tokens=True)),
+    "frozen": (Frozen, people()),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                                          nn.Linear(12, 4)), people((1, 6, 6))),
+}
+LOCAL = {
+    "full gradient": LocalSGD(0.1, batch_size=None, local_steps=3),
+    "one epoch": LocalSGD(0.1, batch_size=4),
+    "three epochs": LocalSGD(0.1, batch_size=4, epochs=3),
+    "steps": LocalSGD(0.1, batch_size=2, local_steps=5),
+    "momentum and decay": LocalSGD(0.1, batch_size=4, epochs=2, momentum=0.9, weight_decay=0.1),
+    "proximal": LocalSGD(0.1, batch_size=4, penalty=Proximal(0.5)),
+}
+
+
+def made(name: str) -> tuple[Task, Population]:
+    torch.manual_seed(1)
+    make, population = MODULES[name]
+    return Task(make().to(WIDE), buffers="frozen"), population
+
+
+def updates(kernel, task: Task, population: Population, local: LocalSGD) -> torch.Tensor:
+    params = task.params()[None]
+    shard = Shard(population, torch.ones(len(population), dtype=WIDE), Broadcast(ROUND, SEED, params), kernel, params)
+    return local.updates(shard.clients())
+
+
+def textbook(task: Task, population: Population, local: LocalSGD) -> torch.Tensor:
+    """A copy of the module, an optimiser and a loop for each client; the order of examples is the documented hash."""
+    rows = []
+    for k in range(len(population)):
+        module = copy.deepcopy(task.module).train()
+        trained = [p for p in module.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in trained]
+        velocity = [torch.zeros_like(p) for p in trained]
+        inputs, targets = population.client(k)
+        size = len(targets)
+        batch = local.batch_size or size
+        per_epoch = -(-size // batch)
+        for step in range(local.local_steps or (local.epochs or 1) * per_epoch):
+            epoch, turn = divmod(step, per_epoch)
+            bits = hashed(SEED, "batches", ROUND, population.key[k : k + 1], epoch)
+            order = permutations(bits, torch.tensor([size]))[0] if local.batch_size else torch.arange(size)
+            few = order[turn * batch : (turn + 1) * batch]
+            loss = F.cross_entropy(module(inputs[few]), targets[few])
+            loss = loss + sum(getattr(local.penalty, "strength", 0) / 2 * (p - s).square().sum() for p, s in zip(trained, start, strict=True))
+            gradients = torch.autograd.grad(loss, trained)
+            with torch.no_grad():
+                for p, v, g in zip(trained, velocity, gradients, strict=True):
+                    v.mul_(local.momentum).add_(g)
+                    p.mul_(1 - local.learning_rate * local.weight_decay).sub_(local.learning_rate * v)
+        rows.append(torch.cat([(p - s).reshape(-1) for p, s in zip(trained, start, strict=True)]))
+    return torch.stack(rows).detach()
+
+
+@pytest.mark.parametrize("settings", LOCAL)
+@pytest.mark.parametrize("name", MODULES)
+def test_every_kernel_trains_as_the_textbook_does(name, settings):
+    task, population = made(name)
+    expected = textbook(task, population, LOCAL[settings])
+    kernels = [ModuleKernel(task, CPU, WIDE), StackedKernel(task, CPU, WIDE)]
+    if name == "softmax":
+        kernels.append(kernel_for(task, CPU, WIDE, population))
+        assert isinstance(kernels[-1], LinearKernel)
+    for kernel in kernels:
+        found = updates(kernel, task, population, LOCAL[settings])
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12), type(kernel).__name__
+
+
+@pytest.mark.parametrize("stack", [1, 2, 5])
+def test_how_many_are_stacked_changes_nothing(stack):
+    task, population = made("mlp")
+    kernel = StackedKernel(task, CPU, WIDE)
+    whole = updates(kernel, task, population, LOCAL["three epochs"])
+    kernel.stack = stack
+    assert torch.allclose(updates(kernel, task, population, LOCAL["three epochs"]), whole, rtol=1e-12, atol=1e-14)
+
+
+class Hidden(nn.Module):
+    """Dropout that no module type tells of."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.last(F.dropout(x, 0.5, self.training))
+
+
+class Branching(nn.Module):
+    """Looks at its values, which a stack does not let it."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.last(x) if bool(x.sum() > 0) else -self.last(x)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize(("module", "kind", "shape"), [
+    (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), StackedKernel, (6,)),
+    (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, 4)), StackedKernel, (6,)),
+    (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 4)), ModuleKernel, (6,)),
+    (Hidden(), ModuleKernel, (6,)), (Branching(), ModuleKernel, (6,)), (Tied(), ModuleKernel, (6,)),
+    (nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 4)), ModuleKernel, (6,)),
+    (ConvNet(4), ModuleKernel, (28, 28)), (LSTMClassifier(dimension=5, hidden=3, classes=4), ModuleKernel, (7, 5)),
+    (SoftmaxRegression(6, 4), LinearKernel, (6,)),
+], ids=["mlp", "no dropout", "dropout", "hidden dropout", "branching", "tied", "large", "convolution", "recurrent", "linear"])
+def test_the_kernel_is_chosen_by_what_the_module_is(module, kind, shape):
+    population = people(shape)
+    assert type(kernel_for(Task(module), CPU, torch.float32, population)) is kind
+    fedtail.train(fedtail.fedavg(3), Task(module), population, rounds=1)      # and it trains
+
+
+def test_a_client_whose_loss_is_not_finite_is_left_out_of_a_stack():
+    population = people()
+    population.inputs[population.start[2]] = 1e300      # tanh is fine with it, the loss of a linear layer is not
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).to(WIDE)
+    task = Task(module, loss=lambda outputs, targets: outputs.square().sum(-1) * 1e10)
+    trained = fedtail.train(fedtail.fedavg(6, batch_size=None), task, population, rounds=1)
+    assert trained.failed == 1
+    assert bool(trained.state.params.isfinite().all())
