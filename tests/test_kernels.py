@@ -128,6 +128,31 @@ def test_every_kernel_trains_as_the_textbook_does(name, settings):
         assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12), type(kernel).__name__
 
 
+@pytest.mark.parametrize(("channels", "shape"), [(1, (8, 6)), (1, (1, 8, 6)), (3, (3, 8, 6))], ids=str)
+def test_channels_last_changes_neither_outputs_nor_gradients_nor_the_users_module(channels, shape):
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(channels, 1, 3), nn.Conv2d(1, 5, 2)
+            self.last = nn.Linear(15, 4)
+
+        def forward(self, x):
+            x = x.unsqueeze(1) if x.dim() == 3 else x
+            return self.last(F.max_pool2d(self.second(self.first(x)).relu(), (2, 1))[:, :, :1, :3].flatten(1))
+
+    class Plain(ModuleKernel):
+        channels_last = False
+
+    torch.manual_seed(0)
+    population, task = people(shape), Task(Convolved().to(WIDE))
+    fast, plain = ModuleKernel(task, CPU, WIDE), Plain(task, CPU, WIDE)
+    inputs = population.inputs[:7]
+    assert torch.allclose(fast.outputs(task.params(), inputs), plain.outputs(task.params(), inputs), rtol=1e-12)
+    batch = (task.params()[None], inputs[None], population.targets[:7][None], torch.full((1, 7), 1 / 7, dtype=WIDE))
+    assert torch.allclose(fast.gradients(*batch), plain.gradients(*batch), rtol=1e-10, atol=1e-14)
+    assert not any(part._forward_pre_hooks for part in task.module.modules())
+
+
 @pytest.mark.parametrize("stack", [1, 2, 5])
 def test_how_many_are_stacked_changes_nothing(stack):
     task, population = made("mlp")

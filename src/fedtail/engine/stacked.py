@@ -26,6 +26,8 @@ class StackedKernel(ModuleKernel):
     for small models, where a step is overhead; on a GPU for all. Evaluation is the lean loop's.
     """
 
+    channels_last = False
+
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
         super().__init__(task, device, dtype)
         self.stack = max(1, (CACHED if device.type == "cpu" else RESIDENT) // self.dim)
