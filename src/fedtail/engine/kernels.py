@@ -84,11 +84,12 @@ class ModuleKernel:
     than `torch.func.functional_call`, which takes the module apart every time.
     """
 
-    stack, flat = 1, 256
+    stack = 1
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
         self.task, self.device = task, device
+        self.flat = 256 if device.type == "cpu" else 8192
         self.training = training_copy(task.module).to(device=device, dtype=dtype)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
