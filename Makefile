@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults docs clean
+.PHONY: demo test lint types unit wheel faults docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -39,6 +39,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
+
+# Seconds a round next to the naive loop and four peers, each in an environment of its own; hours on two cores.
+bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/run.py
 
 # The page is tested in a real browser: Debian's chromium, installed where it is missing and can be.
 $(VENV)/.browser: $(VENV)/.installed-test
