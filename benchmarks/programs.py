@@ -86,6 +86,7 @@ class Running:
     rounds: int
     log: Path
     seconds: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)      # cores that anybody else used meanwhile, a number for each turn
     setup: float | None = None
     end: dict[str, object] = field(default_factory=dict)
     error: str | None = None
@@ -106,11 +107,14 @@ class Running:
         """Run some rounds and keep the times of the last few."""
         if self.error:
             return
+        busy, own, began = _busy(), _used(self.process.pid), time.perf_counter()
         self.process.stdin.write(f"go {rounds}\n".encode())
         self.process.stdin.flush()
         told = self._read(rounds * LAP)
         if told and keep:
             self.seconds += told["seconds"][-keep:]
+            others = (_busy() - busy) - (_used(self.process.pid) - own)
+            self.others.append(max(0.0, others) / (time.perf_counter() - began))
 
     def finish(self) -> None:
         """All rounds are run: hear the program's last words and let it end by itself."""
@@ -155,3 +159,25 @@ class Running:
                     self.process.wait(15)
                 except (ProcessLookupError, subprocess.TimeoutExpired):
                     continue
+
+
+def _busy() -> float:
+    """Seconds that all cores have worked since the machine started."""
+    user, nice, system, _, _, interrupt, soft, *_ = (int(n) for n in Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + interrupt + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _used(root: int) -> float:
+    """Seconds that a process and its descendants have used."""
+    children, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid, rest = int(stat.parent.name), stat.read_text().rsplit(")", 1)[1].split()
+            children.setdefault(int(rest[1]), []).append(pid)
+            ticks[pid] = sum(int(n) for n in rest[11:15])      # its own and those of children that ended
+    todo, total = [root], 0
+    while todo:
+        pid = todo.pop()
+        total += ticks.get(pid, 0)
+        todo += children.get(pid, [])
+    return total / os.sysconf("SC_CLK_TCK")

@@ -24,7 +24,8 @@ INTRODUCTION = """\
 Written by `benchmarks/report.py` from `benchmarks/results`; do not edit. Seconds a round, medians of interleaved repetitions;
 for each program its best way to use the cores. Absolute seconds hold for this machine, ratios carry further. Every library
 draws its own cohorts, so rounds differ by some percent in examples, and the losses at the end in the second digit. A share of
-the limit is the operations a round cannot do without, at the best rate measured on all cores, over the time it took."""
+the limit is the operations a round cannot do without, at the best rate measured on all cores, over the time it took. Where
+others used a good part of a core meanwhile (the most in any turn is shown), a row is not to be trusted."""
 
 
 class Run:
@@ -92,7 +93,8 @@ def _section(name: str, run: Run) -> list[str]:
     about = (f"{workload.clients} clients, {workload.cohort} a round, {work['examples']:.0f} examples a round, "
              f"{work['parameters']:,} parameters; {asks}{', and the loss of every client asked' if workload.losses else ''}. "
              f"Others' load on the machine at the start: {work['load']:.1f}.")
-    table = [["program", "method", "cores", "seconds", "lowest to highest", "rounds", "share of the limit", "MiB", "end loss"]]
+    table = [["program", "method", "cores", "seconds", "lowest to highest", "rounds", "others' cores", "share of the limit",
+              "MiB", "end loss"]]
     for row in sorted(rows, key=lambda row: (row["method"], median(row["seconds"]) if row["seconds"] else 1e9)):
         if row["seconds"]:
             middle = median(row["seconds"])
@@ -100,7 +102,8 @@ def _section(name: str, run: Run) -> list[str]:
             more = f" ({row['kernel']})" if row.get("kernel") else f" ({row['backend']})" if row.get("backend") else ""
             table.append([row["program"] + more, METHODS[row["method"]], row["variant"], _number(middle),
                           f"{_number(min(row['seconds']))} to {_number(max(row['seconds']))}", str(len(row["seconds"])),
-                          f"{share:.1%}", f"{row.get('peak_mib', 0):.0f}", f"{row.get('loss', float('nan')):.3f}"])
+                          f"{max(row['others']):.2f}" if row.get("others") else "", f"{share:.1%}",
+                          f"{row.get('peak_mib', 0):.0f}", f"{row.get('loss', float('nan')):.3f}"])
     failed = [f"- {row['program']} ({row['variant']}) did not run: `{row['error']}`" for row in rows if row["error"]]
     refused = [f"- {peer} could not be installed: `{reason}`" for peer, reason in run.about.get("refused", {}).items()]
     notes = [*failed, *refused]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,6 +131,11 @@ WORKLOADS = {w.name: w for w in (
     Workload("W5", "evaluation", 865, EMNIST, (1, 28, 28), 62, ConvNet, 865, None, 0.05, evaluation=True),
     Workload("W6", "resnet18-groupnorm", 50, (100, 100, 100), (3, 32, 32), 100, ResNet18, 10, 20, 0.05),
 )}
+
+
+if os.environ.get("BENCH_SMOKE"):             # every program once, in little time: run.py --smoke
+    WORKLOADS = {name: replace(w, clients=12, cohort=12 if w.evaluation else 4, sizes=tuple(min(s, 40) for s in w.sizes))
+                 for name, w in WORKLOADS.items()}
 
 
 @dataclass(frozen=True)
