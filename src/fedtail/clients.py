@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fedtail.types import Examples, Losses, Mass
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
 
+Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
 Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
 
 
@@ -97,6 +98,14 @@ class Broadcast:
     params: Tensor                      # (models, dim); one model, or those of a family
 
 
+class Report(NamedTuple):
+    """What happened to some clients while they answered."""
+
+    counted: Tensor                     # (models, clients)
+    failed: Tensor                      # (clients,)
+    remembered: Memory
+
+
 @dataclass(eq=False)
 class Shard:
     """The clients this process answers for in one round, with what they have computed so far (the memo).
@@ -111,6 +120,7 @@ class Shard:
     kernel: Kernel
     params: Tensor                      # the broadcast's, on this device and in this precision
     memory: Memory = field(default_factory=dict)      # of these clients, as the last round left it
+    blocks: Blocks = field(default_factory=list)      # consecutive clients that are computed together; none: all
     memo: dict[int, Tensor] = field(default_factory=dict)
     remembered: Memory = field(default_factory=dict)
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
@@ -123,9 +133,25 @@ class Shard:
     def losses(self, model: int) -> Tensor:
         """Mean loss of every client, accumulated in float64 and rounded once to float32 (then held as float64)."""
         if model not in self.memo:
-            loss = self.kernel.task.loss
-            self.memo[model] = client_means(self.kernel, self.params[model], self.population, [loss])[0].float().double()
+            self.memo[model] = torch.cat([self.losses_of(model, *block) for block in self.blocks or [(0, len(self.population))]])
         return self.memo[model]
+
+    def losses_of(self, model: int, low: int, high: int) -> Tensor:
+        """The same of some consecutive clients, computed anew."""
+        few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
+        return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
+
+    def report(self, low: int, high: int) -> Report:
+        """What is known of some consecutive clients beside their answers."""
+        some = slice(low, high)
+        return Report(self.counted[:, some], self.failed[some], {name: rows[some] for name, rows in self.remembered.items()})
+
+    def add(self, low: int, high: int, report: Report) -> None:
+        """Note what another process found out about them."""
+        self.counted[:, low:high] |= report.counted
+        self.failed[low:high] |= report.failed
+        for name, rows in report.remembered.items():
+            self.clients(low, high).remember(name, rows)
 
     def clients(self, low: int = 0, high: int | None = None) -> Clients:
         return Clients(self, torch.arange(low, len(self.population) if high is None else high))

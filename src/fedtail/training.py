@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +76,7 @@ class Progress:
 
 
 def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
-          start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
+          start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
           on_round: Callable[[Progress], bool | None] | None = None,
           channel: Channel = PlainChannel(), fleet: Fleet | None = None) -> Trained:
     """Train for `rounds` rounds; everything that could be refused is refused before the first.
@@ -83,8 +84,9 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     `start`: a module or a state dict (with its frozen parameters and buffers), or an earlier run to go on from: its rounds go
     on counting, its clients remember, its seed is used. The `state` alone will do where clients remember nothing.
     `on_round(progress)` is called after each round; return True to stop early. One `seed` drives cohorts, batches and
-    dropout: methods with the same seed see the same. `dtype` is by default the module's. `channel` is what crosses, `fleet`
-    who computes: by default this process, for the `population`; another fleet brings its own clients.
+    dropout: methods with the same seed see the same. `dtype` is by default the module's. On a CPU `workers` processes share a
+    round, by default one for each core; their number changes no bit. `channel` is what crosses, `fleet` who computes: by
+    default a `LocalFleet` for the `population`; another fleet brings its own clients.
     """
     _check_kinds(algorithm, task, population, rounds)
     earlier = start if isinstance(start, Trained) else None
@@ -94,30 +96,41 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     dtype = dtype or (task.params() if old is None else states_of(old)[0].params).dtype
     if population is not None:
         task.check(population)
-    if fleet is None:
-        if population is None:
-            raise ValueError("train needs a population, or a fleet that holds one.")
-        fleet = LocalFleet(population, task, device, dtype)
-    algorithm.check(fleet.population, channel, fleet)
-    seed = earlier.seed if seed is None and earlier else seed or 0
-    state = algorithm.start(task.params().to(dtype), seed)
-    if old is not None:
-        _check_method(algorithm, state, old, earlier)
-        state = _in_precision(old, dtype)
-    fleet.recall(_remembered(algorithm, old, earlier, fleet))
-    trained, counted = Trained(algorithm, task, state, seed, earlier.failed if earlier else 0, fleet.memory()), 0
-    for done in range(1, rounds + 1):
-        state = run_round(algorithm, trained.state, fleet, channel, seed)
-        view = fleet.view()
-        failed, counted = trained.failed + (view.failed if view else 0), counted + (view.counted if view else 1)
-        trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
-        if on_round is not None and on_round(Progress(done, rounds, trained, view)):
-            break
+    with nullcontext(fleet) if fleet else _own_fleet(population, task, device, dtype, workers) as fleet:
+        algorithm.check(fleet.population, channel, fleet)
+        seed = earlier.seed if seed is None and earlier else seed or 0
+        state = algorithm.start(task.params().to(dtype), seed)
+        if old is not None:
+            _check_method(algorithm, state, old, earlier)
+            state = _in_precision(old, dtype)
+        fleet.recall(_remembered(algorithm, old, earlier, fleet))
+        first = Trained(algorithm, task, state, seed, earlier.failed if earlier else 0, fleet.memory())
+        trained, counted = _rounds(first, rounds, fleet, channel, on_round)
     if rounds and not counted and (old is None or states_of(old)[0].round == 0):
         warnings.warn(f"no client counted in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so the model never moved. Lower the learning rate, or look at the data.", NobodyCountedWarning,
                       stacklevel=2)
     return trained
+
+
+def _own_fleet(population: Population | None, task: Task, device: Any, dtype: torch.dtype, workers: int | None) -> LocalFleet:
+    if population is None:
+        raise ValueError("train needs a population, or a fleet that holds one.")
+    return LocalFleet(population, task, device, dtype, workers=workers)
+
+
+def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel,
+            on_round: Callable[[Progress], bool | None] | None) -> tuple[Trained, int]:
+    """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients counted in all."""
+    counted = 0
+    for done in range(1, rounds + 1):
+        state = run_round(trained.algorithm, trained.state, fleet, channel, trained.seed)
+        view = fleet.view()
+        failed, counted = trained.failed + (view.failed if view else 0), counted + (view.counted if view else 1)
+        trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
+        if on_round is not None and on_round(Progress(done, rounds, trained, view)):
+            break
+    return trained, counted
 
 
 def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:

@@ -1,72 +1,127 @@
-"""Clients that live in this process."""
+"""Clients that live in this process, or in this process and others forked from it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, RoundView, Shard
+from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, Report, RoundView, Shard
 from fedtail.data.population import Population
-from fedtail.engine.kernels import Kernel, kernel_for
-from fedtail.questions import Question, Train, answer
+from fedtail.engine.blocks import blocks_of, most_blocks
+from fedtail.engine.kernels import Kernel, kernel_for, own_randomness
+from fedtail.engine.shelf import Place, Shelf
+from fedtail.engine.workers import Team, one_thread, workers_for
+from fedtail.questions import Question, Statistic, Train, answer
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
 ROW_ENTRIES = 2**22      # numbers held in rows at once
 EXAMPLE_ENTRIES = 2**24  # numbers held in a padded batch at once
 ON_A_GPU = 64            # times as many fit there
-SMALL = 50_000           # parameters below which one thread is faster than two
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Who is asked in a round and what they are told, but for the models, which lie in shared memory."""
+
+    number: int                          # of rounds this fleet has opened
+    cohort: Cohort
+    round: int
+    seed: int
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class LossJob:
+    """The losses of a block of clients under one of the models."""
+
+    opening: Opening
+    model: int
+
+
+@dataclass(frozen=True)
+class AnswerJob:
+    """The answers of a block of clients to a question, summed unless it gathers rows."""
+
+    opening: Opening
+    question: Any
+    encoding: Any
+    memo: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Answered(NamedTuple):
+    """A block's sum or rows, or where its sum lies; and what another process found out."""
+
+    answer: Tensor | Place
+    report: Report | None
 
 
 class LocalFleet:
-    """Answers questions for a population held here; a cohort is asked in chunks, each returns one partial sum.
+    """Answers questions for a population held here; a cohort is asked in fixed blocks, whose sums are added in order.
 
-    Clients keep what they remember from round to round. `chunk` bounds the clients asked at once; by default the kernel
-    decides, and by default it computes in the module's precision.
+    Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one counted, by
+    default one for each core; their number changes no bit. `workers=0` leaves a round to torch's own threads, whose number
+    may. `chunk` bounds the clients computed side by side; by default the kernel decides, and by default it computes in the
+    module's precision. `close()`, or leaving a `with` block, ends the processes; so does the end of this one.
     """
 
     forgets = False
 
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
-                 dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | None = None):
+                 dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | None = None,
+                 workers: int | None = None):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
         self.population = resident(population, self.device)
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel or kernel_for(task, self.device, self.dtype, population)
+        self.workers = workers_for(self.device, workers)
+        self._team, self._home = Team(self._perform, self.workers), os.getpid()
+        self._shelf: Shelf | None = None
+        self._rounds = 0
         self._kept: Memory = {}
+        self._opening: Opening | None = None
         self._shard: Shard | None = None
-        self._ids = torch.zeros(0, dtype=torch.int64)
         self._view = RoundView.of_nobody()
+
+    def __enter__(self) -> LocalFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._team.close()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
         if broadcast.round == 0:
             self._kept = {}
-        self._ids = cohort.ids
-        clients = replace(self.population.select(cohort.ids), key=cohort.key)
-        self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params.to(self.device, self.dtype),
-                            {name: values[cohort.ids] for name, values in self._kept.items()})
+        kept = {name: values[cohort.ids] for name, values in self._kept.items()}
+        self._rounds += 1
+        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, kept)
+        self._shard = self._shard_of(self._opening, broadcast.params)
+        if len(self._shard.blocks) > 1 and self.workers > 1:
+            self._share(self._shard.params)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        with kernel_context(self.kernel, self.device):
+        with one_thread(self.workers):
             return [self._sum(question, encoding) for question in questions]
 
     def close(self, finished: bool) -> None:
-        if self._shard is None:                         # a round in which nobody was asked
+        if self._shard is None or self._opening is None:      # a round in which nobody was asked
             self._view = RoundView.of_nobody()
             return
+        ids = self._opening.cohort.ids
         for name, values in self._shard.remembered.items() if finished else ():
             if name not in self._kept:
                 self._kept[name] = values.new_full((len(self.population), *values.shape[1:]), float("nan"))
-            self._kept[name] = self._kept[name].index_copy(0, self._ids, values)
-        self._view = RoundView(self._ids, self._shard.counted, self._shard.failed)
-        self._shard = None
+            self._kept[name] = self._kept[name].index_copy(0, ids, values)
+        self._view = RoundView(ids, self._shard.counted, self._shard.failed)
+        self._shard = self._opening = None
 
     def view(self) -> RoundView:
         return self._view
@@ -77,27 +132,58 @@ class LocalFleet:
     def recall(self, memory: ClientMemory) -> None:
         self._kept = memory.of(self.population.key)
 
-    def _sum(self, question: Question, encoding: Encoder) -> Tensor:
+    def _sum(self, question: Any, encoding: Encoder) -> Tensor:
+        opening, shard = self._opened()
+        if reads_losses(question) and question.model not in shard.memo:
+            shard.memo[question.model] = torch.cat(self._team.run(LossJob(opening, question.model), len(shard.blocks)))
+        if isinstance(question, Statistic):                # a few numbers of each client: nothing to share
+            return self._answer(question, encoding, 0, len(shard.population))
+        total: list[Tensor] = []
+        for block, (found, report) in zip(shard.blocks, self._answers(question, encoding), strict=True):
+            if report is not None:
+                shard.add(*block, report)
+            total = [*total, found] if question.gather or not total else [encoding.sum(torch.stack([*total, found]))]
+        return torch.cat(total) if question.gather else total[0]
+
+    def _answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
+        """Each block's sum, or rows, and what another process found out."""
+        opening, shard = self._opened()
+        for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
+            found, report = answered
+            yield self._shelf.get(found) if self._shelf and isinstance(found, Place) else found, report
+
+    def _perform(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
+        """A block of a job, in this process or in a forked one, which may have to open the round first."""
+        abroad, opening = self._home != os.getpid(), job.opening
+        if abroad and self._shelf and (self._opening is None or self._opening.number != opening.number):
+            self._opening, self._shard = opening, self._shard_of(opening, self._shelf.models)
+        _, shard = self._opened()
+        low, high = shard.blocks[block]
+        with own_randomness(self.kernel, self.device):
+            if isinstance(job, LossJob):
+                return shard.losses_of(job.model, low, high)
+            shard.memo.update(job.memo)
+            found = self._answer(job.question, job.encoding, low, high)
+        if not abroad or self._shelf is None:
+            return Answered(found, None)
+        return Answered(found if job.question.gather else self._shelf.put(block, found), shard.report(low, high))
+
+    def _answer(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
+        """The encoded sum, or rows, of some clients, in pieces small enough for memory and cache."""
         parts: list[Tensor] = []
-        for clients in self._chunks(question):
+        for clients in self._chunks(question, low, high):
             rows = answer(question, clients, encoding)
             if question.gather:
                 parts.append(rows.cpu())
             else:
                 partial = encoding.sum(rows).cpu()
-                parts = [encoding.sum(torch.stack([*parts, partial]))]
+                parts = [encoding.sum(torch.stack([*parts, partial]))] if parts else [partial]
         return torch.cat(parts) if question.gather else parts[0]
 
-    def _chunks(self, question: Question) -> Iterator[Clients]:
-        """The cohort in pieces small enough for memory and cache."""
-        shard = self._opened()
-        count, size = len(shard.population), self.chunk or self._chunk_size(question, shard)
-        return (shard.clients(low, min(low + size, count)) for low in range(0, count, size))
-
-    def _opened(self) -> Shard:
-        if self._shard is None:
-            raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
-        return self._shard
+    def _chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
+        _, shard = self._opened()
+        size = self.chunk or self._chunk_size(question, shard)
+        return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
     def _chunk_size(self, question: Question, shard: Shard) -> int:
         if not isinstance(question, Train):
@@ -108,6 +194,30 @@ class LocalFleet:
         room = 1 if self.device.type == "cpu" else ON_A_GPU
         return max(1, min(self.kernel.stack, room * ROW_ENTRIES // self.kernel.dim, room * EXAMPLE_ENTRIES // padded))
 
+    def _opened(self) -> tuple[Opening, Shard]:
+        if self._opening is None or self._shard is None:
+            raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
+        return self._opening, self._shard
+
+    def _shard_of(self, opening: Opening, params: Tensor) -> Shard:
+        cohort = opening.cohort
+        clients = replace(self.population.select(cohort.ids), key=cohort.key)
+        alone = self.kernel.stack == 1
+        blocks = blocks_of(clients.size, self.kernel.dim, alone) if self.device.type == "cpu" else [(0, len(clients))]
+        return Shard(clients, cohort.importance, Broadcast(opening.round, opening.seed, params), self.kernel,
+                     params.to(self.device, self.dtype), opening.memory, blocks)
+
+    def _share(self, models: Tensor) -> None:
+        """Put the models where forked processes see them; those forked before there were as many end."""
+        if self._shelf is None or self._shelf.models.shape != models.shape:
+            self._team.close()
+            self._shelf = Shelf(models, most_blocks(self.kernel.dim))
+        self._shelf.models.copy_(models)
+
+
+def reads_losses(question: Any) -> bool:
+    return isinstance(question, Statistic) or bool(getattr(getattr(question, "risk", None), "reads_losses", False))
+
 
 def resident(population: Population, device: torch.device) -> Population:
     """The population with its examples on the GPU, where they fit into half of its free memory."""
@@ -116,20 +226,3 @@ def resident(population: Population, device: torch.device) -> Population:
     tensors = [population.targets, *(population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs])]
     free, _ = torch.cuda.mem_get_info(device)
     return population.to(device) if sum(tensor.nbytes for tensor in tensors) < free // 2 else population
-
-
-@contextmanager
-def kernel_context(kernel: Kernel, device: torch.device) -> Iterator[None]:
-    """Run a kernel without a trace: torch's random state and number of threads are given back.
-
-    Dropout reseeds torch's generator for every client. A second thread makes small work slower, and far slower when
-    something else runs on that core.
-    """
-    threads = torch.get_num_threads()
-    if kernel.dim < SMALL:
-        torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=kernel.stack == 1):
-            yield
-    finally:
-        torch.set_num_threads(threads)

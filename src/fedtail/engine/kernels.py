@@ -7,7 +7,8 @@ lean loop over any `nn.Module` is stacks of one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -75,6 +76,13 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
     if population is not None and can_be_stacked(task, device, dtype, population):
         return StackedKernel(task, device, dtype)
     return ModuleKernel(task, device, dtype)
+
+
+@contextmanager
+def own_randomness(kernel: Kernel, device: torch.device) -> Iterator[None]:
+    """Give torch's random state back: dropout reseeds its generator for every client."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=kernel.stack == 1):
+        yield
 
 
 class ModuleKernel:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtail.data.population import Population
 from fedtail.engine.kernels import kernel_for
 from fedtail.evaluation.distribution import Distribution
-from fedtail.evaluation.evaluate import client_values
+from fedtail.evaluation.evaluate import shared_values
 from fedtail.evaluation.tables import table
 from fedtail.task import Task
 from fedtail.training import Trained, results
@@ -89,4 +89,4 @@ def _least(errors: Tensor) -> Tensor:
 def _errors(task: Task, population: Population) -> Tensor:
     params = task.params().cpu()
     kernel = kernel_for(task, params.device, params.dtype, population)
-    return client_values(kernel, params, population, task.all_metrics[1:2])["error"]
+    return shared_values(kernel, params, population, task.all_metrics[1:2])["error"]

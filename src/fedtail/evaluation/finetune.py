@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fedtail.clients import Broadcast, Shard
 from fedtail.data.population import Population
-from fedtail.engine.fleet import kernel_context
-from fedtail.engine.kernels import kernel_for
-from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, task_of
+from fedtail.engine.blocks import blocks_of
+from fedtail.engine.kernels import kernel_for, own_randomness
+from fedtail.engine.workers import share_out, workers_for
+from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
 from fedtail.evaluation.tables import table
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -31,7 +32,8 @@ class FineTuned:
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
-             seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> FineTuned:
+             seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
+             workers: int | None = None) -> FineTuned:
     """Split each client's examples in two, train a copy of the model on the first part with `local`, judge it on the second."""
     task = task_of(model, task)
     task.check(population)
@@ -39,12 +41,19 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     params = task.params().to(device, dtype)
     kernel = kernel_for(task, params.device, params.dtype, population)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
-    before = client_values(kernel, params, held, task.all_metrics)
-    after: dict[str, list[Tensor]] = {name: [] for name in before}
-    with kernel_context(kernel, params.device):
-        for k in range(len(own)):      # every client has a model of its own: nothing to share between them
-            tuned = params + local.updates(shard.clients(k, k + 1))[0]
-            for name, value in client_values(kernel, tuned, held.select([k]), task.all_metrics).items():
-                after[name].append(value)
-    tuned_values = {name: torch.cat(values) for name, values in after.items()}
-    return FineTuned(evaluation_of(task, before, held), evaluation_of(task, tuned_values, held))
+    blocks = blocks_of(own.size, kernel.dim, one_by_one=True) if params.device.type == "cpu" else [(0, len(own))]
+
+    def tuned(block: int) -> dict[str, Tensor]:
+        """Every client has a model of its own: nothing to share between them."""
+        values: dict[str, list[Tensor]] = {metric.name: [] for metric in task.all_metrics}
+        with own_randomness(kernel, params.device):
+            for k in range(*blocks[block]):
+                model = params + local.updates(shard.clients(k, k + 1))[0]
+                for name, value in client_values(kernel, model, held.select([k]), task.all_metrics).items():
+                    values[name].append(value)
+        return {name: torch.cat(found) for name, found in values.items()}
+
+    before = shared_values(kernel, params, held, task.all_metrics, workers)
+    parts = share_out(tuned, len(blocks), workers_for(params.device, workers))
+    after = {name: torch.cat([part[name] for part in parts]) for name in before}
+    return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))

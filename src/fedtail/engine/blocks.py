@@ -1,0 +1,37 @@
+"""Fixed blocks of a cohort: the unit of work that is shared, and of sums.
+
+They follow from the shapes of the data and the model alone, never from the machine, and each is computed by one thread: so a
+round is the same to the last bit however many processes share it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Blocks
+
+MOST = 32                # blocks of a round: enough to keep many cores busy to the end
+LARGE = 2**26            # numbers in the sums of all blocks; larger models have fewer blocks
+FEWEST = 4
+GRAIN = 2**23            # examples times parameters worth a block of its own: a few milliseconds
+OVERHEAD = 2**14         # parameters to which a step of one client costs the same: overhead
+
+
+def blocks_of(sizes: Tensor, dim: int, one_by_one: bool = False) -> Blocks:
+    """Consecutive clients with about as many examples in each block; a step of one client alone is overhead at least."""
+    examples = sizes.cumsum(0)
+    if not len(examples):
+        return []
+    work = int(examples[-1]) * (max(dim, OVERHEAD) if one_by_one else dim)
+    count = min(most_blocks(dim), work // GRAIN, len(sizes))
+    if count < 2:
+        return [(0, len(sizes))]
+    middle = examples - sizes / 2
+    number = (middle * count / examples[-1]).long()                 # the block in which a client's middle example lies
+    ends = torch.searchsorted(number, torch.arange(count), right=True).tolist()
+    return [(low, high) for low, high in zip([0, *ends], ends, strict=False) if low < high]
+
+
+def most_blocks(dim: int) -> int:
+    return max(FEWEST, min(MOST, LARGE // dim))

@@ -1,0 +1,372 @@
+"""Processes that share a round: no bit changes with their number, and nothing of them is left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtail
+from fedtail import LocalSGD, Population, Task
+from fedtail.engine import LocalFleet, blocks, workers
+from fedtail.engine.blocks import blocks_of
+from fedtail.engine.shelf import Place, Shelf
+from fedtail.engine.workers import Team
+from fedtail.models import SoftmaxRegression
+
+pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="processes are forked on Linux only")
+
+RANDOM = np.random.default_rng(0)
+SIZES = RANDOM.integers(5, 40, 24)
+POPULATION = Population.from_arrays(RANDOM.standard_normal((SIZES.sum(), 6)).astype("float32"), RANDOM.integers(0, 4, SIZES.sum()),
+                                    np.repeat(np.arange(24), SIZES), group=np.arange(24) % 3)
+METHODS = {
+    "fedavg": fedtail.fedavg(12),
+    "delta_fl": fedtail.delta_fl(0.5, 12),
+    "q_ffl": fedtail.q_ffl(1.0, 12),
+    "afl": fedtail.afl(0.1),
+    "family": fedtail.delta_fl_family((1.0, 0.5), 12),
+    "fedprox, stragglers": fedtail.fedprox(0.1, 12, epochs=2, work=fedtail.Stragglers(0.5)),
+}
+
+
+def linear() -> Task:
+    return Task(SoftmaxRegression(6, 4))
+
+
+def stacked() -> Task:
+    torch.manual_seed(0)
+    return Task(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)))
+
+
+def dropout() -> Task:
+    torch.manual_seed(0)
+    return Task(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4)))
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Many small blocks, shared at once however little they are."""
+    monkeypatch.setattr(blocks, "GRAIN", 64)
+    monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+    monkeypatch.setattr(workers, "WORTH_SHARING", 0.0)
+
+
+def children() -> set[int]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def params_of(trained: fedtail.Trained) -> torch.Tensor:
+    states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
+    return torch.cat([s.params for s in states])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("make", "channel"), [(linear, fedtail.IntegerChannel()), *((make, fedtail.PlainChannel()) for make in
+                                               (linear, stacked, dropout))], ids=["integers", "linear", "stacked", "dropout"])
+def test_the_number_of_workers_changes_no_bit(eager, name, make, channel):
+    task, runs, views = make(), [], []
+    for count in (1, 2, 4):
+        with LocalFleet(POPULATION, task, workers=count) as fleet:
+            seen = []
+            runs.append(fedtail.train(METHODS[name], task, POPULATION, rounds=3, seed=5, fleet=fleet, channel=channel,
+                                      on_round=lambda p, seen=seen: seen.append(p.view)))
+            assert (fleet._team.helpers is not None) == (count > 1)
+        views.append(seen)
+    for other, seen in zip(runs[1:], views[1:], strict=True):
+        assert torch.equal(params_of(other), params_of(runs[0]))
+        assert all(torch.equal(other.memory.kept[k], v) for k, v in runs[0].memory.kept.items())
+        for here, there in zip(views[0], seen, strict=True):
+            assert torch.equal(here.trained, there.trained)
+            assert torch.equal(here.left_out, there.left_out)
+
+
+@pytest.mark.parametrize("make", [linear, dropout])
+def test_evaluation_and_fine_tuning_are_the_same_too(eager, make):
+    task = make()
+    evaluations = [fedtail.evaluate(task.module, POPULATION, task, workers=count) for count in (1, 3)]
+    tuned = [fedtail.finetune(task.module, POPULATION, LocalSGD(0.1, epochs=2), task, workers=count) for count in (1, 3)]
+    assert torch.equal(evaluations[0].loss.values, evaluations[1].loss.values)
+    assert torch.equal(tuned[0].after.loss.values, tuned[1].after.loss.values)
+    assert not torch.equal(tuned[0].after.loss.values, tuned[0].before.loss.values)
+    assert not children()
+
+
+def test_clients_left_out_by_another_process_are_counted(eager):
+    x, y = POPULATION.client(23)
+    people = Population.from_clients([*(POPULATION.client(k) for k in range(23)), (x * 1e38, y)])
+    views = []
+    for count in (1, 3):
+        fedtail.train(fedtail.delta_fl(0.5, 24, learning_rate=10.0), dropout(), people, rounds=1, workers=count,
+                      on_round=lambda p: views.append(p.view))
+    assert [view.failed for view in views] == [1, 1]
+    assert views[1].left_out[views[1].asked == 23].all()
+
+
+def test_rows_are_gathered_from_all_processes(eager):
+    @dataclass(frozen=True)
+    class Median:
+        gathers = True
+
+        def rows(self, updates, seen, train, clients):
+            return updates.double()
+
+        def fit(self, train):
+            rows = yield train
+            return rows.median(0).values
+
+        def width(self, dim):
+            return dim
+
+        def bound(self, width, weight):
+            return torch.full((width,), 1e3)
+
+    rows = []
+    for count in (1, 3):
+        question = fedtail.questions.Train(LocalSGD(0.1), fedtail.Mean(), torch.zeros(0), Median(), gather=True)
+        with LocalFleet(POPULATION, linear(), workers=count) as fleet:
+            cohort = fedtail.Everyone()(POPULATION, 0, 0)
+            broadcast = fedtail.clients.Broadcast(0, 0, linear().params()[None])
+            with fedtail.PlainChannel().open(fleet, cohort, broadcast) as ask:
+                rows.append(ask(question))
+    assert rows[0].shape == (24, 28)
+    assert torch.equal(*rows)
+
+
+def test_small_rounds_are_not_shared():
+    with LocalFleet(POPULATION, linear(), workers=4) as fleet:
+        fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=3, fleet=fleet)
+        assert fleet._team.helpers is None
+
+
+def test_blocks_follow_from_shapes_and_cover_everybody():
+    torch.manual_seed(0)
+    for clients, dim in ((100, 115_646), (7, 10**6), (1000, 300), (3, 10**8), (1, 10**7)):
+        sizes = torch.randint(1, 500, (clients,))
+        found = blocks_of(sizes, dim)
+        assert [low for low, _ in found] == [0, *(high for _, high in found[:-1])]
+        assert found[-1][1] == clients
+        assert len(found) <= blocks.most_blocks(dim)
+        if len(found) > 1:                            # about as many examples each, but for one client more or less
+            held = [int(sizes[low:high].sum()) for low, high in found]
+            assert max(held) <= sizes.sum() / len(found) + 2 * sizes.max()
+    assert blocks_of(torch.zeros(0, dtype=torch.int64), 10) == []
+
+
+def test_work_goes_to_whoever_is_free(monkeypatch):
+    monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+    team = Team(lambda job, block: (time.sleep(0.3 if block == 1 else 0.02), os.getpid())[1], 2)
+    done = team.run("job", 12)
+    team.close()
+    slow = done[1]                                    # whoever slept long did few others
+    assert len(set(done)) == 2
+    assert done.count(slow) < 6
+
+
+def test_an_error_is_raised_here_and_the_team_goes_on(eager):
+    def perform(job, block):
+        if job == "break" and block >= 3:
+            raise ValueError(f"block {block} is broken")
+        return block * 10
+
+    team = Team(perform, 3)
+    assert team.run("fine", 6) == [0, 10, 20, 30, 40, 50]
+    with pytest.raises(ValueError, match="block 3 is broken"):
+        team.run("break", 6)
+    assert team.run("fine", 6) == [0, 10, 20, 30, 40, 50]
+    team.close()
+    assert not children()
+
+
+def test_an_error_in_a_users_loss_is_the_same_with_workers(eager):
+    def picky(outputs, targets):
+        if outputs.requires_grad:
+            raise ValueError("this loss cannot be trained")
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    for count in (1, 3):
+        with pytest.raises(ValueError, match="this loss cannot be trained"):
+            fedtail.train(METHODS["fedavg"], Task(stacked().module, loss=picky), POPULATION, rounds=1, workers=count)
+        assert not children()
+
+
+def test_errors_that_cannot_be_pickled_are_told(eager):
+    class Odd(Exception):
+        def __init__(self, code, place):
+            super().__init__(f"code {code}")
+
+    def perform(job, block):
+        if os.getpid() != home:
+            raise Odd(7, lambda: None)
+        time.sleep(0.05)
+        return block
+
+    home, team = os.getpid(), Team(perform, 2)
+    with pytest.raises(Exception, match="code 7"):
+        team.run("job", 8)
+    team.close()
+
+
+def test_a_process_that_dies_costs_time_only(eager):
+    home = os.getpid()
+
+    def perform(job, block):
+        time.sleep(0.02)
+        if os.getpid() != home and job == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return block
+
+    team = Team(perform, 3)
+    with pytest.warns(RuntimeWarning, match="worker processes died"):
+        assert team.run("die", 8) == list(range(8))
+    assert team.run("live", 8) == list(range(8))      # nobody left: alone
+    assert team.helpers is None
+    assert not children()
+
+
+def test_jobs_that_cannot_be_pickled_are_done_alone(eager):
+    team = Team(lambda job, block: (job(block), os.getpid()), 3)
+    done = team.run(lambda block: block + 1, 4)
+    assert [d for d, _ in done] == [1, 2, 3, 4]
+    assert {pid for _, pid in done} == {os.getpid()}
+    assert team.helpers is None
+
+
+def test_a_daemon_cannot_fork_and_works_alone(eager):
+    def inside(connection):
+        torch.set_num_threads(1)
+        connection.send(params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=3)).tolist())
+
+    mine, theirs = multiprocessing.get_context("fork").Pipe()
+    process = multiprocessing.get_context("fork").Process(target=inside, args=(theirs,), daemon=True)
+    process.start()
+    assert mine.poll(60)
+    found = mine.recv()
+    process.join()
+    assert found == params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=1)).tolist()
+
+
+def test_processes_end_with_the_run_the_fleet_and_an_exception(eager):
+    fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=3)
+    assert not children()
+    fleet = LocalFleet(POPULATION, linear(), workers=3)
+    fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, fleet=fleet)
+    assert len(children()) == 2
+    del fleet
+    gc.collect()
+    assert not children()
+
+    def stop(progress):
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, workers=3, on_round=stop)
+    assert not children()
+
+
+def test_a_family_after_one_model_on_the_same_fleet(eager):
+    with LocalFleet(POPULATION, linear(), workers=3) as fleet:
+        for name in ("fedavg", "family", "fedavg"):
+            shared = fedtail.train(METHODS[name], linear(), POPULATION, rounds=2, fleet=fleet)
+            alone = fedtail.train(METHODS[name], linear(), POPULATION, rounds=2, workers=1)
+            assert torch.equal(params_of(shared), params_of(alone))
+
+
+SLOW = """
+import os, sys, time, torch, numpy as np, fedtail
+from fedtail.engine import workers
+workers.WORTH_STARTING = workers.WORTH_SHARING = 0.0
+import fedtail.engine.blocks as blocks
+blocks.GRAIN = 1
+
+def loss(outputs, targets):
+    time.sleep(0.02)
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+people = fedtail.Population.from_arrays(np.zeros((400, 3), "float32"), np.zeros(400, int), np.repeat(np.arange(20), 20))
+module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.1))
+def tell(progress):
+    import multiprocessing
+    print("round", *[child.pid for child in multiprocessing.active_children()], flush=True)
+fedtail.train(fedtail.fedavg(20), fedtail.Task(module, loss=loss), people, rounds=1000, workers=3, on_round=tell)
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_this_one_however_it_ends(sign):
+    started = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SLOW)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = started.stdout.readline().split()
+        assert line[0] == "round", started.stderr.read()
+        pids = [int(pid) for pid in line[1:]]
+        assert len(pids) == 2
+        time.sleep(0.1)                               # somewhere in the next round
+        started.send_signal(sign)
+        started.wait(30)
+    finally:
+        started.kill()
+        started.communicate()
+    assert started.returncode != 0
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
+        time.sleep(0.1)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_torch_is_left_as_it_was(eager):
+    task = dropout()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    fedtail.train(METHODS["delta_fl"], task, POPULATION, rounds=2, workers=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_training_in_a_thread(eager):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, workers=3)))
+    thread.start()
+    thread.join()
+    assert torch.equal(params_of(found[0]), params_of(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, workers=1)))
+    assert not children()
+
+
+def test_the_shelf_holds_sums_of_64_bits():
+    shelf = Shelf(torch.zeros(2, 10), 3)
+    for values in (torch.arange(11.0, dtype=torch.float64), torch.arange(11)):
+        place = shelf.put(1, values)
+        assert isinstance(place, Place)
+        assert torch.equal(shelf.get(place), values)
+    long = torch.zeros(10_000, dtype=torch.float64)
+    assert shelf.put(0, long) is long
+    narrow = torch.zeros(3)
+    assert shelf.put(0, narrow) is narrow
+
+
+def test_workers_are_counted_from_none_to_many():
+    with pytest.raises(ValueError, match="workers must be at least 0, got -1"):
+        fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=-1)
+    assert 1 <= workers.cores() <= (os.cpu_count() or 1)
+    assert workers.workers_for(torch.device("cpu"), 0) == 0
+    assert workers.workers_for(torch.device("meta"), 5) == 0
+    threads = [params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, workers=count)) for count in (0, 1)]
+    assert torch.allclose(*threads, atol=1e-6)
