@@ -15,13 +15,19 @@ import fedtail
 from fedtail.engine import kernel_for
 
 
+class WatchedMean(fedtail.Mean):
+    """The mean, for clients that look at their losses too, as the peers' clients do."""
+
+    reads_losses = True
+
+
 def method_of(workload: Workload, name: str) -> fedtail.FederatedAlgorithm:
-    """FedAvg, FedAvg that also asks for the losses (the superquantile at theta = 1 is the mean), or Delta-FL."""
+    """FedAvg, FedAvg whose clients also compute their losses, or Delta-FL."""
     local = {"learning_rate": workload.rate, "batch_size": workload.batch}
     fedavg = fedtail.fedavg(workload.cohort, **local)
     if name == "delta_fl":
         return fedtail.delta_fl(0.5, workload.cohort, **local)
-    return replace(fedavg, risk=fedtail.Superquantile(1.0)) if workload.losses and name == "fedavg" else fedavg
+    return replace(fedavg, risk=WatchedMean()) if workload.losses and name == "fedavg" else fedavg
 
 
 def module_of(workload: Workload, path: str) -> torch.nn.Module:

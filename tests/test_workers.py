@@ -60,6 +60,7 @@ def dropout() -> Task:
 def eager(monkeypatch):
     """Many small blocks, shared at once however little they are."""
     monkeypatch.setattr(blocks, "GRAIN", 64)
+    monkeypatch.setattr(blocks, "TOGETHER", 1)
     monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
     monkeypatch.setattr(workers, "WORTH_SHARING", 0.0)
 
@@ -155,14 +156,14 @@ def test_blocks_follow_from_shapes_and_cover_everybody():
     torch.manual_seed(0)
     for clients, dim in ((100, 115_646), (7, 10**6), (1000, 300), (3, 10**8), (1, 10**7)):
         sizes = torch.randint(1, 500, (clients,))
-        found = blocks_of(sizes, dim)
+        found = blocks_of(sizes, dim, 1)
         assert [low for low, _ in found] == [0, *(high for _, high in found[:-1])]
         assert found[-1][1] == clients
         assert len(found) <= blocks.most_blocks(dim)
         if len(found) > 1:                            # about as many examples each, but for one client more or less
             held = [int(sizes[low:high].sum()) for low, high in found]
             assert max(held) <= sizes.sum() / len(found) + 2 * sizes.max()
-    assert blocks_of(torch.zeros(0, dtype=torch.int64), 10) == []
+    assert blocks_of(torch.zeros(0, dtype=torch.int64), 10, 1) == []
 
 
 def test_work_goes_to_whoever_is_free(monkeypatch):

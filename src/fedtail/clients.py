@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtail.data.arrays import taken
 from fedtail.data.population import Population, rows_of
 from fedtail.draws import hashed
 from fedtail.modules import cast
@@ -213,7 +214,7 @@ class Clients:
         """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
         population = self.shard.population
         rows = (population.start[self.place][:, None] + within).to(population.targets.device)
-        inputs, targets = rows_of(population.inputs, rows), population.targets[rows]
+        inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
         return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), targets.to(self.shard.params.device)
 
 
@@ -236,7 +237,7 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
     for low in range(0, len(rows), batch):
         few = rows[low : low + batch].to(population.targets.device)
         inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
-        yield owner[low : low + batch], inputs, population.targets[few].to(like.device)
+        yield owner[low : low + batch], inputs, taken(population.targets, few).to(like.device)
 
 
 def on(inputs: Examples, device: torch.device) -> Examples:

@@ -14,7 +14,7 @@ IGNORED = -100      # a target that does not count: PyTorch's own convention, us
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Multinomial logistic loss; for sequences, outputs (n, time, classes), the mean over positions that count."""
-    if targets.ndim == 1 and outputs.shape[-1] <= FEW and not outputs.requires_grad:
+    if targets.ndim == 1 and not outputs.requires_grad and (outputs.shape[-1] <= FEW or outputs.stride(-1) > 1):
         shifted = outputs - outputs.amax(-1, keepdim=True)
         return shifted.exp().sum(-1).log_() - shifted.gather(-1, targets[:, None])[:, 0]
     if targets.ndim == 1:

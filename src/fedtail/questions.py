@@ -135,17 +135,27 @@ class Encoding(Protocol):
         """The largest mass of one of them."""
         ...
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it needs the bound of a row; where not, it is given an empty one."""
+        ...
+
     def encode(self, rows: Tensor, bound: Tensor) -> Tensor: ...
+
+
+def bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
+    """The bound of a row, where the encoding needs it."""
+    return question.bound(width, encoding.clients, encoding.mass) if encoding.bounded else torch.zeros(0, dtype=torch.float64)
 
 
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     """The client's only entry point. A client whose row is not finite answers zeros: it is left out and counted."""
     rows = question.rows(clients)
-    finite = rows.isfinite().all(1)
-    if not bool(finite.all()):
+    if not bool(rows.sum(1).isfinite().all()):                     # a finite sum has finite terms; the other way round, look
+        finite = rows.isfinite().all(1)
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
-    return encoding.encode(rows, question.bound(rows.shape[1], encoding.clients, encoding.mass))
+    return encoding.encode(rows, bound_for(question, rows.shape[1], encoding))
 
 
 def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:

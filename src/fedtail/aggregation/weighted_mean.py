@@ -25,7 +25,10 @@ class WeightedMean:
 
     def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
         weight = (seen.mass * train.risk.density(seen, train.dual)).to(updates.device)[:, None]      # float64, as its bound
-        return torch.cat([weight, weight * updates], 1)
+        rows = weight.new_empty(len(updates), self.width(updates.shape[1]))
+        rows[:, :1] = weight
+        torch.mul(updates, weight, out=rows[:, 1:])
+        return rows
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
         return (yield from ratio_of_sums(train))

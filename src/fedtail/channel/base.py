@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from fedtail.clients import Broadcast, ClientMemory, RoundView
-from fedtail.questions import Encoding, Question, arranged, single_questions
+from fedtail.questions import Encoding, Question, arranged, bound_for, single_questions
 from fedtail.sampling import Cohort
 
 
@@ -76,7 +76,7 @@ class Channel:
                 self.refuse_rows(one.gather, type(getattr(one, "aggregate", one)).__name__)
             totals = zip(questions, fleet.collect(questions, encoding), strict=True)
             return arranged(question, iter([
-                encoding.decode(total, one.bound(total.shape[-1], encoding.clients, encoding.mass)) for one, total in totals]))
+                encoding.decode(total, bound_for(one, total.shape[-1], encoding)) for one, total in totals]))
 
         finished = False
         try:

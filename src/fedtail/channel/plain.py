@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ class PlainChannel(Channel):
 class Plain:
     """float64, added as such."""
 
+    bounded: ClassVar[bool] = False
     clients: int
     mass: float
 

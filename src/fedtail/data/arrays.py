@@ -16,7 +16,15 @@ from fedtail.types import Examples
 
 def rows_of(inputs: Examples, rows: Any) -> Examples:
     """Some examples of a tensor or of each tensor in a dict."""
-    return {k: v[rows] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
+    return {k: taken(v, rows) for k, v in inputs.items()} if isinstance(inputs, dict) else taken(inputs, rows)
+
+
+def taken(values: Tensor, rows: Any) -> Tensor:
+    """values[rows]; for rows by their numbers the faster way."""
+    if not isinstance(rows, Tensor) or rows.dtype != torch.int64:
+        return values[rows]
+    found = values.index_select(0, rows.reshape(-1))
+    return found if rows.ndim == 1 else found.unflatten(0, rows.shape)
 
 
 def lengths_of(inputs: Examples, name: str) -> list[tuple[str, int]]:

@@ -15,16 +15,17 @@ MOST = 32                # blocks of a round: enough to keep many cores busy to 
 LARGE = 2**26            # numbers in the sums of all blocks; larger models have fewer blocks
 FEWEST = 4
 GRAIN = 2**23            # examples times parameters worth a block of its own: a few milliseconds
-OVERHEAD = 2**14         # parameters to which a step of one client costs the same: overhead
+OVERHEAD = 2**14         # parameters up to which a step of one client alone costs the same
+TOGETHER = 12            # clients side by side from which on more gain little
 
 
-def blocks_of(sizes: Tensor, dim: int, one_by_one: bool = False) -> Blocks:
-    """Consecutive clients with about as many examples in each block; a step of one client alone is overhead at least."""
+def blocks_of(sizes: Tensor, dim: int, stack: int) -> Blocks:
+    """Consecutive clients with about as many examples in each block, for a kernel that takes `stack` of them side by side."""
     examples = sizes.cumsum(0)
     if not len(examples):
         return []
-    work = int(examples[-1]) * (max(dim, OVERHEAD) if one_by_one else dim)
-    count = min(most_blocks(dim), work // GRAIN, len(sizes))
+    work = int(examples[-1]) * (max(dim, OVERHEAD) if stack == 1 else dim)
+    count = min(most_blocks(dim), work // GRAIN, len(sizes) // min(stack, TOGETHER))
     if count < 2:
         return [(0, len(sizes))]
     middle = examples - sizes / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -90,6 +90,7 @@ class LocalFleet:
         self._opening: Opening | None = None
         self._shard: Shard | None = None
         self._view = RoundView.of_nobody()
+        self._restore: Callable[[], None] = lambda: None
 
     def __enter__(self) -> LocalFleet:
         return self
@@ -106,12 +107,13 @@ class LocalFleet:
         self._shard = self._shard_of(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share(self._shard.params)
+        self._restore = one_thread(self.workers)           # until the round is closed: its server's steps too
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        with one_thread(self.workers):
-            return [self._sum(question, encoding) for question in questions]
+        return [self._sum(question, encoding) for question in questions]
 
     def close(self, finished: bool) -> None:
+        self._restore()
         if self._shard is None or self._opening is None:      # a round in which nobody was asked
             self._view = RoundView.of_nobody()
             return
@@ -202,8 +204,8 @@ class LocalFleet:
     def _shard_of(self, opening: Opening, params: Tensor) -> Shard:
         cohort = opening.cohort
         clients = replace(self.population.select(cohort.ids), key=cohort.key)
-        alone = self.kernel.stack == 1
-        blocks = blocks_of(clients.size, self.kernel.dim, alone) if self.device.type == "cpu" else [(0, len(clients))]
+        everybody = [(0, len(clients))]
+        blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack) if self.device.type == "cpu" else everybody
         return Shard(clients, cohort.importance, Broadcast(opening.round, opening.seed, params), self.kernel,
                      params.to(self.device, self.dtype), opening.memory, blocks)
 

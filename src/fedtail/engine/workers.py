@@ -14,8 +14,8 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,24 +168,24 @@ class Helpers:
 
 def share_out(perform: Callable[[int], Any], blocks: int, workers: int) -> list[Any]:
     """The results of some blocks, from processes that are forked for them if it pays, and end with them."""
-    team = Team(lambda _, block: perform(block), workers)
+    team, restore = Team(lambda _, block: perform(block), workers), one_thread(workers)
     try:
-        with one_thread(workers):
-            return team.run(None, blocks)
+        return team.run(None, blocks)
     finally:
+        restore()
         team.close()
 
 
-@contextmanager
-def one_thread(workers: int) -> Iterator[None]:
-    """One thread computes a block, whoever does it: with several, small work is slower, and sums are added in another order."""
+def one_thread(workers: int) -> Callable[[], None]:
+    """Compute with one thread, and return what gives torch its threads back; with no workers nothing changes.
+
+    One thread computes a block, whoever does it: several would add sums in another order, are slower where the work is small,
+    and wait for each other where processes share the cores.
+    """
     threads = torch.get_num_threads()
     if workers:
         torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return lambda: torch.set_num_threads(threads)
 
 
 def workers_for(device: torch.device, workers: int | None) -> int:

@@ -78,7 +78,7 @@ class LocalSGD:
             clients.kernel.reseed(int(clients.draws("dropout")[0]))
         for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
             self._step(clients, params[: batch.active], anchor, velocity, batch)
-        return torch.empty_like(params).index_copy_(0, order.to(params.device), params - anchor)
+        return params.sub_(anchor).index_select(0, order.argsort().to(params.device))
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch) -> None:
         """One step of the active clients, in place."""

@@ -1,0 +1,123 @@
+"""Linear models in closed form: the gradient is residual times input, for many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.data.population import Population
+from fedtail.losses import IGNORED, cross_entropy, default_loss, logistic, loss_for, squared_error
+from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.modules import call
+from fedtail.task import Task
+from fedtail.types import Examples
+
+Residual = Callable[[Tensor, Tensor], Tensor]      # scores (clients, outputs, batch), targets (clients, batch, ...) -> like scores
+
+SMALL = 2**12       # weights of one client
+CACHED = 2**20      # numbers of stacked parameters: they should stay in cache
+
+
+class LinearKernel:
+    """Softmax, logistic and least-squares models, side by side.
+
+    Scores are (clients, outputs, batch), and of outputs and batch the longer one lies innermost in memory: products and
+    softmax are several times faster so.
+    """
+
+    flat = 16384
+
+    def __init__(self, task: Task, residual: Residual):
+        linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
+        self.task, self.residual, self.bias = task, residual, linear.bias is not None
+        self.shape = (linear.out_features, linear.in_features)
+        self.weights = linear.out_features * linear.in_features
+        self.dim = self.weights + (linear.out_features if self.bias else 0)
+        self.squeeze = call(task.module, linear.weight[:1].detach()).ndim == 1
+        self.stack = max(1, CACHED // self.dim)
+
+    def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
+        outputs = self._scores(params[None], _only(inputs)[None].flatten(2))[0].mT
+        return outputs[:, 0] if self.squeeze else outputs
+
+    def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        inputs = _only(inputs).flatten(2)
+        residual = self.residual(self._scores(params, inputs), targets) * weight[:, None]
+        weights = torch.bmm(residual, inputs).flatten(1)
+        return torch.cat([weights, residual.sum(2)], 1) if self.bias else weights
+
+    def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
+        inputs = _only(inputs).flatten(2)
+        residual = self.residual(self._scores(params, inputs), targets).mul_(weight[:, None])
+        weights = params[:, : self.weights].unflatten(1, self.shape)
+        if self.weights > SMALL:
+            weights.baddbmm_(residual, inputs, alpha=-rate)
+        else:                              # in place is slow where it cannot be done by one call for all clients
+            weights.sub_(torch.bmm(residual, inputs), alpha=rate)
+        if self.bias:
+            params[:, self.weights :].sub_(residual.sum(2), alpha=rate)
+
+    def reseed(self, bits: int) -> None:
+        """Nothing here is random."""
+
+    def _scores(self, params: Tensor, inputs: Tensor) -> Tensor:
+        weight, bias = params[:, : self.weights].unflatten(1, self.shape), params[:, self.weights :]
+        if inputs.shape[1] > self.shape[0]:
+            return torch.baddbmm(bias[:, :, None], weight, inputs.mT) if self.bias else torch.bmm(weight, inputs.mT)
+        return (torch.baddbmm(bias[:, None], inputs, weight.mT) if self.bias else torch.bmm(inputs, weight.mT)).mT
+
+
+def residual_of(task: Task, population: Population | None) -> Residual | None:
+    """The residual of the task's loss, if its module is linear and nothing else; None where it is not known to be."""
+    own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
+    if not own and not (type(task.module) is nn.Linear and population is not None and _is_flat(population)):
+        return None
+    if not _is_plain(task.module):
+        return None
+    loss = task.loss
+    if loss is default_loss and population is not None:
+        loss = loss_for(population.targets.is_floating_point(), bool(task.module.out_features == 1))
+    closed = ((cross_entropy, _softmax_residual), (logistic, _logistic_residual), (squared_error, _squared_residual))
+    return next((residual for known, residual in closed if known is loss), None)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Nothing but a trained weight and bias, in that order: no hooks, no forward of its own, nothing frozen or added."""
+    names = [name.removeprefix("linear.") for name, p in module.named_parameters() if p.requires_grad]
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    touched = any("forward" in vars(m) or any(getattr(m, hook, None) for hook in hooks) for m in module.modules())
+    return not touched and names in (["weight"], ["weight", "bias"]) and len(list(module.parameters())) == len(names)
+
+
+def _is_flat(population: Population) -> bool:
+    """One vector and one target for an example: no sequences, no images, no names."""
+    return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
+
+
+def _only(inputs: Examples) -> Tensor:
+    """The features, also where they come by name."""
+    return next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+
+
+def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    if scores.stride(2) == 1:
+        likely = scores.softmax(1)
+    else:                                  # torch's softmax is slow over a short innermost axis
+        likely = (scores - scores.amax(1, keepdim=True)).exp_()
+        likely.div_(likely.sum(1, keepdim=True))
+    return likely.scatter_add_(1, targets[:, None], scores.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
+
+
+def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    return scores.sigmoid() - targets[:, None].to(scores.dtype)
+
+
+def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    wanted = targets.reshape(scores.mT.shape).mT
+    gap = scores - wanted.to(scores.dtype)
+    if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error
+        gap = gap.where(wanted != IGNORED, 0.0)
+    return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out
