@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
 
 Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
+PIECE = 2**22            # examples whose places are written down at once: memory does not grow with the population
 Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
 
 
@@ -232,12 +233,16 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
 
 
 def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
-    """All examples of all clients in order, `batch` at a time: (owner, inputs, targets), on the device of `like`."""
-    owner, rows = population.examples()
-    for low in range(0, len(rows), batch):
-        few = rows[low : low + batch].to(population.targets.device)
-        inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
-        yield owner[low : low + batch], inputs, taken(population.targets, few).to(like.device)
+    """All examples of all clients in order, at most `batch` at a time: (owner, inputs, targets), on the device of `like`."""
+    before = 0
+    for piece in population.pieces(PIECE):
+        owner, rows = piece.examples()
+        even = -(-len(rows) // -(-len(rows) // batch))
+        for mine, some in zip(owner.add_(before).split(even), rows.split(even), strict=True):
+            few = some.to(population.targets.device)
+            inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
+            yield mine, inputs, taken(population.targets, few).to(like.device)
+        before += len(piece)
 
 
 def on(inputs: Examples, device: torch.device) -> Examples:

@@ -16,10 +16,14 @@ from torch import Tensor
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+PIECE = 2**17
 
 
 def hashed(seed: int, name: str, *parts: int | Tensor) -> Tensor:
     """64 hashed bits as int64, broadcast over the parts: `hashed(0, "batches", round, clients[:, None], epoch)`."""
+    *others, last = parts or (0,)
+    if isinstance(last, Tensor) and last.ndim == 1 and len(last) > PIECE and not any(isinstance(part, Tensor) for part in others):
+        return torch.cat([hashed(seed, name, *others, piece) for piece in last.split(PIECE)])      # each stays in cache
     state: int | Tensor = _mix(index(seed) ^ _name_bits(name))
     for part in parts:
         state = _mix(state ^ _mix((part if isinstance(part, Tensor) else index(part)) + _signed(_GOLDEN)))
@@ -56,7 +60,7 @@ def _signed(bits: int) -> int:
 
 def _shift(bits: Tensor, by: int) -> Tensor:
     """Logical shift to the right (the sign bit is a bit like any other)."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _mix(bits):
@@ -66,6 +70,6 @@ def _mix(bits):
         bits = ((bits ^ (bits >> 30)) * _FIRST) & _MASK
         bits = ((bits ^ (bits >> 27)) * _SECOND) & _MASK
         return _signed(bits ^ (bits >> 31))
-    bits = (bits ^ _shift(bits, 30)) * _signed(_FIRST)
-    bits = (bits ^ _shift(bits, 27)) * _signed(_SECOND)
-    return bits ^ _shift(bits, 31)
+    once = _shift(bits, 30).bitwise_xor_(bits).mul_(_signed(_FIRST))
+    twice = _shift(once, 27).bitwise_xor_(once).mul_(_signed(_SECOND))
+    return _shift(twice, 31).bitwise_xor_(twice)

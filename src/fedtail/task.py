@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
+from fedtail.data.arrays import taken
 from fedtail.data.population import Population, rows_of
 from fedtail.losses import (
     IGNORED,
@@ -26,6 +27,7 @@ from fedtail.losses import (
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import cast, on_cpu, refuse_shared_statistics, trainable, tried
 
+PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 PerExample = Callable[[Tensor, Tensor], Tensor]
 OWN_LOSS: dict[type, tuple[PerExample, PerExample]] = {      # modules that say by their name what they minimise
     SoftmaxRegression: (cross_entropy, misclassification),
@@ -134,14 +136,22 @@ class Task:
 
 def _telling_rows(population: Population) -> Tensor:
     """Two examples of the first client, and those with the smallest and largest target and token."""
-    rows = population.examples()[1]
     inputs = population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs]
-    picked = [rows[: min(2, int(population.size[0]))]]
-    for values in [population.targets, *(v for v in inputs if not v.is_floating_point() and v.dtype != torch.bool)]:
-        flat = values[rows.to(values.device)].reshape(len(rows), -1).cpu()
-        lowest = flat.where(flat != IGNORED, flat.max()).amin(1).argmin()
-        picked += [rows[lowest, None], rows[flat.amax(1).argmax(), None]]
+    told = [population.targets, *(v for v in inputs if not v.is_floating_point() and v.dtype != torch.bool)]
+    first = int(population.start[0])
+    picked = [torch.arange(first, first + min(2, int(population.size[0])))]
+    for values in told:
+        extremes = [_extremes(values, piece.examples()[1]) for piece in population.pieces(PIECE)]
+        picked += [min(extremes, key=lambda e: e[0])[1], max(extremes, key=lambda e: e[2])[3]]
     return torch.cat(picked)
+
+
+def _extremes(values: Tensor, rows: Tensor) -> tuple[float, Tensor, float, Tensor]:
+    """The smallest value that counts, the row it is in, the largest, and its row."""
+    flat = taken(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
+    least, most = flat.where(flat != IGNORED, flat.max()).amin(1), flat.amax(1)
+    low, high = least.argmin(), most.argmax()
+    return least[low].item(), rows[low, None], most[high].item(), rows[high, None]
 
 
 def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None:

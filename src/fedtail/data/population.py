@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,14 @@ class Population:
         """For every example, clients in order: its client, and its row in `inputs` and `targets`."""
         owner = torch.arange(len(self)).repeat_interleave(self.size)
         return owner, (self.start - (self.size.cumsum(0) - self.size))[owner] + torch.arange(len(owner))
+
+    def pieces(self, examples: int) -> Iterator[Population]:
+        """Consecutive clients that hold about so many examples together, one piece after the other."""
+        if self.num_examples <= examples:
+            return iter((self,))
+        number = (self.size.cumsum(0) - 1) // examples
+        ends = torch.cat([(number.diff() > 0).nonzero().flatten() + 1, torch.tensor([len(self)])]).tolist()
+        return (self.select(torch.arange(low, high)) for low, high in zip([0, *ends], ends, strict=False))
 
     def client(self, index: int) -> tuple[Examples, Tensor]:
         """One client's examples, as views."""
