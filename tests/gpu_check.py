@@ -1,6 +1,7 @@
 """On a machine with a GPU, from source, with torch and numpy alone: `python tests/gpu_check.py`.
 
-Every recipe gives the same model on the GPU as on the CPU, over plain and integer channels; exits with 1 if one does not.
+Every recipe gives the same model on the GPU as on the CPU, over plain and integer channels; stacked convolutions are torch's,
+recorded steps the plain ones, and what cannot be recorded is computed without; exits with 1 if something does not agree.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import torch
 from torch import nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
 
 import fedtail
+from fedtail.engine.convolutions import Flat, Stacked
+from fedtail.engine.fleet import LocalFleet
+from fedtail.engine.graphs import Replayed
+from fedtail.engine.stacked import StackedKernel, stacked_gradients
 from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression
 
 RECIPES = {
@@ -39,6 +46,105 @@ def population(shape: tuple[int, ...]) -> fedtail.Population:
 def params_of(trained: fedtail.Trained) -> torch.Tensor:
     states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
     return torch.cat([s.params.cpu() for s in states])
+
+
+class Looking(nn.Module):
+    """Brings a number to the host, which a recording does not let it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(20, 5)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x) * float(self.scale)
+
+
+CONVOLUTIONS = {      # kernel, stride, padding, dilation, image, channels in and out
+    "plain": ((5, 5), 1, 0, 1, (12, 12), 32, 64), "all of it": ((3, 2), (2, 1), (1, 2), (1, 2), (9, 11), 2, 3),
+    "a point": ((1, 1), 1, 0, 1, (4, 5), 2, 6), "dilated": ((3, 3), 2, 1, 2, (11, 10), 1, 5),
+}
+
+
+def convolutions_agree() -> bool:
+    """Stacked convolutions and pooling, with their gradients, against vmap's own; ties and numbers that are none too."""
+    good = True
+    for name, (kernel, stride, padding, dilation, size, before, after) in CONVOLUTIONS.items():
+        torch.manual_seed(0)
+        given = [torch.randn(*shape, dtype=torch.float64, device="cuda") for shape in
+                 ((3, 4, before, *size), (3, after, before, *kernel), (3, after))]
+
+        def total(x, w, b, stride=stride, padding=padding, dilation=dilation):
+            y = F.conv2d(x, w, b, stride, padding, dilation)
+            return (F.max_pool2d(y, 2) if min(y.shape[2:]) > 1 else y).sin().sum()
+
+        for place in range(3):
+            expected = vmap(grad(total, place))(*given)
+            with Stacked():
+                gap = (vmap(grad(total, place))(*given) - expected).abs().max().item() / expected.abs().max().item()
+            good &= gap < 1e-12
+        with torch.no_grad():
+            plain = F.conv2d(given[0][0], given[1][0], given[2][0], stride, padding, dilation)
+            with Flat():
+                flat = (F.conv2d(given[0][0], given[1][0], given[2][0], stride, padding, dilation) - plain).abs().max().item()
+        good &= flat < 1e-11
+        print(f"convolution {name:12} {gap:.1e}  flat {flat:.1e}")
+    tied = torch.randint(0, 3, (3, 4, 5, 9, 7), device="cuda").float()
+    tied[0, 0, 0, 0, 0] = float("nan")
+    pooled = grad(lambda x: F.max_pool2d(x, (2, 3)).nan_to_num(5).square().sum())
+    expected = vmap(pooled)(tied)
+    with Stacked():
+        return good and torch.equal(vmap(pooled)(tied), expected)
+
+
+def recordings_agree(images: fedtail.Population) -> bool:
+    """Recorded steps against the same function called plainly; memory is given back; what cannot be recorded still trains."""
+    task, card = fedtail.Task(ConvNet(classes=5)), torch.device("cuda")
+    held = torch.cuda.memory_allocated()
+    kernel = StackedKernel(task, card, torch.float64)
+    function, good = stacked_gradients(kernel.training, task.loss, "full", card), True
+    for active, batch in ((9, 16), (9, 16), (9, 16), (7, 16), (7, 16), (7, 16), (3, 5), (3, 5), (3, 5)):
+        rows = torch.randint(0, len(images.targets), (active, batch))
+        params = task.params().double().to(card) + 0.01 * torch.randn(active, kernel.dim, device=card, dtype=torch.float64)
+        step = (params, images.inputs[rows].double().to(card), images.targets[rows].to(card),
+                torch.full((active, batch), 1 / batch, device=card, dtype=torch.float64))
+        good &= torch.allclose(kernel.gradients(*step), function(*step), rtol=1e-9, atol=1e-12)
+    assert isinstance(kernel._gradients, Replayed)
+    recorded = len(kernel._gradients)
+    del kernel, function, step, params
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated() - held
+    print(f"recorded {recorded} shapes, agree: {good}, bytes kept after the kernel went: {kept}")
+    return good and recorded == 3 and kept < 2**20
+
+
+def unrecorded_agree(flat: fedtail.Population) -> bool:
+    task = fedtail.Task(Looking(), buffers="frozen")
+    kernel = StackedKernel(task, torch.device("cuda"), torch.float64)
+    fleet = LocalFleet(flat, task, "cuda", torch.float64, kernel=kernel)
+    there = fedtail.train(RECIPES["fedavg"], task, flat, rounds=3, fleet=fleet, dtype=torch.float64, device="cuda")
+    here = fedtail.train(RECIPES["fedavg"], task, flat, rounds=3, dtype=torch.float64)
+    gap = (params_of(there) - params_of(here)).abs().max().item()
+    print(f"not recorded ({str(kernel._gradients.refused)[:60]}...) {gap:.1e}")
+    return gap < 1e-9 and kernel._gradients.refused is not None
+
+
+def precisions_differ_little(images: fedtail.Population) -> bool:
+    """One stacked gradient in each precision against float64; torch's flags are given back."""
+    task, card = fedtail.Task(ConvNet(classes=5)), torch.device("cuda")
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    rows = torch.arange(9 * 16).view(9, 16)
+
+    def gradient(precision, dtype: torch.dtype) -> torch.Tensor:
+        weight = torch.full((9, 16), 1 / 16, device=card, dtype=dtype)
+        step = (task.params().to(card, dtype).expand(9, -1), images.inputs[rows].to(card, dtype), images.targets[rows].to(card), weight)
+        return StackedKernel(task, card, dtype, precision).gradients(*step).double()
+
+    exact = gradient("full", torch.float64)
+    gaps = [((gradient(p, torch.float32) - exact).norm() / exact.norm()).item() for p in ("full", "tf32", "bf16")]
+    print("relative to float64, a gradient is off by " + ", ".join(f"{gap:.1e}" for gap in gaps) + " in full, tf32 and bf16")
+    given_back = flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    return gaps == sorted(gaps) and gaps[0] < 1e-2 and gaps[1] < 0.1 and gaps[2] < 0.3 and given_back
 
 
 def main() -> int:
@@ -72,7 +178,9 @@ def main() -> int:
     tuned = fedtail.finetune(mlp, flat, fedtail.LocalSGD(epochs=2), device="cuda")
     print(f"evaluation {(reports[0] - reports[1]).abs().max().item():.1e}; dropout twice the same: {torch.equal(*same)}")
     print(tuned.table())
-    good = (worst < 1e-5 and torch.equal(*same) and not unwanted and torch.allclose(*reports, atol=1e-5)
+    paths = [convolutions_agree(), recordings_agree(images), unrecorded_agree(flat), precisions_differ_little(images)]
+    print(f"convolutions, recordings, no recordings, precisions: {paths}")
+    good = (all(paths) and worst < 1e-5 and torch.equal(*same) and not unwanted and torch.allclose(*reports, atol=1e-5)
             and torch.allclose(*runs, atol=1e-5) and torch.allclose(*words, atol=1e-5))
     print("all agree" if good else f"DISAGREEMENT (imported beside torch and numpy: {unwanted})")
     return 0 if good else 1

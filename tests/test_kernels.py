@@ -210,6 +210,24 @@ def test_the_kernel_is_chosen_by_what_the_module_is(module, kind, shape):
     fedtail.train(fedtail.fedavg(3), Task(module), population, rounds=1)      # and it trains
 
 
+def test_a_kernel_can_be_asked_for_by_name():
+    population, linear, deep = people(), Task(SoftmaxRegression(6, 4)), Task(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)))
+    for task, names in ((linear, ("auto", "closed", "stacked", "module")), (deep, ("auto", "stacked", "module"))):
+        runs = []
+        for name in names:
+            kernel = kernel_for(task, CPU, WIDE, population, name)
+            assert name in ("auto", kernel.name)
+            runs.append(fedtail.train(fedtail.delta_fl(0.5, 6), task, population, rounds=3, dtype=WIDE, kernel=name).state.params)
+        assert all(torch.allclose(run, runs[0], atol=1e-6) for run in runs)
+    with pytest.raises(ValueError, match=r"kernel='closed' needs a linear .* which Sequential is not\. Write kernel='auto'\."):
+        fedtail.train(fedtail.fedavg(3), deep, population, rounds=1, kernel="closed")
+    dropping = Task(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.2)))
+    with pytest.raises(ValueError, match="kernel='stacked' needs a module without dropout"):
+        fedtail.train(fedtail.fedavg(3), dropping, population, rounds=1, kernel="stacked")
+    with pytest.raises(ValueError, match="kernel must be one of auto, closed, stacked, module, got 'fast'"):
+        fedtail.train(fedtail.fedavg(3), linear, population, rounds=1, kernel="fast")
+
+
 def test_a_client_whose_loss_is_not_finite_is_left_out_of_a_stack():
     population = people()
     population.inputs[population.start[2]] = 1e300      # tanh is fine with it, the loss of a linear layer is not
@@ -218,3 +236,31 @@ def test_a_client_whose_loss_is_not_finite_is_left_out_of_a_stack():
     trained = fedtail.train(fedtail.fedavg(6, batch_size=None), task, population, rounds=1)
     assert trained.failed == 1
     assert bool(trained.state.params.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["softmax", "logistic", "squares"])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.5, "epochs": 3}, {"penalty": fedtail.Proximal(0.3), "epochs": 2}], ids=str)
+def test_losses_that_come_with_the_first_gradient_are_the_same(kind, settings):
+    """q-FFL asks no question before it trains: with a full gradient, one pass gives the loss and the first step."""
+    random = torch.Generator().manual_seed(0)
+    sizes = [3, 9, 1, 30, 12]
+    model = {"softmax": SoftmaxRegression(6, 4), "logistic": fedtail.models.LogisticRegression(6),
+             "squares": fedtail.models.LeastSquares(6)}[kind]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=random))
+    target = {"softmax": lambda n: torch.randint(0, 4, (n,), generator=random), "squares": lambda n: torch.randn(n, generator=random),
+              "logistic": lambda n: torch.randint(0, 2, (n,), generator=random)}[kind]
+    population = fedtail.Population.from_clients([(torch.randn(n, 6, generator=random), target(n)) for n in sizes])
+    method = fedtail.q_ffl(1.0, 5, batch_size=None, learning_rate=0.05, **settings)
+    runs = [fedtail.train(method, Task(model), population, rounds=3, dtype=WIDE, kernel=name).state.params
+            for name in ("closed", "module")]
+    assert torch.allclose(*runs, atol=1e-6)
+    kernel = kernel_for(Task(model), CPU, WIDE, population)
+    assert kernel.tells_losses
+    shard = Shard(population, torch.ones(5).to(WIDE), Broadcast(0, 0, Task(model).params()[None].to(WIDE)), kernel,
+                  Task(model).params()[None].to(WIDE))
+    losses, gradients = method.local.first_pass(shard.clients())
+    assert torch.equal(losses.float(), shard.losses(0).float())
+    one_step = fedtail.LocalSGD(0.1, batch_size=None)
+    assert torch.allclose(one_step.updates(shard.clients()), one_step.updates(shard.clients(), first=gradients), atol=1e-12)

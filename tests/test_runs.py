@@ -266,6 +266,15 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, tmp_path, dama
         assert "is damaged" in (folder / "log.txt").read_text()
 
 
+def test_a_run_goes_on_with_other_workers_and_says_its_kernel(whole, tmp_path):
+    folder = interrupted(tmp_path)
+    done = run(experiment("delta_fl", "engine.workers=1"), 3, folder, Onlooker(), resume=True)
+    assert digests(done.path) == digests(whole["delta_fl"].path)
+    assert done.about["kernel"] == "closed"
+    with pytest.raises(RunError, match=r"engine\.kernel was 'auto', is 'module'"):
+        run(experiment("delta_fl", "engine.kernel=module"), 3, interrupted(tmp_path / "other"), Onlooker(), resume=True)
+
+
 def test_two_damaged_checkpoints_are_an_error_and_nothing_is_touched(tmp_path):
     folder = interrupted(tmp_path)
     for place in Checkpoints(folder).files:

@@ -191,11 +191,12 @@ class Clients:
         """64 hashed bits per client, from (seed, name, round, client, ...)."""
         return hashed(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
-    def seen(self, model: int, reads_losses: bool = True, memory: str | None = None) -> Seen:
-        """What a risk sees of these clients under one of the broadcast models."""
+    def seen(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None) -> Seen:
+        """What a risk sees of these clients under one of the broadcast models; their `losses` may be known already."""
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
-        losses = self.shard.losses(model)[place] if reads_losses else torch.zeros_like(mass)
+        if losses is None:
+            losses = self.shard.losses(model)[place] if reads_losses else torch.zeros_like(mass)
         finite = losses.isfinite()
         if not bool(finite.all()):
             self.shard.failed[place] |= ~finite
@@ -214,7 +215,8 @@ class Clients:
     def examples(self, within: Tensor) -> tuple[Examples, Tensor]:
         """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
         population = self.shard.population
-        rows = (population.start[self.place][:, None] + within).to(population.targets.device)
+        where = population.targets.device
+        rows = population.start[self.place].to(where)[:, None] + within.to(where)
         inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
         return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), targets.to(self.shard.params.device)
 
@@ -236,10 +238,9 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
     """All examples of all clients in order, at most `batch` at a time: (owner, inputs, targets), on the device of `like`."""
     before = 0
     for piece in population.pieces(PIECE):
-        owner, rows = piece.examples()
+        owner, rows = piece.examples(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
-        for mine, some in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            few = some.to(population.targets.device)
+        for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
             inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
             yield mine, inputs, taken(population.targets, few).to(like.device)
         before += len(piece)

@@ -40,9 +40,12 @@ def integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
     return (uniform(bits) * (high - low)).long() + low
 
 
-def permutations(bits: Tensor, sizes: Tensor) -> Tensor:
-    """One permutation of range(size) per row of `bits`, padded at the end: (clients, largest size)."""
-    width = int(sizes.max())
+def permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tensor:
+    """One permutation of range(size) per row of `bits`, padded at the end: (clients, largest size).
+
+    `width`, the largest size, spares a GPU the wait for it.
+    """
+    width = int(sizes.max()) if width is None else width
     place = torch.arange(width, device=bits.device)
     keys = _mix(bits[:, None] ^ _mix(place + _signed(_GOLDEN)))
     return keys.masked_fill(place >= sizes[:, None], torch.iinfo(torch.int64).max).argsort(dim=1, stable=True)

@@ -58,8 +58,9 @@ def tried(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
         with torch.no_grad(), torch.random.fork_rng([]):
             outputs = call(copy.deepcopy(module).cpu().eval(), inputs)
             trained = call(learning, inputs)           # buffers that are filled at the first call are filled now
-            for parameter in trainable(learning):      # as a step of training would, so that what follows it shows
-                parameter.add_(torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
+            for parameter in trainable(learning):      # as a step of training would, so that what follows it shows: away from 0
+                away = torch.where(parameter < 0, -1.0, 1.0)
+                parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
             before = {k: v.clone() for k, v in learning.state_dict().items()}
             call(learning, inputs)
     except Exception as reason:

@@ -73,7 +73,8 @@ class Train:
 
     def rows(self, clients: Clients) -> Tensor:
         memory = f"risk {self.model}" if self.risk.remembers else None
-        seen = clients.seen(self.model, self.risk.reads_losses, memory)
+        losses, gradients = self.local.first_pass(clients, self.model) if self.in_one_pass(clients) else (None, None)
+        seen = clients.seen(self.model, self.risk.reads_losses, memory, losses)
         if memory:
             clients.remember(memory, self.risk.remember(seen, self.dual))
         weight = seen.mass * self.risk.density(seen, self.dual)
@@ -82,13 +83,18 @@ class Train:
         if not bool(chosen.any()):
             return torch.zeros(len(clients), self.aggregate.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients
-        updates = self.local.updates(few, self.model)
+        updates = self.local.updates(few, self.model, None if gradients is None else gradients[chosen.to(gradients.device)])
         trained = self.aggregate.rows(updates, seen.take(chosen), self, few)
         if len(few) == len(clients):
             return trained
         rows = trained.new_zeros(len(clients), trained.shape[1])
         rows[chosen.to(rows.device)] = trained
         return rows
+
+    def in_one_pass(self, clients: Clients) -> bool:
+        """Whether losses that are not known yet come with the first gradients."""
+        known = self.model in clients.shard.memo or not self.risk.reads_losses
+        return not known and self.local.in_one_pass(clients.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))

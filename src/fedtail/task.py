@@ -149,7 +149,8 @@ def _telling_rows(population: Population) -> Tensor:
 def _extremes(values: Tensor, rows: Tensor) -> tuple[float, Tensor, float, Tensor]:
     """The smallest value that counts, the row it is in, the largest, and its row."""
     flat = taken(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
-    least, most = flat.where(flat != IGNORED, flat.max()).amin(1), flat.amax(1)
+    counted = flat.where(flat != IGNORED, flat.max())
+    least, most = (counted[:, 0], flat[:, 0]) if flat.shape[1] == 1 else (counted.amin(1), flat.amax(1))
     low, high = least.argmin(), most.argmax()
     return least[low].item(), rows[low, None], most[high].item(), rows[high, None]
 

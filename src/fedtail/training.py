@@ -17,6 +17,7 @@ from fedtail.channel.base import Fleet
 from fedtail.clients import ClientMemory, RoundView
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
+from fedtail.engine.precision import Precision
 from fedtail.modules import trainable
 from fedtail.task import Task
 
@@ -77,6 +78,7 @@ class Progress:
 
 def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
           start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
+          kernel: str = "auto", precision: Precision = "full",
           on_round: Callable[[Progress], bool | None] | None = None,
           channel: Channel = PlainChannel(), fleet: Fleet | None = None) -> Trained:
     """Train for `rounds` rounds; everything that could be refused is refused before the first.
@@ -85,8 +87,9 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     on counting, its clients remember, its seed is used. The `state` alone will do where clients remember nothing.
     `on_round(progress)` is called after each round; return True to stop early. One `seed` drives cohorts, batches and
     dropout: methods with the same seed see the same. `dtype` is by default the module's. On a CPU `workers` processes share a
-    round, by default one for each core; their number changes no bit. `channel` is what crosses, `fleet` who computes: by
-    default a `LocalFleet` for the `population`; another fleet brings its own clients.
+    round, by default one for each core; their number changes no bit. `kernel` is how models are computed ("auto", "closed",
+    "stacked", "module"), `precision` how a GPU multiplies ("full", "tf32", "bf16"). `channel` is what crosses, `fleet` who
+    computes: by default a `LocalFleet` for the `population`; another fleet brings its own clients.
     """
     _check_kinds(algorithm, task, population, rounds)
     earlier = start if isinstance(start, Trained) else None
@@ -96,7 +99,8 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     dtype = dtype or (task.params() if old is None else states_of(old)[0].params).dtype
     if population is not None:
         task.check(population)
-    with nullcontext(fleet) if fleet else _own_fleet(population, task, device, dtype, workers) as fleet:
+    with nullcontext(fleet) if fleet else _own_fleet(population, task, device, dtype, workers=workers, kernel=kernel,
+                                                              precision=precision) as fleet:
         algorithm.check(fleet.population, channel, fleet)
         seed = earlier.seed if seed is None and earlier else seed or 0
         state = algorithm.start(task.params().to(dtype), seed)
@@ -113,10 +117,10 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     return trained
 
 
-def _own_fleet(population: Population | None, task: Task, device: Any, dtype: torch.dtype, workers: int | None) -> LocalFleet:
+def _own_fleet(population: Population | None, *given: Any, **settings: Any) -> LocalFleet:
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
-    return LocalFleet(population, task, device, dtype, workers=workers)
+    return LocalFleet(population, *given, **settings)
 
 
 def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel,

@@ -203,10 +203,11 @@ class Population:
         first, rows = place < cut[owner], rows[order]
         return self._share(rows[first], cut), self._share(rows[~first], self.size - cut)
 
-    def examples(self) -> tuple[Tensor, Tensor]:
-        """For every example, clients in order: its client, and its row in `inputs` and `targets`."""
-        owner = torch.arange(len(self)).repeat_interleave(self.size)
-        return owner, (self.start - (self.size.cumsum(0) - self.size))[owner] + torch.arange(len(owner))
+    def examples(self, device: Any = None) -> tuple[Tensor, Tensor]:
+        """For every example, clients in order: its client, and its row in `inputs` and `targets`; on a device if one is given."""
+        size, start, count = self.size.to(device), self.start.to(device), self.num_examples
+        owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
+        return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 
     def pieces(self, examples: int) -> Iterator[Population]:
         """Consecutive clients that hold about so many examples together, one piece after the other."""

@@ -15,6 +15,7 @@ from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, Report, Ro
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks
 from fedtail.engine.kernels import Kernel, kernel_for, own_randomness
+from fedtail.engine.precision import Precision, computing
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.workers import Team, one_thread, workers_for
 from fedtail.questions import Question, Statistic, Train, answer
@@ -67,21 +68,22 @@ class LocalFleet:
 
     Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one counted, by
     default one for each core; their number changes no bit. `workers=0` leaves a round to torch's own threads, whose number
-    may. `chunk` bounds the clients computed side by side; by default the kernel decides, and by default it computes in the
-    module's precision. `close()`, or leaving a `with` block, ends the processes; so does the end of this one.
+    may. `kernel` is how models are computed, by default as fits them (`kernel_for`); `precision` how a GPU multiplies. `chunk`
+    bounds the clients computed side by side. Leaving a `with` block ends the processes; so does the end of this one.
     """
 
     forgets = False
 
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
-                 dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | None = None,
-                 workers: int | None = None):
+                 dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
+                 workers: int | None = None, precision: Precision = "full"):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
         self.population = resident(population, self.device)
         self.dtype = dtype or task.params().dtype
-        self.kernel = kernel or kernel_for(task, self.device, self.dtype, population)
+        chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
+        self.kernel, self.precision = chosen, precision
         self.workers = workers_for(self.device, workers)
         self._team, self._home = Team(self._perform, self.workers), os.getpid()
         self._shelf: Shelf | None = None
@@ -136,7 +138,7 @@ class LocalFleet:
 
     def _sum(self, question: Any, encoding: Encoder) -> Tensor:
         opening, shard = self._opened()
-        if reads_losses(question) and question.model not in shard.memo:
+        if question.model not in shard.memo and reads_losses(question, shard):
             shard.memo[question.model] = torch.cat(self._team.run(LossJob(opening, question.model), len(shard.blocks)))
         if isinstance(question, Statistic):                # a few numbers of each client: nothing to share
             return self._answer(question, encoding, 0, len(shard.population))
@@ -161,7 +163,8 @@ class LocalFleet:
             self._opening, self._shard = opening, self._shard_of(opening, self._shelf.models)
         _, shard = self._opened()
         low, high = shard.blocks[block]
-        with own_randomness(self.kernel, self.device):
+        flags: Precision = "full" if self.precision == "bf16" else self.precision      # the rest of bf16 is the kernel's
+        with own_randomness(self.kernel, self.device), computing(flags, self.device):
             if isinstance(job, LossJob):
                 return shard.losses_of(job.model, low, high)
             shard.memo.update(job.memo)
@@ -217,8 +220,11 @@ class LocalFleet:
         self._shelf.models.copy_(models)
 
 
-def reads_losses(question: Any) -> bool:
-    return isinstance(question, Statistic) or bool(getattr(getattr(question, "risk", None), "reads_losses", False))
+def reads_losses(question: Any, shard: Shard) -> bool:
+    """Whether losses have to be computed before a question is answered."""
+    if isinstance(question, Train):
+        return bool(question.risk.reads_losses) and not question.in_one_pass(shard.clients(0, 0))
+    return isinstance(question, Statistic)
 
 
 def resident(population: Population, device: torch.device) -> Population:

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population, rows_of
+from fedtail.engine.convolutions import Flat
+from fedtail.engine.precision import Precision, check_precision, computing
 from fedtail.modules import call, trainable, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
+
+KERNELS = ("auto", "closed", "stacked", "module")
+REFUSED = {"closed": "a linear model with its own loss and nothing else in it",
+           "stacked": "a module without dropout or tied parameters whose operations torch.func can stack"}
 
 
 class Kernel(Protocol):
     """What an engine needs of a model."""
 
     task: Task
+
+    @property
+    def name(self) -> str:
+        """What `kernel_for` calls it."""
+        ...
 
     @property
     def dim(self) -> int:
@@ -55,27 +66,54 @@ class Kernel(Protocol):
         """params -= rate * gradients, in place."""
         ...
 
+    @property
+    def tells_losses(self) -> bool:
+        """Whether `losses_and_gradients` is there, at the price of `gradients`."""
+        ...
+
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted loss sums too, (clients,), as in evaluation; arguments as in `gradients`."""
+        ...
+
     def reseed(self, bits: int) -> None:
         """Start the random stream that dropout draws from."""
         ...
 
 
-def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population: Population | None = None) -> Kernel:
-    """The kernel that fits the task: closed form for linear models, stacked clients where that is faster, else the lean loop.
+def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population: Population | None = None,
+               kernel: str = "auto", precision: Precision = "full") -> Kernel:
+    """The kernel that fits the task, or the one that is asked for by name; refused where it cannot be had.
 
-    The package's linear models are known by their class; a plain `nn.Linear` by the shapes of the population too. The choice
-    follows from the task, the shapes of the data and the device alone.
+    "auto" is "closed" (closed-form gradients) for linear models, "stacked" (many clients through each operation) where that is
+    faster, else "module" (one client after the other, any `nn.Module`). The package's linear models are known by their class;
+    a plain `nn.Linear` by the shapes of the population too. The choice follows from the task, the shapes of the data and the
+    device alone.
     """
     from fedtail.engine.linear import LinearKernel, residual_of
-    from fedtail.engine.stacked import StackedKernel, can_be_stacked
+    from fedtail.engine.stacked import StackedKernel, can_be_stacked, pays
 
-    residual = residual_of(task, population)
+    check_precision(precision)
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}.")
+    residual = residual_of(task, population) if kernel in ("auto", "closed") else None
     if residual:
         return LinearKernel(task, residual)
+    stacked = population is not None and kernel in ("auto", "stacked") and (kernel == "stacked" or pays(task, device))
+    if stacked and population is not None and can_be_stacked(task, device, dtype, population):
+        return StackedKernel(task, device, dtype, precision)
+    if kernel in ("closed", "stacked"):
+        name = type(task.module).__name__
+        raise ValueError(f"kernel={kernel!r} needs {REFUSED[kernel]}, which {name} is not. Write kernel='auto'.")
+    return ModuleKernel(task, device, dtype, precision)
 
-    if population is not None and can_be_stacked(task, device, dtype, population):
-        return StackedKernel(task, device, dtype)
-    return ModuleKernel(task, device, dtype)
+
+def evaluating_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,
+                      precision: Precision = "full") -> Kernel:
+    """A kernel for outputs only: no need to find out whether gradients can be stacked."""
+    from fedtail.engine.linear import LinearKernel, residual_of
+
+    residual = residual_of(task, population)
+    return LinearKernel(task, residual) if residual else ModuleKernel(task, device, dtype, precision)
 
 
 @contextmanager
@@ -92,11 +130,14 @@ class ModuleKernel:
     than `torch.func.functional_call`, which takes the module apart every time.
     """
 
+    name = "module"
     stack = 1
+    tells_losses = False
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
-    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
-        self.task, self.device = task, device
+    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
+        check_precision(precision)
+        self.task, self.device, self.precision = task, device, precision
         self.flat = 256 if device.type == "cpu" else 8192
         self.training = training_copy(task.module).to(device=device, dtype=dtype)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
@@ -109,8 +150,8 @@ class ModuleKernel:
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         self._bind(self.evaluated, params)
-        with torch.no_grad():
-            return call(self.evaluating, inputs)
+        with torch.no_grad(), computing(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
+            return call(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         rows = []
@@ -125,11 +166,16 @@ class ModuleKernel:
             with torch.no_grad():
                 torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
 
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("a module's loss in training is not its loss in evaluation.")
+
     def _parts(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> list[Tensor]:
         """The gradient of one client, parameter by parameter."""
         self._bind(self.trained, params)
         with torch.enable_grad():
-            losses = self.task.loss(call(self.training, inputs), targets)
+            with computing(self.precision, self.device):
+                outputs = call(self.training, inputs).to(params.dtype)
+            losses = self.task.loss(outputs, targets)
             parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
         first = parts[0].to_dense() + 0 * torch.dot(losses.detach(), weight.to(losses.dtype))      # NaN unless the loss is finite
         return [first, *(part.to_dense() for part in parts[1:])]

@@ -15,7 +15,7 @@ from fedtail.modules import call
 from fedtail.task import Task
 from fedtail.types import Examples
 
-Residual = Callable[[Tensor, Tensor], Tensor]      # scores (clients, outputs, batch), targets (clients, batch, ...) -> like scores
+Residual = Callable[[Tensor, Tensor], Tensor]      # scores (clients, outputs, batch), targets (clients, batch, ...) -> residuals
 
 SMALL = 2**12       # weights of one client
 CACHED = 2**20      # numbers of stacked parameters: they should stay in cache
@@ -28,7 +28,9 @@ class LinearKernel:
     softmax are several times faster so.
     """
 
+    name = "closed"
     flat = 16384
+    tells_losses = True
 
     def __init__(self, task: Task, residual: Residual):
         linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
@@ -45,9 +47,7 @@ class LinearKernel:
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         inputs = _only(inputs).flatten(2)
-        residual = self.residual(self._scores(params, inputs), targets) * weight[:, None]
-        weights = torch.bmm(residual, inputs).flatten(1)
-        return torch.cat([weights, residual.sum(2)], 1) if self.bias else weights
+        return self._gradient(self.residual(self._scores(params, inputs), targets) * weight[:, None], inputs)
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         inputs = _only(inputs).flatten(2)
@@ -60,8 +60,17 @@ class LinearKernel:
         if self.bias:
             params[:, self.weights :].sub_(residual.sum(2), alpha=rate)
 
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = _only(inputs).flatten(2)
+        losses, residual = _BOTH[self.residual](self._scores(params, inputs), targets)
+        return (losses * weight).sum(1, dtype=torch.float64), self._gradient(residual.mul_(weight[:, None]), inputs)
+
     def reseed(self, bits: int) -> None:
         """Nothing here is random."""
+
+    def _gradient(self, residual: Tensor, inputs: Tensor) -> Tensor:
+        weights = torch.bmm(residual, inputs).flatten(1)
+        return torch.cat([weights, residual.sum(2)], 1) if self.bias else weights
 
     def _scores(self, params: Tensor, inputs: Tensor) -> Tensor:
         weight, bias = params[:, : self.weights].unflatten(1, self.shape), params[:, self.weights :]
@@ -108,7 +117,11 @@ def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
     else:                                  # torch's softmax is slow over a short innermost axis
         likely = (scores - scores.amax(1, keepdim=True)).exp_()
         likely.div_(likely.sum(1, keepdim=True))
-    return likely.scatter_add_(1, targets[:, None], scores.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
+    return _minus_targets(likely, targets)
+
+
+def _minus_targets(likely: Tensor, targets: Tensor) -> Tensor:
+    return likely.scatter_add_(1, targets[:, None], likely.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
 
 
 def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
@@ -121,3 +134,25 @@ def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
     if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error
         gap = gap.where(wanted != IGNORED, 0.0)
     return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out
+
+
+def _softmax_both(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss (clients, batch) and residual, from the same exponentials."""
+    largest = scores.amax(1, keepdim=True)
+    likely = (scores - largest).exp_()
+    total = likely.sum(1, keepdim=True)
+    losses = (total.log() + largest - scores.gather(1, targets[:, None]))[:, 0]
+    return losses, _minus_targets(likely.div_(total), targets)
+
+
+def _logistic_both(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return logistic(scores.flatten(), targets.flatten()).view(targets.shape), _logistic_residual(scores, targets)
+
+
+def _squared_both(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    losses = squared_error(scores.mT.flatten(0, 1), targets.flatten(0, 1))
+    return losses.view(targets.shape[:2]), _squared_residual(scores, targets)
+
+
+_BOTH: dict[Residual, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    _softmax_residual: _softmax_both, _logistic_residual: _logistic_both, _squared_residual: _squared_both}

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedtail.clients import on
 from fedtail.data.population import Population, rows_of
+from fedtail.engine.convolutions import Flat, Stacked
+from fedtail.engine.graphs import Replayed, Step
 from fedtail.engine.kernels import ModuleKernel
-from fedtail.modules import cast, trainable, training_copy
+from fedtail.engine.precision import Precision, computing
+from fedtail.losses import cross_entropy, default_loss
+from fedtail.modules import call, cast, trainable, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
 
 SMALL = 2**14                # parameters up to which stacking wins on a CPU: below, a step is overhead
 CACHED = 2**18               # numbers of stacked parameters on a CPU at once
 RESIDENT = 2**28             # and on a GPU
+SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
 
 
@@ -23,40 +30,91 @@ class StackedKernel(ModuleKernel):
     """The lean loop's module with its parameters and batches stacked by client.
 
     For modules that are the same function every time (no dropout) and whose operations `torch.func.vmap` can stack. On a CPU
-    for small models, where a step is overhead; on a GPU for all. Evaluation is the lean loop's.
+    for small models, where a step is overhead; on a GPU for all, where steps are recorded and replayed. Evaluation is the
+    lean loop's.
     """
 
+    name = "stacked"
     channels_last = False
 
-    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype):
-        super().__init__(task, device, dtype)
+    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
+        super().__init__(task, device, dtype, precision)
         self.stack = max(1, (CACHED if device.type == "cpu" else RESIDENT) // self.dim)
-        names = [name for name, parameter in self.training.named_parameters() if parameter.requires_grad]
-        self._layout = list(zip(names, self.shapes, strict=True))
-        everything = (*self.training.named_parameters(), *self.training.named_buffers())
-        self._rest = {name: tensor.detach() for name, tensor in everything if name not in names}
-        self._stacked = vmap(grad_and_value(self._loss))
+        function = stacked_gradients(self.training, task.loss, precision, device)
+        flat = flat_outputs(self.evaluating, precision, device)
+        on_cpu = device.type == "cpu"
+        self._gradients: Step = function if on_cpu else Replayed(function, device)
+        self._outputs: Step = flat if on_cpu else Replayed(flat, device, self.flat // SHAPES, OFTEN)
+
+    def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
+        given = {k: v[None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[None]
+        outputs = self._outputs(params[None], given)[0]
+        return outputs.clone() if isinstance(self._outputs, Replayed) else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        gradients, losses = self._stacked(params, inputs, targets, weight.to(params.dtype))
-        return gradients + 0 * losses[:, None]             # NaN unless the loss is finite
+        gradients = self._gradients(params, inputs, targets, weight.to(params.dtype))
+        return gradients.clone() if isinstance(self._gradients, Replayed) else gradients      # the next replay writes there
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        params.sub_(self.gradients(params, inputs, targets, weight), alpha=rate)
+        params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
 
-    def _loss(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        parts = params.split(self.sizes)
-        named = {name: part.view(shape) for (name, shape), part in zip(self._layout, parts, strict=True)}
+
+def stacked_gradients(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision,
+                      device: torch.device) -> Step:
+    """The function that takes stacked flat parameters and batches to stacked gradients. It holds the module, no kernel."""
+    everything = (*module.named_parameters(), *module.named_buffers())
+    trained = [(name, p.shape, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    rest = {name: tensor.detach() for name, tensor in everything if name not in {name for name, *_ in trained}}
+
+    def of_one(params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        parts = params.split([size for *_, size in trained])
+        named = {name: part.view(shape) for (name, shape, _), part in zip(trained, parts, strict=True)}
         given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-        outputs = functional_call(self.training, {**named, **self._rest}, *given)
-        return (self.task.loss(outputs, targets) * weight).sum()
+        with computing(precision, device), Stacked():
+            outputs = functional_call(module, {**named, **rest}, *given)
+        return (_losses(loss, outputs.to(params.dtype), targets) * weight).sum()
+
+    of_all = vmap(grad_and_value(of_one))
+
+    def gradients(params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        with computing("full" if precision == "bf16" else precision, device):      # the flags hold in the backward pass too
+            found, losses = of_all(params, inputs, targets, weight)
+        found[:, :1].add_(losses[:, None], alpha=0.0)       # NaN unless the loss is finite
+        return found
+
+    return gradients
+
+
+def flat_outputs(module: nn.Module, precision: Precision, device: torch.device) -> Step:
+    """The function that takes flat parameters and many examples to outputs, each with an axis for one client before it."""
+    parameters = trainable(module)
+
+    def outputs(params: Tensor, inputs: Examples) -> Tensor:
+        for parameter, part in zip(parameters, params[0].split([p.numel() for p in parameters]), strict=True):
+            parameter.data = part.view(parameter.shape)
+        given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
+        with torch.no_grad(), computing(precision, device), Flat():
+            return call(module, given).to(params.dtype)[None]
+
+    return outputs
+
+
+def _losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example; cross entropy in the two operations that stack well, of the twenty vmap makes of PyTorch's."""
+    classes = outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1 and not targets.is_floating_point()
+    if classes and loss in (cross_entropy, default_loss):
+        return -outputs.log_softmax(1).gather(1, targets[:, None])[:, 0]
+    return loss(outputs, targets)
+
+
+def pays(task: Task, device: torch.device) -> bool:
+    """Whether stacking is likely faster: on a GPU always, on a CPU for small models without convolutions and recurrences."""
+    dim = sum(parameter.numel() for parameter in trainable(task.module))
+    return device.type != "cpu" or (dim <= SMALL and not _is_heavy(task.module))
 
 
 def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether stacking is faster and gives the lean loop's gradients: by the shapes and the device, and by trying two clients."""
-    dim = sum(parameter.numel() for parameter in trainable(task.module))
-    if device.type == "cpu" and (dim > SMALL or _is_heavy(task.module)):
-        return False
+    """Whether stacking gives the lean loop's gradients: by what is in the module, and by trying two clients."""
     if _tied(task.module) or _is_random(task.module):
         return False
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)      # (clients, batch)
@@ -70,8 +128,9 @@ def _agrees(task: Task, device: torch.device, dtype: torch.dtype, inputs: Exampl
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
     weight = torch.full(targets.shape[:2], 0.5).to(params)
     try:
-        stacked = StackedKernel(task, device, dtype).gradients(params, inputs, targets, weight)
-        alone = ModuleKernel(task, device, dtype).gradients(params, inputs, targets, weight)
+        with computing("full", device):
+            stacked = StackedKernel(task, device, dtype).gradients(params, inputs, targets, weight)
+            alone = ModuleKernel(task, device, dtype).gradients(params, inputs, targets, weight)
     except Exception:      # whatever an operation that cannot be stacked says
         return False
     scale = alone.abs().max().clamp(min=1e-30)

@@ -193,7 +193,7 @@ def workers_for(device: torch.device, workers: int | None) -> int:
     if workers is not None and workers < 0:
         raise ValueError(f"workers must be at least 0, got {workers}. 1 is this process alone, 0 leaves it to torch's threads.")
     if device.type != "cpu":
-        return 0
+        return 1                                       # this process, which only tells the device what to do
     if workers is None:
         return cores() if can_fork() else 0
     return workers

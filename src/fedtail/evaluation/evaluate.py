@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedtail.clients import client_means, flat_batches
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
-from fedtail.engine.kernels import Kernel, kernel_for
+from fedtail.engine.kernels import Kernel, evaluating_kernel
+from fedtail.engine.precision import Precision
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.tables import table
@@ -47,16 +48,18 @@ class Evaluation:
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
-             device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None) -> Evaluation:
+             device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
+             precision: Precision = "full") -> Evaluation:
     """Evaluate a trained module on every client; `weighted` counts clients by mass (training), else each once (test).
 
     `task` names the loss, the error and the metrics, by default those it was trained with. `dtype` is by default the module's.
-    `workers` processes share long work on a CPU, by default one for each core, without a change in the result.
+    `workers` processes share long work on a CPU, by default one for each core, without a change in the result; `precision`
+    is how a GPU multiplies.
     """
     task = task_of(model, task)
     task.check(population)
     params = task.params().to(device, dtype)
-    kernel = kernel_for(task, params.device, params.dtype, population)
+    kernel = evaluating_kernel(task, params.device, params.dtype, population, precision)
     return evaluation_of(task, shared_values(kernel, params, population, task.all_metrics, workers), population, weighted)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.kernels import kernel_for
+from fedtail.engine.kernels import evaluating_kernel
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.evaluate import shared_values
 from fedtail.evaluation.tables import table
@@ -88,5 +88,5 @@ def _least(errors: Tensor) -> Tensor:
 
 def _errors(task: Task, population: Population) -> Tensor:
     params = task.params().cpu()
-    kernel = kernel_for(task, params.device, params.dtype, population)
+    kernel = evaluating_kernel(task, params.device, params.dtype, population)
     return shared_values(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,7 +20,7 @@ from fedtail.local import LocalSGD
 from fedtail.task import Metric, Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
-SECTIONS = ("data", "task", *METHOD, "channel", "family", "evaluate", "tune")
+SECTIONS = ("data", "task", *METHOD, "channel", "family", "engine", "evaluate", "tune")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
 OWN = (*METHOD, "name", "rounds", "task", "channel", "family")         # what a [[method]] may set for itself
@@ -50,6 +50,19 @@ class EvaluationPlan:
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be at least 1 round, got {self.every}.")
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """How it is computed. The number of `workers` changes no result, `kernel` the rounding only; `precision` is for GPUs."""
+
+    kernel: Literal["auto", "closed", "stacked", "module"] = "auto"
+    precision: Literal["full", "tf32", "bf16"] = "full"
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers must be at least 0, got {self.workers}. 1 is one process, 0 leaves it to torch's threads.")
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ class Experiment:
     algorithm: FederatedAlgorithm | Family
     channel: Channel
     family: FamilyPlan | None
+    engine: EnginePlan
     evaluate: EvaluationPlan
     source: Source = field(repr=False)
 
@@ -107,6 +121,17 @@ class Experiment:
         if self.family is None:
             return [self.name]
         return [f"{self.family.field.rpartition('.')[2]} {value}" for value in self.family.values]
+
+    @property
+    def computing(self) -> dict[str, Any]:
+        """The settings of `train` that say where and how it is computed."""
+        engine = self.engine
+        return {"device": self.device, "kernel": engine.kernel, "precision": engine.precision, "workers": engine.workers}
+
+    @property
+    def looking(self) -> dict[str, Any]:
+        """The same of `evaluate` and `finetune`, which are always exact."""
+        return {"device": self.device, "workers": self.engine.workers}
 
     @property
     def evaluate_every(self) -> int:
@@ -121,8 +146,9 @@ class Experiment:
             section, name = self.family.field.split(".")
             family = {"family": {section: {name: [written(value) for value in self.family.values]}}}
         evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
+        engine = {k: v for k, v in written(self.engine).items() if k != "part"}
         sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel), **family,
-                    "evaluate": {**evaluate, "every": self.evaluate_every}}
+                    "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
         folder = {"folder": str(self.source.folder)} if own_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
                 "device": self.device, **folder, **sections}
@@ -222,7 +248,8 @@ def experiment_of(source: Source, name: str) -> Experiment:
         raise source.refuse(("name",), f"name must be text, got {given!r}.")
     algorithm, family = _algorithm(source)
     return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
-                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]), family, _evaluation(source), source)
+                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]), family,
+                      _section(source, "engine", EnginePlan), _section(source, "evaluate", EvaluationPlan), source)
 
 
 def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
@@ -283,10 +310,9 @@ def _metric(source: Source, index: int, table: Any) -> Metric:
     return Plan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()
 
 
-def _evaluation(source: Source) -> EvaluationPlan:
-    table = source.table("evaluate")
-    given = arguments(source, ("evaluate",), table, EvaluationPlan, "[evaluate]")
-    return Plan("evaluate", EvaluationPlan, given, source, ("evaluate",)).make()
+def _section(source: Source, name: str, kind: type) -> Any:
+    given = arguments(source, (name,), source.table(name), kind, f"[{name}]")
+    return Plan(name, kind, given, source, (name,)).make()
 
 
 def _device(source: Source) -> str:

@@ -37,8 +37,9 @@ def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | No
 def _by_epoch(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int, active: list[int]) -> Iterator[Batch]:
     """Gather the examples of an epoch once, in their shuffled order; a batch is a slice."""
     length, width = int(epoch.max()), int(clients.sizes.max())
+    where = clients.shard.population.targets.device                # examples on a GPU are shuffled there
     for first in range(0, len(active), length):
-        order = permutations(clients.draws("batches", first // length), clients.sizes)
+        order = permutations(clients.draws("batches", first // length).to(where), clients.sizes.to(where), width)
         gathered = _gathered(clients, order, batch_size)
         for step in range(first, min(first + length, len(active))):
             low = (step - first) * batch_size
@@ -66,8 +67,8 @@ def _one_by_one(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int,
 
 def _gathered(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Examples, Tensor, Tensor]:
     """All examples in an order, (clients, largest size, ...), with the weight of each in its batch."""
-    sizes = clients.sizes[:, None]
-    place = torch.arange(order.shape[1])
+    sizes = clients.sizes.to(order.device)[:, None]
+    place = torch.arange(order.shape[1], device=order.device)
     size = sizes if batch_size is None else (sizes - place // batch_size * batch_size).clamp(1, batch_size)
     weight = torch.where(place < sizes, 1 / size.double(), 0.0)
     return *clients.examples(order.minimum(sizes - 1)), weight.to(clients.shard.params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
+
+if TYPE_CHECKING:
+    from fedtail.engine.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -65,19 +69,35 @@ class LocalSGD:
         """The learning rate of a round."""
         return self.learning_rate * self.schedule(round)
 
-    def updates(self, clients: Clients, model: int = 0) -> Tensor:
-        """One update per client, (clients, dim), from one of the broadcast models."""
+    def in_one_pass(self, kernel: Kernel) -> bool:
+        """Whether a client's first gradient tells its loss: it is that of all its examples, at the model it received."""
+        return self.batch_size is None and kernel.tells_losses
+
+    def first_pass(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
+        """Losses (clients,), rounded once to float32, and first gradients (clients, dim)."""
+        one = torch.ones(len(clients), dtype=torch.int64)
+        batch = next(iter(batches(clients, one, one, None)))
+        params = clients.params(model).expand(len(clients), -1)
+        losses, gradients = clients.kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
+        return losses.cpu().float().double(), gradients
+
+    def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
+        """One update per client, (clients, dim), from one of the broadcast models; `first` gradients may be known."""
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
-            return torch.cat([self.updates(clients.take(part), model) for part in parts])
+            return torch.cat([self.updates(clients.take(part), model, None if first is None else first[part]) for part in parts])
         steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
         clients, anchor = clients.take(order), clients.params(model)
         params = anchor.expand(len(clients), -1).clone()
         velocity = torch.zeros_like(params) if self.momentum else None
         if clients.kernel.stack == 1:
             clients.kernel.reseed(int(clients.draws("dropout")[0]))
-        for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
-            self._step(clients, params[: batch.active], anchor, velocity, batch)
+        if first is not None:
+            self._apply(clients, params, anchor, velocity, first[order.to(first.device)])
+            steps = steps - 1
+        if int(steps[0]) > 0:
+            for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
+                self._step(clients, params[: batch.active], anchor, velocity, batch)
         return params.sub_(anchor).index_select(0, order.argsort().to(params.device))
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch) -> None:
@@ -86,10 +106,13 @@ class LocalSGD:
         if velocity is None and not self.weight_decay and type(self.penalty) is NoPenalty:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return
-        gradients = kernel.gradients(local, batch.inputs, batch.targets, batch.weight)
-        gradients = self.penalty.add_gradient(gradients, local, anchor)
+        self._apply(clients, local, anchor, velocity, kernel.gradients(local, batch.inputs, batch.targets, batch.weight))
+
+    def _apply(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor) -> None:
+        """A step along these gradients, in place."""
+        rate, gradients = self.rate(clients.round), self.penalty.add_gradient(gradients, local, anchor)
         if velocity is not None:
-            gradients = velocity[: batch.active].mul_(self.momentum).add_(gradients)
+            gradients = velocity[: len(local)].mul_(self.momentum).add_(gradients)
         if self.weight_decay:
             local.mul_(1 - rate * self.weight_decay)
         local.sub_(gradients, alpha=rate)

@@ -58,14 +58,14 @@ def add_picks(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, p
 
 
 def add_finetuned(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, people: Population, local: LocalSGD,
-                  device: str) -> list[dict[str, Any]]:
+                  **computing: Any) -> list[dict[str, Any]]:
     """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
 
     Returns the statistics of both for each model.
     """
     able, told = people.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
-        tuned = finetune(module, people.select(able), local, trained.task, device=device)
+        tuned = finetune(module, people.select(able), local, trained.task, **computing)
         told.append({"before": statistics(tuned.before.error), "after": statistics(tuned.after.error)})
         rows[split, member]["before_finetuning"] = _spread(able, tuned.before.error.values.numpy(), np.nan)
         rows[split, member]["after_finetuning"] = _spread(able, tuned.after.error.values.numpy(), np.nan)

@@ -16,9 +16,9 @@ Look = dict[str, Evaluation]                 # by split
 MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
 
 
-def look(trained: Trained, splits: Splits, device: str) -> list[Look]:
+def look(trained: Trained, splits: Splits, **computing: Any) -> list[Look]:
     """Every split under every model; training clients count by mass, others once each."""
-    return [{name: evaluate(module, people, trained.task, weighted=name == "train", device=device)
+    return [{name: evaluate(module, people, trained.task, weighted=name == "train", **computing)
              for name, people in splits.items()} for module in trained.modules]
 
 

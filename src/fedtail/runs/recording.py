@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedtail.algorithm import states_of
+from fedtail.engine.kernels import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data import fingerprint
 from fedtail.experiment.experiment import Experiment
@@ -143,10 +144,15 @@ class Recorder:
             "rates": gives_rates(task, self.splits[self.tested]),
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
             "splits": {name: len(people) for name, people in self.splits.items()},
-            "data": str(self.experiment.data), "device": self.experiment.device,
+            "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel(task),
             "versions": versions(), "fingerprint": print_of_data, "own_code": self.experiment.own_code(),
             "start": digest_of(module_bytes(task.module)), "experiment": table})
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
+
+    def _kernel(self, task: Task) -> str:
+        """The kernel that will be chosen: it follows from the task, the shapes of the data and the device."""
+        engine, dtype = self.experiment.engine, task.params().dtype
+        return kernel_for(task, torch.device(self.experiment.device), dtype, self.splits["train"], engine.kernel).name
 
     def _same_start(self, task: Task, fresh: bool) -> Task:
         """The task with the module the run began with, frozen parameters and buffers included."""
@@ -172,7 +178,7 @@ class Recorder:
         round, known = self.looked or (-1, [])
         known = known if round == self.done(trained) else [{} for _ in trained.algorithm.members]
         missing = {name: people for name, people in splits.items() if name not in known[0]}
-        fresh = look(trained, missing, self.experiment.device)
+        fresh = look(trained, missing, **self.experiment.looking)
         self.looked = (self.done(trained), [{**old, **new} for old, new in zip(known, fresh, strict=True)])
         return [{name: member[name] for name in splits} for member in self.looked[1]]
 
@@ -196,7 +202,8 @@ class Recorder:
         if self.experiment.family is not None:
             add_picks(rows, trained, self.tested, people)
         if self.experiment.evaluate.finetune is not None:
-            tuned = add_finetuned(rows, trained, self.tested, people, self.experiment.evaluate.finetune, self.experiment.device)
+            tuned = add_finetuned(rows, trained, self.tested, people, self.experiment.evaluate.finetune,
+                                  **self.experiment.looking)
         write_clients(self.folder / "clients.parquet", rows, self.experiment.name)
         return tuned
 

@@ -59,7 +59,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
     trained = train(experiment.algorithm, start.task, recorder.splits["train"], rounds=experiment.rounds - recorder.done(start),
-                    start=start, device=experiment.device, channel=experiment.channel, on_round=recorder.after_round)
+                    start=start, channel=experiment.channel, **experiment.computing, on_round=recorder.after_round)
     if recorder.done(trained) < experiment.rounds:
         raise Interrupted(recorder.folder, recorder.done(trained), experiment.rounds)
     recorder.finish(trained)
@@ -115,7 +115,7 @@ def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")             # they are told when the run begins
-            train(experiment.algorithm, task, splits["train"], rounds=0, device=experiment.device, channel=experiment.channel)
+            train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, **experiment.computing)
         for people in splits.values():
             task.check(people)
     except (ValueError, TypeError) as reason:
@@ -153,9 +153,10 @@ def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> t
 
 
 def _portable(table: dict[str, Any]) -> dict[str, Any]:
-    """An experiment without the places of its files: what is in them is compared by digests."""
+    """An experiment without the places of its files, whose contents are compared by digests, and the number of workers."""
     data = {key: value for key, value in table["data"].items() if key not in ("path", "test_path", "dataset")}
-    return {**{key: value for key, value in table.items() if key != "folder"}, "data": data}
+    engine = {key: value for key, value in table.get("engine", {}).items() if key != "workers"}      # which change nothing
+    return {**{key: value for key, value in table.items() if key != "folder"}, "data": data, "engine": engine}
 
 
 def _differences(old: Any, new: Any, key: str = "") -> Iterator[str]:

@@ -60,11 +60,11 @@ def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Wat
     wanted, values = search.experiment(chosen), []
     for seed, (people, judges) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
-        trained = train(wanted.algorithm, wanted.task.make(seed), people, rounds=wanted.rounds, seed=seed, device=wanted.device,
+        trained = train(wanted.algorithm, wanted.task.make(seed), people, rounds=wanted.rounds, seed=seed, **wanted.computing,
                         channel=wanted.channel, on_round=partial(_look_on, watch))
         if watch.stop:
             return None
-        found = evaluate(trained, judges, device=wanted.device)[search.settings.metric]
+        found = evaluate(trained, judges, **wanted.looking)[search.settings.metric]
         values.append(found.statistic(search.settings.statistic))
     return sum(values) / len(values)
 

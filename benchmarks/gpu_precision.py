@@ -1,0 +1,60 @@
+"""What narrower arithmetic does to the quantile: losses, threshold and tail of one model, and models trained in each precision.
+
+Clients of W3 whose labels are partly drawn anew, a share between 0 and 0.4 that differs by client, so that losses differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from gpu import CARD, PRECISIONS, TESTING, TRAINING, Results, evaluated, populations, trained
+from torch import Tensor
+from workloads import WORKLOADS, Data, _made
+
+import fedtail
+from fedtail.clients import client_means
+from fedtail.engine.stacked import StackedKernel
+from fedtail.risk.superquantile import superquantile_weights
+
+THETA, ROUNDS = 0.5, 200
+
+
+def relabelled(data: Data, classes: int) -> Data:
+    rng = np.random.default_rng(1)
+    share = np.repeat(rng.uniform(0, 0.4, len(data.sizes)), data.sizes)
+    return replace(data, y=np.where(rng.random(len(data.y)) < share, rng.integers(0, classes, len(data.y)), data.y))
+
+
+def losses_of(module: torch.nn.Module, population: fedtail.Population, precision: str, dtype: torch.dtype) -> Tensor:
+    """As a round computes them: accumulated in float64, rounded once to float32."""
+    task = fedtail.Task(module)
+    kernel = StackedKernel(task, CARD, dtype, precision)
+    return client_means(kernel, task.params().to(CARD, dtype), population, [task.loss])[0].float().double()
+
+
+def tail_of(losses: Tensor, mass: Tensor) -> tuple[float, Tensor]:
+    """The threshold, which is the smallest loss that counts, and who counts."""
+    counted = superquantile_weights(losses, mass, THETA) > 0
+    return float(losses[counted].min()), counted
+
+
+def effect(results: Results) -> None:
+    workload = WORKLOADS["W3"]
+    data = relabelled(_made(replace(workload, clients=TRAINING + TESTING), seed=3), workload.classes)
+    population, test = populations(data, TRAINING)
+    ends = {precision: trained(workload, "delta_fl", precision, ROUNDS, population) for precision in PRECISIONS}
+    module = ends["full"].module
+    exact = losses_of(module, population, "full", torch.float64)
+    threshold, tail = tail_of(exact, population.mass)
+    for precision in PRECISIONS:
+        losses = losses_of(module, population, precision, torch.float32)
+        found, counted = tail_of(losses, population.mass)
+        judged = evaluated(ends[precision].module, test, "full")
+        gap = ((losses - exact) / exact).abs()
+        results.add(part="precision", precision=precision, clients=TRAINING, largest_gap=gap.max().item(),
+                    median_gap=gap.median().item(), threshold=found, exact_threshold=threshold,
+                    threshold_gap=abs(found - threshold) / threshold, tail=int(counted.sum()),
+                    tail_changed=int((counted != tail).sum()), trained_rounds=ROUNDS, worst10_error=judged.error.worst(0.1),
+                    mean_error=judged.error.mean(), tail_loss=judged.loss.worst(THETA))

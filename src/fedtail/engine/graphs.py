@@ -1,0 +1,204 @@
+"""Steps recorded once and replayed.
+
+A step of a small model is some sixty short kernels. Launched one by one from Python they take ten times as long as they run;
+recorded as a CUDA graph they are one launch. A recording has fixed shapes and addresses, so a step is copied into buffers
+a little larger than itself: clients beyond the active ones compute on what is left there, examples beyond the batch repeat
+the first and weigh nothing. Neither is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.types import Examples
+
+Step = Callable[..., Tensor]      # params, inputs and perhaps targets and weight -> one row for each client
+
+SEEN = 2             # a shape is recorded when it is asked for that often, by default
+TRIES = 2            # failures after which nothing more is recorded
+KEPT = 64            # recordings at once; the one not used for longest goes
+NARROW = 32          # batches up to which every width is its own shape
+LAST_FEW = 8         # so few clients left: their narrow last batches are padded to the full width
+
+
+class Replayed:
+    """A function of stacked clients, called through recordings of it. What it returns is valid until the next call.
+
+    On a CPU nothing is recorded: the function is called on the same buffers. What cannot be recorded (a module that looks at
+    its values, too little memory) is computed as if this were not here; `refused` then says why. Batches are widened to a
+    multiple of `grain`, or where that is 0 by a few examples. A shape is recorded when it is asked for the `seen`-th time.
+    """
+
+    def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
+        self.function, self.device, self.grain, self.seen = function, device, grain, seen
+        self.refused: str | None = None
+        self._steps: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
+        self._asked: Counter[tuple[Any, ...]] = Counter()
+        self._widest = self._failures = 0
+        self._arena = _Arena(device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __call__(self, params: Tensor, inputs: Examples, *rest: Tensor) -> Tensor:
+        if self.refused is not None:
+            return self.function(params, inputs, *rest)
+        given = _named(params, inputs, *rest)
+        active, batch = next(t.shape[:2] for name, t in given.items() if name != "params")
+        clients, width = rounded(active), self._width(active, batch)
+        key = (clients, width, *((name, t.dtype, trailing(name, t)) for name, t in given.items()))
+        step = self._steps.get(key)
+        if step is None:
+            self._asked[key] += 1
+            step = self._recorded(key, clients, width, given, inputs) if self._asked[key] >= self.seen else None
+        if step is None:
+            return self.function(params, inputs, *rest)
+        self._steps.move_to_end(key)
+        step.fill(given, active, batch)
+        step.run()
+        return step.result[:active] if batch == width or rest else step.result[:active, :batch]
+
+    def _width(self, active: int, batch: int) -> int:
+        self._widest = max(self._widest, batch)
+        if self.grain:
+            return -(-batch // self.grain) * self.grain
+        return self._widest if active <= LAST_FEW and self._widest <= 8 * NARROW else rounded(batch, NARROW)
+
+    def _recorded(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
+                  inputs: Examples) -> _Recorded | None:
+        buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *trailing(name, t)), t.dtype)
+                   for name, t in given.items()}
+        step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
+        everyone = {name: t[:1].expand(clients, *t.shape[1:]) for name, t in given.items()}
+        step.fill(everyone, clients, next(t.shape[1] for name, t in given.items() if name != "params"))
+        if self._stream is not None and not self._record(step):
+            return None
+        while len(self._steps) >= KEPT:
+            self._steps.popitem(last=False)
+        self._steps[key] = step
+        return step
+
+    def _record(self, step: _Recorded) -> bool:
+        """Once to warm up, as a recording must not load or tune anything, and once to record."""
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._stream):
+                step.run()
+            self._stream.synchronize()
+            with undisturbed(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                step.run()
+        except Exception as reason:      # whatever an operation that cannot be recorded says
+            self._recover(f"{type(reason).__name__}: {reason}")
+            return False
+        step.graph = graph
+        return True
+
+    def _recover(self, reason: str) -> None:
+        """After a failed recording: PyTorch still thinks it goes on, and keeps its pool. Give up after a few."""
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool or (0, 0))
+        torch.cuda.synchronize(self.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._failures += 1
+        if self._failures >= TRIES:
+            self.refused = reason
+            self._steps.clear()
+            self._arena = _Arena(self.device)
+
+
+@dataclass(eq=False)
+class _Recorded:
+    """One shape of a step: its buffers, where its result is, and on a GPU its graph."""
+
+    function: Step
+    arena: _Arena
+    buffers: dict[str, Tensor]
+    names: list[str] | None               # of the inputs, where they come by name
+    result: Any = None                    # known after the first run
+    graph: Any = None
+
+    def fill(self, given: dict[str, Tensor], active: int, batch: int) -> None:
+        """Copy a step in; examples beyond its batch repeat the first and weigh nothing."""
+        for name, source in given.items():
+            buffer = self.buffers[name][:active]
+            if name == "params" or batch == buffer.shape[1]:
+                buffer.copy_(source)
+                continue
+            buffer[:, :batch].copy_(source)
+            buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
+
+    def run(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        held = dict(self.buffers)
+        params = held.pop("params")
+        inputs = held.pop("input") if self.names is None else {name: held.pop(f"input {name}") for name in self.names}
+        found = self.function(params, inputs, *held.values())
+        if self.result is None:
+            self.result = self.arena.view("result", tuple(found.shape), found.dtype)
+        self.result.copy_(found)
+
+
+class _Arena:
+    """Memory at fixed addresses, by name. It grows by being replaced; what was recorded keeps what it was recorded with."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size, key = math.prod(shape), (name, dtype)
+        old = self._held.get(key)
+        if old is None or old.numel() < size:
+            room = size if old is None else max(size, 2 * old.numel())
+            self._held[key] = torch.zeros(room, dtype=dtype, device=self.device)
+        return self._held[key][:size].view(shape)
+
+
+def rounded(count: int, exact: int = 1) -> int:
+    """The next size that is recorded: by quarters of powers of two up to 16, then by sixteenths; every one up to `exact`.
+
+    >>> [rounded(n) for n in (1, 5, 9, 17, 50, 100)]
+    [1, 6, 12, 18, 52, 104]
+    """
+    if count <= exact:
+        return count
+    power = 1 << (count - 1).bit_length()                 # the power of two that is at least count
+    step = max(1, power // 16 if power > 16 else power // 4)
+    return -(-count // step) * step
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage collection: freeing an old recording while a new one is made spoils it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def trailing(name: str, tensor: Tensor) -> tuple[int, ...]:
+    """The shape of one client's parameters, or of one of its examples."""
+    return tuple(tensor.shape[1 if name == "params" else 2 :])
+
+
+def _named(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
+    parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
+    return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}

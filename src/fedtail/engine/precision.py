@@ -1,0 +1,36 @@
+"""How exactly a GPU multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Literal, get_args
+
+import torch
+
+Precision = Literal["full", "tf32", "bf16"]
+
+
+@contextmanager
+def computing(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Products and convolutions on a GPU in this precision; on a CPU nothing changes.
+
+    "full": the model's own, which PyTorch by default does not keep to in convolutions. "tf32": factors of float32 rounded to
+    ten bits of mantissa. "bf16": factors and activations of eight bits. Parameters, sums of products and losses stay as they are.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    try:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if precision == "bf16" else nullcontext():
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def check_precision(precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise ValueError(f'precision must be "full", "tf32" or "bf16", got {precision!r}.')

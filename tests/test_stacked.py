@@ -1,0 +1,264 @@
+"""Stacked clients: convolutions as products, recorded steps and their padding, the precision switch. On CPU tensors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+import fedtail
+from fedtail import LocalSGD, Population, Task
+from fedtail.clients import Broadcast, Shard
+from fedtail.engine import convolutions, graphs
+from fedtail.engine.convolutions import Flat, Stacked, Window
+from fedtail.engine.graphs import Replayed, rounded
+from fedtail.engine.kernels import ModuleKernel
+from fedtail.engine.precision import computing
+from fedtail.engine.stacked import StackedKernel, flat_outputs, stacked_gradients
+
+CPU, WIDE = torch.device("cpu"), torch.float64
+CASES = {      # kernel, stride, padding, dilation, image, channels in and out, bias
+    "plain": ((5, 5), 1, 0, 1, (12, 12), 3, 4, True),
+    "one channel": ((3, 3), 1, 0, 1, (7, 9), 1, 5, True),
+    "all of it": ((3, 2), (2, 1), (1, 2), (1, 2), (9, 11), 2, 3, True),
+    "strides beyond the kernel": ((2, 2), 3, 0, 1, (9, 8), 2, 3, True),
+    "dilated and padded": ((3, 3), 2, 1, 2, (11, 10), 1, 5, True),
+    "a point": ((1, 1), 1, 0, 1, (4, 5), 8, 6, False),
+    "no bias": ((3, 3), 1, 1, 1, (6, 6), 3, 2, False),
+}
+
+
+def stacks(case) -> tuple[torch.Tensor, ...]:
+    kernel, *_, size, before, after, bias = case
+    random = torch.Generator().manual_seed(0)
+    shapes = [(3, 4, before, *size), (3, after, before, *kernel)] + ([(3, after)] if bias else [])
+    return tuple(torch.randn(*shape, dtype=WIDE, generator=random) for shape in shapes)
+
+
+@pytest.mark.parametrize("few", [0, 4096])
+@pytest.mark.parametrize("name", CASES)
+def test_a_stacked_convolution_is_torchs(name, few, monkeypatch):
+    monkeypatch.setattr(convolutions, "FEW_WEIGHTS", few)
+    _, stride, padding, dilation, *_ = CASES[name]
+    given = stacks(CASES[name])
+
+    def outputs(x, w, *b):
+        return F.conv2d(x, w, b[0] if b else None, stride, padding, dilation)
+
+    each = [outputs(*(t[k] for t in given)) for k in range(3)]
+    with Stacked():
+        found = vmap(outputs)(*given)
+    assert torch.allclose(found, torch.stack(each), rtol=1e-12, atol=1e-12)
+    for place in range(len(given)):
+        slope = grad(lambda *one: outputs(*one).sin().sum(), place)
+        alone = torch.stack([slope(*(t[k] for t in given)) for k in range(3)])
+        with Stacked():
+            stacked = vmap(slope)(*given)
+        assert stacked.shape == alone.shape
+        assert torch.allclose(stacked, alone, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_window_knows_how_many_places_it_has(name):
+    kernel, stride, padding, dilation, size, *_ = CASES[name]
+    x, w, *_ = stacks(CASES[name])
+    window = Window(kernel, *(convolutions._pair(v) for v in (stride, padding, dilation)))
+    assert window.places(*size) == tuple(F.conv2d(x[0], w[0], None, stride, padding, dilation).shape[2:])
+
+
+def test_weights_that_all_clients_share_stack_too():
+    x, w, b = stacks(CASES["all of it"])
+    slope = grad(lambda x, w: F.conv2d(x, w, b[0], (2, 1), (1, 2), (1, 2)).square().sum(), 0)
+    with Stacked():
+        found = vmap(slope, (0, None))(x, w[0])
+    assert torch.allclose(found, torch.stack([slope(one, w[0]) for one in x]), rtol=1e-11)
+
+
+@pytest.mark.parametrize("mode", [Stacked, Flat])
+def test_what_is_no_plain_convolution_is_left_to_torch(mode):
+    random = torch.Generator().manual_seed(0)
+    x, w = torch.randn(2, 4, 6, 6, generator=random), torch.randn(8, 2, 3, 3, generator=random)
+    calls = [lambda: F.conv2d(x, w, groups=2), lambda: F.conv2d(x, torch.cat([w, w], 1), padding="same"),
+             lambda: F.conv2d(x[0], torch.cat([w, w], 1)), lambda: F.max_pool2d(x, 3, 2, 1), lambda: F.max_pool2d(x, 2),
+             lambda: F.max_pool2d(x, 2, return_indices=True)[1]]
+    for call in calls:
+        expected = call()
+        with mode():
+            assert torch.equal(call(), expected)
+
+
+def example_gradients(params, inputs, targets, weight):
+    """d/dw of the weighted sum of (w . x / |x| - y)^2: not a number for an example of zeros."""
+    unit = inputs / inputs.norm(dim=2, keepdim=True)
+    residual = 2 * ((unit * params[:, None]).sum(2) - targets) * weight
+    return (residual[..., None] * unit).sum(1)
+
+
+def example_step(active: int, batch: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=WIDE, generator=random)
+
+    return draw(active, 5), draw(active, batch, 5), draw(active, batch), draw(active, batch).abs()
+
+
+@pytest.mark.parametrize(("shapes", "recorded"), [
+    ([(19, 4), (8, 4), (7, 4), (6, 4), (5, 4), (5, 3), (2, 1), (1, 2)], {(20, 4), (8, 4), (6, 4), (2, 4), (1, 4)}),
+    ([(33, 62), (33, 63), (34, 61), (35, 90)], {(36, 64), (36, 96)}),
+], ids=["narrow", "wide"])
+def test_padding_changes_nothing(shapes, recorded):
+    replayed = Replayed(example_gradients, CPU)
+    for turn in range(3):
+        for active, batch in shapes:
+            step = example_step(active, batch, turn)
+            assert torch.allclose(replayed(*step), example_gradients(*step), rtol=1e-12)
+    assert {key[:2] for key in replayed._steps} == recorded
+
+
+def test_inputs_may_come_by_name():
+    def named(params, inputs, targets, weight):
+        return example_gradients(params, inputs["right"] + inputs["left"][..., None], targets, weight)
+
+    replayed = Replayed(named, CPU)
+    for turn in range(4):
+        params, x, y, w = example_step(3, 4 - turn % 2, turn)
+        step = (params, {"left": y, "right": x}, y, w)
+        assert torch.allclose(replayed(*step), named(*step), rtol=1e-12)
+    assert len(replayed) == 1
+
+
+def test_a_shape_is_recorded_when_it_comes_back_and_the_oldest_goes(monkeypatch):
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    replayed = Replayed(example_gradients, CPU)
+    replayed(*example_step(2, 40))
+    assert len(replayed) == 0
+    for batch in (40, 50, 60, 40):
+        for _ in range(2):
+            step = example_step(20, batch)
+            assert torch.allclose(replayed(*step), example_gradients(*step), rtol=1e-12)
+    assert len(replayed) == 2
+
+
+def test_sizes_are_rounded_up_by_little():
+    sizes = [rounded(n) for n in range(1, 1000)]
+    assert all(n <= size <= 1.5 * n for n, size in enumerate(sizes, 1))
+    assert all(size <= 1.13 * n for n, size in enumerate(sizes, 1) if n > 16)
+    assert sizes == sorted(sizes)
+    assert len(set(sizes[:128])) < 40
+    assert [rounded(n, 32) for n in (1, 17, 32)] == [1, 17, 32]
+
+
+def people(shape=(1, 8, 8), sizes=(7, 3, 12, 1, 9, 4)) -> Population:
+    random = torch.Generator().manual_seed(0)
+    return Population.from_clients([(torch.randn(n, *shape, generator=random, dtype=WIDE),
+                                     torch.randint(0, 4, (n,), generator=random)) for n in sizes])
+
+
+def small_network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 5, 2), nn.Flatten(),
+                         nn.Linear(45, 4)).to(WIDE)
+
+
+def test_a_round_through_recordings_is_the_lean_loops():
+    task, population = Task(small_network()), people()
+    kernel = StackedKernel(task, CPU, WIDE)
+    kernel._gradients = Replayed(stacked_gradients(kernel.training, task.loss, "full", CPU), CPU)
+    kernel._outputs = Replayed(flat_outputs(kernel.evaluating, "full", CPU), CPU, grain=4)
+    plain = ModuleKernel(task, CPU, WIDE)
+    params = task.params()[None]
+    for local in (LocalSGD(0.1, 4), LocalSGD(0.1, 4, epochs=3, momentum=0.5), LocalSGD(0.1, None, local_steps=3)):
+        found, expected = (local.updates(Shard(population, torch.ones(6, dtype=WIDE), Broadcast(0, 3, params), k, params).clients())
+                           for k in (kernel, plain))
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-13)
+    assert len(kernel._gradients) > 1
+    for count in (10, 10, 10, 7, 7, 3):
+        few = population.inputs[:count]
+        assert torch.allclose(kernel.outputs(params[0], few), plain.outputs(params[0], few), rtol=1e-12, atol=1e-14)
+    assert len(kernel._outputs) == 2
+
+
+def test_gradients_stay_when_the_next_are_computed():
+    task, population = Task(small_network()), people()
+    kernel = StackedKernel(task, CPU, WIDE)
+    kernel._gradients = Replayed(stacked_gradients(kernel.training, task.loss, "full", CPU), CPU)
+    rows = torch.tensor([[0, 1], [2, 3]])
+    batch = (task.params().expand(2, -1).clone(), population.inputs[rows], population.targets[rows], torch.full((2, 2), 0.5, dtype=WIDE))
+    for _ in range(2):
+        kernel.gradients(*batch)
+    first = kernel.gradients(*batch)
+    before = first.clone()
+    kernel.gradients(batch[0] * 2, *batch[1:])
+    assert torch.equal(first, before)
+
+
+def test_a_loss_that_is_not_finite_leaves_its_client_out_and_no_other():
+    task = Task(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)).to(WIDE))
+    kernel = StackedKernel(task, CPU, WIDE)
+    inputs = torch.ones(2, 3, 6, dtype=WIDE)
+    inputs[1, 0, 0] = float("inf")
+    found = kernel.gradients(task.params().expand(2, -1), inputs, torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=WIDE))
+    assert bool(found[0].isfinite().all())
+    assert not bool(found[1].isfinite().all())
+
+
+def test_what_is_refused_is_computed_directly():
+    replayed, calls = Replayed(lambda *step: calls.append(1) or example_gradients(*step), CPU), []
+    replayed.refused = "no"
+    for _ in range(4):
+        step = example_step(3, 2)
+        assert torch.equal(replayed(*step), example_gradients(*step))
+    assert len(calls) == 4
+    assert len(replayed) == 0
+
+
+def test_a_kernel_goes_with_its_last_reference():
+    kernel = StackedKernel(Task(small_network()), CPU, WIDE)
+    held = [weakref.ref(kernel), weakref.ref(kernel.training)]
+    gc.collect()
+    gc.disable()
+    try:
+        del kernel
+        assert [one() for one in held] == [None, None]      # no cycle: memory of recordings is free at once
+    finally:
+        gc.enable()
+
+
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def fails_in(precision) -> None:
+    with computing(precision, torch.device("cuda")):
+        raise KeyError(flags())
+
+
+def test_precision_is_set_and_given_back():
+    before = flags()
+    for precision, inside in (("full", (False, False)), ("tf32", (True, True))):
+        with pytest.raises(KeyError) as error:
+            fails_in(precision)
+        assert error.value.args == (inside,)
+        assert flags() == before
+    with computing("bf16", CPU):
+        assert flags() == before
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match=r"""precision must be "full", "tf32" or "bf16", got 'half'\."""):
+        StackedKernel(Task(small_network()), CPU, WIDE, "half")
+
+
+def test_precision_changes_nothing_on_a_cpu():
+    task, population = Task(small_network()), people()
+    ends = [fedtail.train(fedtail.fedavg(4), task, population, rounds=2,
+                          fleet=fedtail.engine.LocalFleet(population, task, kernel=StackedKernel(task, CPU, WIDE, precision)))
+            for precision in ("full", "bf16")]
+    assert torch.equal(*(end.state.params for end in ends))
