@@ -164,7 +164,8 @@ def main() -> None:
     import gpu_counts
     import gpu_precision
 
-    parts = {"counts": gpu_counts.counts, "w3": lambda r: w3(r, given.rounds, given.methods), "cifar": lambda r: cifar(r, given.rounds * 3 // 2),
+    parts = {"counts": gpu_counts.counts, "w3": lambda r: w3(r, given.rounds, given.methods),
+             "cifar": lambda r: cifar(r, given.rounds * 3 // 2),
              "precision": gpu_precision.effect, "profile": gpu_counts.profile}
     for name in given.parts:
         parts[name](results)

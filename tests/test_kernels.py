@@ -200,7 +200,7 @@ class Tied(nn.Module):
     (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, 4)), StackedKernel, (6,)),
     (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 4)), ModuleKernel, (6,)),
     (Hidden(), ModuleKernel, (6,)), (Branching(), ModuleKernel, (6,)), (Tied(), ModuleKernel, (6,)),
-    (nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 4)), ModuleKernel, (6,)),
+    (nn.Sequential(nn.Linear(6, 20000), nn.ReLU(), nn.Linear(20000, 4)), ModuleKernel, (6,)),
     (ConvNet(4), ModuleKernel, (28, 28)), (LSTMClassifier(dimension=5, hidden=3, classes=4), ModuleKernel, (7, 5)),
     (SoftmaxRegression(6, 4), LinearKernel, (6,)),
 ], ids=["mlp", "no dropout", "dropout", "hidden dropout", "branching", "tied", "large", "convolution", "recurrent", "linear"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from fedtail.modules import call, cast, trainable, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
 
-SMALL = 2**14                # parameters up to which stacking wins on a CPU: below, a step is overhead
-CACHED = 2**18               # numbers of stacked parameters on a CPU at once
+SMALL = 2**17                # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
+CACHED = 2**20               # numbers of stacked parameters on a CPU at once
 RESIDENT = 2**28             # and on a GPU
 SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
@@ -40,6 +41,7 @@ class StackedKernel(ModuleKernel):
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
         super().__init__(task, device, dtype, precision)
         self.stack = max(1, (CACHED if device.type == "cpu" else RESIDENT) // self.dim)
+        self._layout, self._by_name = Layout(self.training), gradients_by_name(self.training, task.loss, precision, device)
         function = stacked_gradients(self.training, task.loss, precision, device)
         flat = flat_outputs(self.evaluating, precision, device)
         on_cpu = device.type == "cpu"
@@ -56,31 +58,59 @@ class StackedKernel(ModuleKernel):
         return gradients.clone() if isinstance(self._gradients, Replayed) else gradients      # the next replay writes there
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
+        if isinstance(self._gradients, Replayed):
+            params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
+            return
+        named = self._layout.named(params)                     # steps on the parameters themselves, not joined to one vector
+        found, losses = self._by_name(named, inputs, targets, weight.to(params.dtype))
+        torch._foreach_add_(list(named.values()), [found[name] for name in named], alpha=-rate)
+        params[:, :1].add_(losses[:, None], alpha=0.0)         # NaN unless the loss is finite
+
+
+class Layout:
+    """Where each parameter lies in a flat vector."""
+
+    def __init__(self, module: nn.Module):
+        self.parts = [(name, p.shape, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+
+    def named(self, params: Tensor) -> dict[str, Tensor]:
+        """Stacked flat vectors (clients, dim) as stacked parameters by name, views of them."""
+        split = params.split([size for *_, size in self.parts], 1)
+        return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self.parts, split, strict=True)}
+
+
+def gradients_by_name(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision,
+                      device: torch.device) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+    """The function that takes stacked parameters and batches to stacked gradients and losses. It holds the module, no kernel."""
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    everything = (*module.named_parameters(), *module.named_buffers())
+    rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
+
+    def of_one(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
+        with computing(precision, device), Stacked():
+            outputs = functional_call(module, {**named, **rest}, *given)
+        return (_losses(loss, outputs.to(weight.dtype), targets) * weight).sum()
+
+    of_all = vmap(grad_and_value(of_one))
+
+    def gradients(*given: Any) -> tuple[dict[str, Tensor], Tensor]:
+        with computing("full" if precision == "bf16" else precision, device):      # the flags hold in the backward pass too
+            return of_all(*given)
+
+    return gradients
 
 
 def stacked_gradients(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision,
                       device: torch.device) -> Step:
-    """The function that takes stacked flat parameters and batches to stacked gradients. It holds the module, no kernel."""
-    everything = (*module.named_parameters(), *module.named_buffers())
-    trained = [(name, p.shape, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
-    rest = {name: tensor.detach() for name, tensor in everything if name not in {name for name, *_ in trained}}
+    """The same on flat vectors; not finite where the loss is not."""
+    by_name, layout = gradients_by_name(module, loss, precision, device), Layout(module)
 
-    def of_one(params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        parts = params.split([size for *_, size in trained])
-        named = {name: part.view(shape) for (name, shape, _), part in zip(trained, parts, strict=True)}
-        given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-        with computing(precision, device), Stacked():
-            outputs = functional_call(module, {**named, **rest}, *given)
-        return (_losses(loss, outputs.to(params.dtype), targets) * weight).sum()
-
-    of_all = vmap(grad_and_value(of_one))
-
-    def gradients(params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        with computing("full" if precision == "bf16" else precision, device):      # the flags hold in the backward pass too
-            found, losses = of_all(params, inputs, targets, weight)
-        found[:, :1].add_(losses[:, None], alpha=0.0)       # NaN unless the loss is finite
-        return found
+    def gradients(params: Tensor, *given: Any) -> Tensor:
+        found, losses = by_name(layout.named(params), *given)
+        flat = torch.cat([part.flatten(1) for part in found.values()], 1)
+        flat[:, :1].add_(losses[:, None], alpha=0.0)
+        return flat
 
     return gradients
 
