@@ -160,7 +160,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     results = Results(given.out)
     results.add(part="machine", card=torch.cuda.get_device_name(0), torch=torch.__version__, date=time.strftime("%Y-%m-%d"),
-                command=" ".join(sys.argv))
+                command="benchmarks/gpu.py " + " ".join(arg for arg in sys.argv[1:] if arg not in ("--out", str(given.out))))
     import gpu_counts
     import gpu_precision
 

@@ -32,7 +32,7 @@ class Program:
     def likely(self, workload: Workload) -> bool:
         """Whether this way to use the cores may be the program's best: convolutions gain from threads, small models lose."""
         threads = "2 threads" if workload.convolutional else "1 threads"
-        return self.variant in (threads, "as it comes", "2 processes", "2 actors")
+        return self.variant in (threads, "as it comes", "2 processes", "2 actors", "2 devices")
 
 
 def programs(workload: Workload, peers: tuple[str, ...]) -> list[Program]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import gpu_report
 from environments import HERE, PEERS
 from limit import needed
 from workloads import WORKLOADS
@@ -54,8 +55,13 @@ def page(folder: Path) -> str:
     parts = ["# Benchmarks", "", INTRODUCTION, "", *_summary(newest)]
     for name, run in newest.items():
         parts += _section(name, run)
-    parts += _scaling(runs) + _sources(newest)
+    parts += _scaling(runs) + gpu_report.section(folder / "gpu") + _remarks() + _sources(newest)
     return "\n".join(parts) + "\n"
+
+
+def _remarks() -> list[str]:
+    """What was found when the figures were looked at, written by hand."""
+    return [*(HERE / "REMARKS.md").read_text().splitlines(), ""]
 
 
 def best(rows: list[Row], program: str, method: str) -> Row | None:

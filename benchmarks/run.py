@@ -56,8 +56,9 @@ def main() -> None:
         for name in given.only:
             workload = WORKLOADS[name]
             keep("work", workload=name, **limit.work(workload), load=os.getloadavg()[0])
-            everybody = [p for p in programs(workload, peers) if p.likely(workload) or not (given.quick or given.smoke)]
-            for running in measured(workload, everybody, (QUICK if given.quick or given.smoke else TURNS)[name]):
+            some = given.quick or given.smoke or given.likely
+            everybody = [p for p in programs(workload, peers) if p.likely(workload) or not some]
+            for running in measured(workload, everybody, given.turns or (QUICK if given.quick or given.smoke else TURNS)[name]):
                 keep("row", **row(running))
     page = folder / "RESULTS.md" if given.smoke else HERE / "RESULTS.md"
     page.write_text(report.page(folder))
@@ -111,6 +112,8 @@ def _say(running: Running, what: str | None) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few repetitions, of the likely best use of the cores only")
+    parser.add_argument("--likely", action="store_true", help="only the likely best use of the cores of each program")
+    parser.add_argument("--turns", type=int, help="repetitions, instead of the usual number for each workload")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(WORKLOADS), help="W1,W2")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--smoke", action="store_true", help="only see that everything runs: tiny workloads, nothing written")

@@ -19,7 +19,9 @@ from fedtail.engine.convolutions import Flat, Stacked, Window
 from fedtail.engine.graphs import Replayed, rounded
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.precision import computing
+from fedtail.engine.recurrence import lstm
 from fedtail.engine.stacked import StackedKernel, flat_outputs, stacked_gradients
+from fedtail.models import LSTMClassifier
 
 CPU, WIDE = torch.device("cpu"), torch.float64
 CASES = {      # kernel, stride, padding, dilation, image, channels in and out, bias
@@ -262,3 +264,35 @@ def test_precision_changes_nothing_on_a_cpu():
                           fleet=fedtail.engine.LocalFleet(population, task, kernel=StackedKernel(task, CPU, WIDE, precision)))
             for precision in ("full", "bf16")]
     assert torch.equal(*(end.state.params for end in ends))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_an_lstm_and_its_gradients_are_pytorchs(layers, bias, batch_first):
+    torch.manual_seed(0)
+    module = nn.LSTM(5, 4, layers, bias=bias, batch_first=batch_first).double()
+    inputs = torch.randn((3, 7, 5) if batch_first else (7, 3, 5), dtype=torch.float64, requires_grad=True)
+    start = tuple(torch.randn(layers, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    theirs, last = module(inputs, start)
+    ours = lstm(inputs, start, module._flat_weights, bias, layers, 0.0, True, False, batch_first)
+    assert all(torch.allclose(a, b, atol=1e-14) for a, b in zip((theirs, *last), ours, strict=True))
+    by = [torch.randn_like(part) for part in ours]
+    wanted = torch.autograd.grad((theirs, *last), (inputs, *start, *module.parameters()), by)
+    found = torch.autograd.grad(ours, (inputs, *start, *module.parameters()), by)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(wanted, found, strict=True))
+
+
+def test_recurrent_clients_can_be_stacked_and_kinds_that_cannot_are_left_to_pytorch():
+    torch.manual_seed(0)
+    task = Task(LSTMClassifier(dimension=5, hidden=4, classes=3, layers=2).double())
+    looped, stacked = ModuleKernel(task, CPU, torch.float64), StackedKernel(task, CPU, torch.float64)
+    params = task.params() + 0.1 * torch.randn(4, looped.dim, dtype=torch.float64)
+    inputs, targets = torch.randn(4, 6, 7, 5, dtype=torch.float64), torch.randint(0, 3, (4, 6))
+    weight = torch.rand(4, 6, dtype=torch.float64)
+    assert torch.allclose(*(k.gradients(params, inputs, targets, weight) for k in (looped, stacked)), atol=1e-13)
+    for settings in ({"bidirectional": True}, {"proj_size": 2}, {"dropout": 0.5, "num_layers": 2}):
+        module = nn.LSTM(5, 4, **settings)
+        given = (torch.randn(7, 3, 5), (torch.zeros(2, 3, 4),) * 2, module._flat_weights, True, module.num_layers, module.dropout, True,
+                 module.bidirectional)
+        assert lstm(*given) is None

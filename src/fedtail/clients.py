@@ -216,9 +216,9 @@ class Clients:
         """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
         population = self.shard.population
         where = population.targets.device
-        rows = population.start[self.place].to(where)[:, None] + within.to(where)
+        rows = sent(population.start[self.place], where)[:, None] + sent(within, where)
         inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
-        return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), targets.to(self.shard.params.device)
+        return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), sent(targets, self.shard.params.device)
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
@@ -228,7 +228,7 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in flat_batches(population, kernel.flat, params):
-        outputs, owner = kernel.outputs(params, inputs), owner.to(params.device)
+        outputs, owner = kernel.outputs(params, inputs), sent(owner, params.device)
         for k, function in enumerate(functions):
             sums[k].index_add_(0, owner, function(outputs, targets).double())
     return sums.cpu() / population.size                        # one copy to the host, at the end
@@ -242,9 +242,14 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
             inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
-            yield mine, inputs, taken(population.targets, few).to(like.device)
+            yield mine, inputs, sent(taken(population.targets, few), like.device)
         before += len(piece)
 
 
 def on(inputs: Examples, device: torch.device) -> Examples:
-    return {k: v.to(device) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.to(device)
+    return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device. From the host to a GPU without waiting for what the GPU has still to do."""
+    return values.to(device, non_blocking=device.type == "cuda")

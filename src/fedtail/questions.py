@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients, Seen
+from fedtail.clients import Clients, Seen, sent
 
 T = TypeVar("T")
 Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, ends in a T
@@ -83,13 +83,13 @@ class Train:
         if not bool(chosen.any()):
             return torch.zeros(len(clients), self.aggregate.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients
-        updates = self.local.updates(few, self.model, None if gradients is None else gradients[chosen.to(gradients.device)])
+        where = chosen.nonzero().flatten()
+        updates = self.local.updates(few, self.model, None if gradients is None else gradients[sent(where, gradients.device)])
         trained = self.aggregate.rows(updates, seen.take(chosen), self, few)
         if len(few) == len(clients):
             return trained
         rows = trained.new_zeros(len(clients), trained.shape[1])
-        rows[chosen.to(rows.device)] = trained
-        return rows
+        return rows.index_copy_(0, sent(where, rows.device), trained)
 
     def in_one_pass(self, clients: Clients) -> bool:
         """Whether losses that are not known yet come with the first gradients."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import ratio_of_sums
-from fedtail.clients import Clients, Seen
+from fedtail.clients import Clients, Seen, sent
 from fedtail.questions import Conversation, Train
 
 
@@ -24,7 +24,7 @@ class WeightedMean:
     update_bound: float = 1024.0
 
     def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
-        weight = (seen.mass * train.risk.density(seen, train.dual)).to(updates.device)[:, None]      # float64, as its bound
+        weight = sent(seen.mass * train.risk.density(seen, train.dual), updates.device)[:, None]      # float64, as its bound
         rows = weight.new_empty(len(updates), self.width(updates.shape[1]))
         rows[:, :1] = weight
         torch.mul(updates, weight, out=rows[:, 1:])

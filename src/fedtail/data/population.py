@@ -205,7 +205,8 @@ class Population:
 
     def examples(self, device: Any = None) -> tuple[Tensor, Tensor]:
         """For every example, clients in order: its client, and its row in `inputs` and `targets`; on a device if one is given."""
-        size, start, count = self.size.to(device), self.start.to(device), self.num_examples
+        size, start = (places if device is None else places.to(device, non_blocking=True) for places in (self.size, self.start))
+        count = self.num_examples
         owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
         return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 

@@ -10,7 +10,6 @@ Under `Stacked()` calls of `conv2d` and `max_pool2d` are replaced where this is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +20,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedtail.engine import fused
+from fedtail.engine.recurrence import lstm
+from fedtail.engine.stackable import stackable
 
 Pair = tuple[int, int]
 FEW_WEIGHTS = 4096      # up to which the weight gradient is summed by example: else too few products to fill a GPU
@@ -46,11 +47,13 @@ class Window:
 
 
 class Stacked(TorchFunctionMode):
-    """Within it, convolutions and max-pooling of a stack of clients are computed as this file does."""
+    """Within it, convolutions, max-pooling and LSTMs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        found = None
-        if func is torch.conv2d:
+        found: Any = None
+        if func is torch.lstm:
+            found = lstm(*args, **(kwargs or {}))
+        elif func is torch.conv2d:
             found = self._conv2d(*args, **(kwargs or {}))
         elif func is F.max_pool2d or func is torch.max_pool2d:
             found = self._max_pool2d(*args, **(kwargs or {}))
@@ -129,29 +132,6 @@ def _compiles() -> bool:
     except Exception:      # whatever is missing
         return False
     return True
-
-
-def _stackable(operation: Callable[..., Any], tensors: int) -> Callable[..., Any]:
-    """An operation on so many stacks, then plain arguments, as a function on single tensors that vmap calls with the stacks."""
-
-    class Operation(torch.autograd.Function):
-        @staticmethod
-        def forward(*args: Any) -> Any:
-            result = operation(*(t[None] for t in args[:tensors]), *args[tensors:])
-            return tuple(t[0] for t in result) if isinstance(result, tuple) else result[0]
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            """Nothing is kept: gradients of gradients are not needed."""
-
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-            stacks = (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-                      for t, d in zip(args[:tensors], in_dims, strict=False))
-            result = operation(*stacks, *args[tensors:])
-            return result, (0,) * len(result) if isinstance(result, tuple) else 0
-
-    return Operation.apply
 
 
 def _columns(images: Tensor, window: Window, ones: bool) -> Tensor:
@@ -233,9 +213,9 @@ def _input_gradient(outputs: Tensor, matrix: Tensor, window: Window, channels: i
     return _folded(columns, window, size)
 
 
-columns_of, product = _stackable(_columns, 1), _stackable(_product, 2)
-matrix_gradient, input_gradient = _stackable(_matrix_gradient, 2), _stackable(_input_gradient, 2)
-matrix_of, matrix_with_bias = _stackable(_matrix, 1), _stackable(_matrix, 2)
+columns_of, product = stackable(_columns, 1), stackable(_product, 2)
+matrix_gradient, input_gradient = stackable(_matrix_gradient, 2), stackable(_input_gradient, 2)
+matrix_of, matrix_with_bias = stackable(_matrix, 1), stackable(_matrix, 2)
 
 
 class _Convolution(torch.autograd.Function):
@@ -277,7 +257,7 @@ def _unpooled(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Ten
     return images.unflatten(0, outputs.shape[:2])
 
 
-pooled, unpooled = _stackable(_pooled, 1), _stackable(_unpooled, 2)
+pooled, unpooled = stackable(_pooled, 1), stackable(_unpooled, 2)
 
 
 class _MaxPool(torch.autograd.Function):

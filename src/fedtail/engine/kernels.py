@@ -21,6 +21,7 @@ from fedtail.modules import call, trainable, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
 
+SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
 KERNELS = ("auto", "closed", "stacked", "module")
 REFUSED = {"closed": "a linear model with its own loss and nothing else in it",
            "stacked": "a module without dropout or tied parameters whose operations torch.func can stack"}
@@ -138,7 +139,6 @@ class ModuleKernel:
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
         check_precision(precision)
         self.task, self.device, self.precision = task, device, precision
-        self.flat = 256 if device.type == "cpu" else 8192
         self.training = training_copy(task.module).to(device=device, dtype=dtype)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
@@ -147,6 +147,7 @@ class ModuleKernel:
         self.trained, self.evaluated = (trainable(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
         self.dim = sum(self.sizes)
+        self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         self._bind(self.evaluated, params)

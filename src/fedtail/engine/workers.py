@@ -79,11 +79,10 @@ class Team:
             self.helpers = None
 
     def _share(self, job: Any, left: int, done: list[Done]) -> bool:
-        """Whether to share what is left: by how long such a job took, or takes."""
-        if self.helpers:
-            return self._lasted.get(type(job), 0.0) >= WORTH_SHARING
-        coming = left * sum(d.seconds for d in done) / len(done) if done else 0.0
-        return left > 1 and self._spent + coming >= WORTH_STARTING and coming >= WORTH_SHARING
+        """Whether to share what is left: by how long such a job took the last time, or takes now."""
+        coming = left * sum(d.seconds for d in done) / len(done) if done else self._lasted.get(type(job), 0.0)
+        pays = left > 1 and coming >= WORTH_SHARING
+        return pays and (self.helpers is not None or self._spent + coming >= WORTH_STARTING)
 
     def _together(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
         if self.helpers is None:

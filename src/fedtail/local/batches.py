@@ -1,4 +1,4 @@
-"""The mini-batches of local training: gathered an epoch at a time, handed out as views."""
+"""The mini-batches of local training: shuffled an epoch at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients
+from fedtail.clients import Clients, sent
 from fedtail.data.population import rows_of
 from fedtail.draws import permutations
 from fedtail.types import Examples
@@ -28,22 +28,28 @@ def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | No
     last = int(steps.max())
     active = (steps[:, None] > torch.arange(last)).sum(0).tolist()
     if batch_size is None:
-        whole = _gathered(clients, torch.arange(int(clients.sizes.max())).expand(len(clients), -1), None)
-        return (_slice(whole, count, 0, None) for count in active)
+        order, weight = _weighted(clients, torch.arange(int(clients.sizes.max())).expand(len(clients), -1), None)
+        whole = (*clients.examples(order), weight)
+        return (_slice(whole, slice(count), slice(None)) for count in active)
     together = len(clients) == 1 or bool((steps <= epoch).all())      # all at the same place of their epoch at any time
     return (_by_epoch if together else _one_by_one)(clients, steps, epoch, batch_size, active)
 
 
 def _by_epoch(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int, active: list[int]) -> Iterator[Batch]:
-    """Gather the examples of an epoch once, in their shuffled order; a batch is a slice."""
+    """Shuffle once an epoch. One client's examples, and those on a GPU, are gathered then, and a batch is a slice of them;
+    those of many clients side by side are gathered step by step, since all of them would not stay in cache."""
     length, width = int(epoch.max()), int(clients.sizes.max())
     where = clients.shard.population.targets.device                # examples on a GPU are shuffled there
+    at_once = len(clients) == 1 or clients.shard.params.device.type != "cpu"
     for first in range(0, len(active), length):
-        order = permutations(clients.draws("batches", first // length).to(where), clients.sizes.to(where), width)
-        gathered = _gathered(clients, order, batch_size)
+        order = permutations(sent(clients.draws("batches", first // length), where), sent(clients.sizes, where), width)
+        order, weight = _weighted(clients, order, batch_size)
+        gathered = (*clients.examples(order), weight) if at_once else None
         for step in range(first, min(first + length, len(active))):
             low = (step - first) * batch_size
-            yield _slice(gathered, active[step], low, min(low + batch_size, width))
+            some = (slice(active[step]), slice(low, min(low + batch_size, width)))
+            yield _slice(gathered, *some) if gathered else Batch(
+                active[step], *clients.take(some[0]).examples(order[some]), weight[some])      # type: ignore[arg-type]
 
 
 def _one_by_one(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int, active: list[int]) -> Iterator[Batch]:
@@ -65,16 +71,16 @@ def _one_by_one(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int,
         yield Batch(count, inputs, targets, (weight / weight.sum(1, keepdim=True)).to(clients.shard.params))
 
 
-def _gathered(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Examples, Tensor, Tensor]:
-    """All examples in an order, (clients, largest size, ...), with the weight of each in its batch."""
-    sizes = clients.sizes.to(order.device)[:, None]
+def _weighted(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
+    """An order of all examples, (clients, largest size), padded with their last ones, and the weight of each in its batch."""
+    sizes = sent(clients.sizes, order.device)[:, None]
     place = torch.arange(order.shape[1], device=order.device)
     size = sizes if batch_size is None else (sizes - place // batch_size * batch_size).clamp(1, batch_size)
     weight = torch.where(place < sizes, 1 / size.double(), 0.0)
-    return *clients.examples(order.minimum(sizes - 1)), weight.to(clients.shard.params)
+    return order.minimum(sizes - 1), weight.to(clients.shard.params)
 
 
-def _slice(gathered: tuple[Examples, Tensor, Tensor], active: int, low: int, high: int | None) -> Batch:
+def _slice(gathered: tuple[Examples, Tensor, Tensor], clients: slice, places: slice) -> Batch:
     inputs, targets, weight = gathered
-    some = (slice(active), slice(low, high))
-    return Batch(active, rows_of(inputs, some), targets[some], weight[some])
+    some = (clients, places)
+    return Batch(clients.stop, rows_of(inputs, some), targets[some], weight[some])

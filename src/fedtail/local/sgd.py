@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients
+from fedtail.clients import Clients, sent
 from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
@@ -93,12 +93,12 @@ class LocalSGD:
         if clients.kernel.stack == 1:
             clients.kernel.reseed(int(clients.draws("dropout")[0]))
         if first is not None:
-            self._apply(clients, params, anchor, velocity, first[order.to(first.device)])
+            self._apply(clients, params, anchor, velocity, first[sent(order, first.device)])
             steps = steps - 1
         if int(steps[0]) > 0:
             for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
                 self._step(clients, params[: batch.active], anchor, velocity, batch)
-        return params.sub_(anchor).index_select(0, order.argsort().to(params.device))
+        return params.sub_(anchor).index_select(0, sent(order.argsort(), params.device))
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch) -> None:
         """One step of the active clients, in place."""
