@@ -58,7 +58,7 @@ _HOME = {
     "task": ("Metric", "Task"),
     "training": ("NobodyCountedWarning", "Progress", "Trained", "train"),
 }
-_ROOMS = (*_HOME, "deployment", "engine", "experiment", "losses", "models", "report", "runs", "theory")
+_ROOMS = (*_HOME, "deployment", "engine", "experiment", "losses", "models", "privacy", "report", "runs", "theory")
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *sorted(_ROOM_OF)]

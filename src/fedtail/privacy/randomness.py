@@ -1,0 +1,69 @@
+"""Where noise comes from: the operating system for real use, a seed for simulation. The two are never mixed silently.
+
+Everything is drawn from uniform 64-bit integers, so a sampler is written once for both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+Words = np.ndarray      # uint64
+_ALL = 1 << 64
+
+
+class Randomness(Protocol):
+    """A source of uniform 64-bit integers."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether somebody who holds the seed can draw the same again: then a guarantee is a simulated one."""
+        ...
+
+    def words(self, count: int) -> Words:
+        """So many, fresh at every call."""
+        ...
+
+
+@dataclass(frozen=True)
+class SystemRandomness:
+    """The operating system's cryptographic generator; nothing is stored, nothing can be replayed."""
+
+    replayable: ClassVar[bool] = False
+
+    def words(self, count: int) -> Words:
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+class SeededRandomness:
+    """A stream named by a seed and some words and numbers, for simulation: (seed, "noise", round, ...)."""
+
+    replayable: ClassVar[bool] = True
+
+    def __init__(self, seed: int, *names: int | str):
+        digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=16).digest()
+        self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
+
+    def words(self, count: int) -> Words:
+        return self._stream.random_raw(count)
+
+
+def below(bounds: np.ndarray | int, random: Randomness, count: int | None = None) -> np.ndarray:
+    """Uniform integers in [0, bound), one for each of the bounds (or `count` for one bound), without bias: int64.
+
+    Bounds are from 1 to 2^63. A word beyond the largest multiple of its bound is drawn again.
+    """
+    wanted = np.broadcast_to(np.asarray(bounds, dtype=np.uint64), count if count is not None else np.shape(bounds))
+    result, todo = np.empty(wanted.shape, dtype=np.int64), np.arange(wanted.size)
+    flat, out = wanted.reshape(-1), result.reshape(-1)
+    excess = (np.uint64(_ALL - 1) % flat + np.uint64(1)) % flat              # 2^64 modulo the bound
+    while len(todo):
+        words = random.words(len(todo))
+        good = words <= np.uint64(_ALL - 1) - excess[todo]
+        out[todo[good]] = (words[good] % flat[todo[good]]).astype(np.int64)
+        todo = todo[~good]
+    return result

@@ -1,0 +1,143 @@
+"""Integer noise against high-precision sums and by statistics. Streams are seeded, so a test passes or fails for good."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedtail.privacy.discrete_gaussian import Table, as_fraction, exact, probability
+from fedtail.privacy.randomness import SeededRandomness, SystemRandomness, below
+
+VARIANCES = [Fraction(1, 4), Fraction(1, 2), Fraction(2), Fraction(7, 3), Fraction(40), Fraction(2500)]
+DRAWS = 100_000
+ALPHA = 1e-4      # of each chi-square test: for a new seed, about one in a thousand runs of this file would fail one
+
+
+def oracle(variance: Fraction, reach: int) -> list[mpmath.mpf]:
+    """P(X = x) for x = 0, ..., reach, in 60 digits; the normaliser over forty standard deviations."""
+    with mpmath.workdps(60):
+        twice = 2 * mpmath.mpf(variance.numerator) / variance.denominator
+        far = reach + math.ceil(40 * math.sqrt(variance)) + 40
+        total = 1 + 2 * mpmath.fsum(mpmath.exp(-mpmath.mpf(x) ** 2 / twice) for x in range(1, far))
+        return [mpmath.exp(-mpmath.mpf(x) ** 2 / twice) / total for x in range(reach + 1)]
+
+
+def chi_square(draws: np.ndarray, variance: Fraction) -> float:
+    """The p-value of draws against the definition, bins of at least ten expected."""
+    reach = int(np.abs(draws).max())
+    one_side = [float(p) for p in oracle(variance, reach)]
+    inside = [x for x in range(-reach, reach + 1) if one_side[abs(x)] * len(draws) >= 10]
+    expected = [one_side[abs(x)] * len(draws) for x in inside]
+    counted = [int((draws == x).sum()) for x in inside]
+    rest = len(draws) - sum(expected)
+    if rest > 1:
+        expected, counted = [*expected, rest], [*counted, len(draws) - sum(counted)]
+    scale = len(draws) / sum(expected)
+    return stats.chisquare(counted, np.array(expected) * scale).pvalue
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=str)
+def test_both_samplers_have_the_probabilities_of_the_definition(variance):
+    rejected = exact(variance, DRAWS, SeededRandomness(1, "exact", str(variance)))
+    inverted = Table.of(variance).sample(DRAWS, SeededRandomness(1, "table", str(variance)))
+    for draws in (rejected, inverted):
+        assert draws.dtype == np.int64
+        assert chi_square(draws, variance) > ALPHA
+    with mpmath.workdps(30):
+        second = float(2 * mpmath.fsum(x**2 * p for x, p in enumerate(oracle(variance, math.ceil(20 * math.sqrt(variance)) + 20))))
+        fourth = float(2 * mpmath.fsum(x**4 * p for x, p in enumerate(oracle(variance, math.ceil(20 * math.sqrt(variance)) + 20))))
+    spread = math.sqrt((fourth - second**2) / DRAWS)
+    for draws in (rejected, inverted):
+        assert abs(draws.mean()) < 4.5 * math.sqrt(second / DRAWS)
+        assert abs((draws.astype(float) ** 2).mean() - second) < 4.5 * spread
+    pooled = np.unique(np.concatenate([rejected, inverted]))
+    table = np.array([[(rejected == x).sum(), (inverted == x).sum()] for x in pooled])
+    assert stats.chi2_contingency(table[table.sum(1) >= 20]).pvalue > ALPHA
+
+
+def test_the_chi_square_sees_a_variance_five_percent_off():
+    assert chi_square(exact(Fraction(38), DRAWS, SeededRandomness(2)), Fraction(40)) < 1e-6
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=str)
+def test_a_table_is_within_its_stated_error(variance):
+    table = Table.of(variance)
+    one_side = oracle(variance, table.reach)
+    with mpmath.workdps(60):
+        steps = [int(b) - int(a) for a, b in zip([0, *table.thresholds[:-1].tolist()], table.thresholds.tolist(), strict=True)]
+        distance = mpmath.fsum(abs(mpmath.mpf(n) / 2**63 - one_side[abs(x)])
+                               for x, n in zip(range(-table.reach, table.reach + 1), steps, strict=True))
+        outside = 1 - one_side[0] - 2 * mpmath.fsum(one_side[1:])
+    assert min(steps) >= 0
+    assert sum(steps) == 2**63
+    assert 0 <= outside < 2.0**-80
+    assert (distance + outside) / 2 <= table.error
+    assert table.error < 1e-13
+
+
+def test_a_probability_is_that_of_the_definition():
+    for variance in VARIANCES:
+        one_side = oracle(variance, 5)
+        for x in (-5, 0, 1, 3):
+            assert probability(x, variance) == pytest.approx(float(one_side[abs(x)]), rel=1e-14)
+    assert probability(0, 0.25) == pytest.approx(0.7866, abs=1e-4)                # far from a rounded normal's 0.683
+    variance = sum(x**2 * probability(x, 0.25) for x in range(-9, 10))
+    assert variance == pytest.approx(0.25 * 0.86, rel=0.02)                       # 14% below 1/4, as the specification says
+
+
+def test_a_variance_as_a_ratio_is_never_smaller():
+    for variance in (0.3, 1.0, 2.7182818, 1e-3, 12345.678, 1e9 + 0.3):
+        ratio = as_fraction(variance)
+        assert variance <= ratio <= variance * (1 + 1e-3) + 2**-20
+    assert as_fraction(Fraction(1, 3)) == Fraction(1, 3)
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="the variance of noise must be positive and finite"):
+            as_fraction(bad)
+
+
+def test_what_63_bits_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="too large, or too fine, for 63-bit arithmetic"):
+        exact(1e12, 1, SeededRandomness(0))
+    with pytest.raises(ValueError, match=r"would be too long\. Use the exact sampler"):
+        Table.of(1e13)
+
+
+class Scripted:
+    """Words as they were written down."""
+
+    replayable = True
+
+    def __init__(self, *words: int):
+        self.left = list(words)
+
+    def words(self, count):
+        now, self.left = self.left[:count], self.left[count:]
+        return np.array(now, dtype=np.uint64)
+
+
+def test_integers_below_a_bound_are_uniform_and_words_that_would_bias_them_are_drawn_again():
+    assert below(10, Scripted(2**64 - 6, 17), 1).tolist() == [7]                  # 2^64 = 6 modulo 10: the last six are refused
+    assert below(10, Scripted(2**64 - 7), 1).tolist() == [9]
+    assert below(8, Scripted(2**64 - 1), 1).tolist() == [7]                       # no excess: nothing is refused
+    assert below(np.array([3, 2**63]), Scripted(4, 2**63 - 1)).tolist() == [1, 2**63 - 1]
+    for bound in (2, 3, 7, 100):
+        counted = np.bincount(below(bound, SeededRandomness(3, bound), DRAWS), minlength=bound)
+        assert stats.chisquare(counted).pvalue > ALPHA
+
+
+def test_streams_are_told_apart_by_their_names_and_say_what_they_are():
+    assert SeededRandomness(1, "noise", 3).words(4).tolist() == SeededRandomness(1, "noise", 3).words(4).tolist()
+    others = [SeededRandomness(2, "noise", 3), SeededRandomness(1, "cohort", 3), SeededRandomness(1, "noise", 4), SystemRandomness()]
+    first = SeededRandomness(1, "noise", 3).words(4).tolist()
+    assert all(other.words(4).tolist() != first for other in others)
+    stream = SeededRandomness(1)
+    assert stream.words(3).tolist() != stream.words(3).tolist()                   # fresh at every call
+    assert SystemRandomness().words(3).tolist() != SystemRandomness().words(3).tolist()
+    assert SeededRandomness(0).replayable
+    assert not SystemRandomness().replayable
+    assert abs(exact(4.0, 20_000, SystemRandomness()).mean()) < 6 * 2 / math.sqrt(20_000)      # once in 500 million runs
