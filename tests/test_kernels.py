@@ -13,7 +13,8 @@ import fedtail
 from fedtail import LocalSGD, Population, Proximal, Task
 from fedtail.clients import Broadcast, Shard
 from fedtail.draws import hashed, permutations
-from fedtail.engine.kernels import ModuleKernel, kernel_for
+from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.engine.stacked import StackedKernel
 from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression

@@ -37,7 +37,7 @@ from fedtail import (
     train,
 )
 from fedtail.clients import Broadcast, Shard
-from fedtail.engine.kernels import kernel_for
+from fedtail.engine.choice import kernel_for
 from fedtail.local import FullWork
 from fedtail.models import SoftmaxRegression
 from fedtail.server import Adaptive

@@ -14,7 +14,8 @@ from torch import nn, tensor
 from fedtail import LocalSGD, Metric, Population, Task, delta_fl, evaluate, fedavg, train
 from fedtail.data import pad_sequences
 from fedtail.engine import LocalFleet
-from fedtail.engine.kernels import ModuleKernel, kernel_for
+from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.losses import cross_entropy, default_error, default_loss, logistic, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression

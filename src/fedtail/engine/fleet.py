@@ -14,7 +14,8 @@ from fedtail.channel.base import Encoder
 from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, Report, RoundView, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks
-from fedtail.engine.kernels import Kernel, kernel_for, own_randomness
+from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernels import Kernel, own_randomness
 from fedtail.engine.precision import Precision, computing
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.workers import Team, one_thread, workers_for

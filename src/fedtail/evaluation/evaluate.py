@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedtail.clients import client_means, flat_batches
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
-from fedtail.engine.kernels import Kernel, evaluating_kernel
+from fedtail.engine.choice import evaluating_kernel
+from fedtail.engine.kernels import Kernel
 from fedtail.engine.precision import Precision
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import Distribution

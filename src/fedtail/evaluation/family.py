@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.kernels import evaluating_kernel
+from fedtail.engine.choice import evaluating_kernel
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.evaluate import shared_values
 from fedtail.evaluation.tables import table

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedtail.clients import Broadcast, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
-from fedtail.engine.kernels import kernel_for, own_randomness
+from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernels import own_randomness
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
 from fedtail.evaluation.tables import table

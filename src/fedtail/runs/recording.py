@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedtail.algorithm import states_of
-from fedtail.engine.kernels import kernel_for
+from fedtail.engine.choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data import fingerprint
 from fedtail.experiment.experiment import Experiment
