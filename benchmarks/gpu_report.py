@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from pages import METHODS, Row, number, table
+
 PRECISIONS = ("full", "tf32", "bf16")
-METHODS = {"delta_fl": "Delta-FL, theta 0.5", "fedavg": "FedAvg"}
 
 
 def section(folder: Path) -> list[str]:
@@ -35,15 +34,15 @@ def _w3(rows: list[Row]) -> list[str]:
     ours = {(row["method"], row["precision"]): row for row in rows if row["program"] == "fedtail"}
     naive = {row["method"]: row for row in rows if row["program"] != "fedtail"}
     rounds = max(row.get("rounds", 0) for row in rows)
-    table = [["seconds", *PRECISIONS, "naive loop"]]
-    for method, title in METHODS.items():
+    lines = [["seconds", *PRECISIONS, "naive loop"]]
+    for method in ("delta_fl", "fedavg"):
         if any((method, p) in ours for p in PRECISIONS):
-            cells = [_number(ours.get((method, p), {}).get("seconds")) for p in PRECISIONS]
-            table.append([title, *cells, f"{naive[method]['extrapolated']:.0f}" if method in naive else ""])
+            cells = [number(ours.get((method, p), {}).get("seconds")) for p in PRECISIONS]
+            lines.append([METHODS[method], *cells, f"{naive[method]['extrapolated']:.0f}" if method in naive else ""])
     looked = next((row["evaluation"] for row in naive.values()), None)
-    table.append(["one evaluation of 865 clients", *(_number(ours.get(("evaluation", p), {}).get("seconds")) for p in PRECISIONS),
-                  _number(looked)])
-    return [f"### W3: {rounds} rounds of 100 clients, evaluated on 865 others every 10 rounds", "", *_table(table), "",
+    lines.append(["one evaluation of 865 clients", *(number(ours.get(("evaluation", p), {}).get("seconds")) for p in PRECISIONS),
+                  number(looked)])
+    return [f"### W3: {rounds} rounds of 100 clients, evaluated on 865 others every 10 rounds", "", *table(lines), "",
             "The naive loop was timed for two rounds and extrapolated; it runs with PyTorch's default, TF32 in convolutions.", ""]
 
 
@@ -51,20 +50,20 @@ def _cifar(rows: list[Row]) -> list[str]:
     ours = {row["precision"]: row for row in rows if row["program"] == "fedtail"}
     rounds = max(row["rounds"] for row in ours.values())
     others = [row for row in rows if row["program"] != "fedtail"]
-    table = [["seconds", *PRECISIONS, *(row["program"] for row in others)],
-             ["FedAvg", *(_number(ours.get(p, {}).get("seconds")) for p in PRECISIONS),
+    lines = [["seconds", *PRECISIONS, *(row["program"] for row in others)],
+             ["FedAvg", *(number(ours.get(p, {}).get("seconds")) for p in PRECISIONS),
               *(f"{row['extrapolated']:.0f}" for row in others)]]
     timed = ", ".join(f"{row['program']} {row['rounds']}" for row in others)
     return [f"### pfl's CIFAR10 setting: {rounds} rounds of 50 of 1000 clients, 50 generated images each, batches of 10", "",
-            *_table(table), "", f"Others were timed for some rounds and extrapolated ({timed}), with TF32 in convolutions.", ""]
+            *table(lines), "", f"Others were timed for some rounds and extrapolated ({timed}), with TF32 in convolutions.", ""]
 
 
 def _counts(rows: list[Row]) -> list[str]:
-    table = [["a round", "examples", "TFLOP", "GB of windows", "GB of models"]]
+    lines = [["a round", "examples", "TFLOP", "GB of windows", "GB of models"]]
     for row in rows:
-        table.append([f"{row['workload']}, {METHODS.get(row['method'], row['method'])}", f"{row['examples']:.0f}",
-                      f"{row['tflop']:.2f}", _number(row.get("gigabytes_windows")), _number(row.get("gigabytes_models"))])
-    return ["### What is computed and moved", "", *_table(table), "",
+        lines.append([f"{row['workload']}, {METHODS.get(row['method'], row['method'])}", f"{row['examples']:.0f}",
+                      f"{row['tflop']:.2f}", number(row.get("gigabytes_windows")), number(row.get("gigabytes_models"))])
+    return ["### What is computed and moved", "", *table(lines), "",
             "Bytes by formula: windows laid out as rows, and the clients' models.", ""]
 
 
@@ -72,29 +71,21 @@ def _profile(rows: list[Row]) -> list[str]:
     kinds = list(dict.fromkeys(row["kind"] for row in rows if "kind" in row))
     cell = {(row["kind"], row["precision"]): row["ms_a_round"] for row in rows if "kind" in row}
     whole = {row["precision"]: row for row in rows if "busy" in row}
-    table = [["milliseconds a round", *PRECISIONS],
-             *([kind, *(_number(cell.get((kind, p))) for p in PRECISIONS)] for kind in kinds),
-             ["the card is busy", *(_number(whole[p]["ms_busy"]) for p in PRECISIONS)],
-             ["it waits", *(_number(whole[p]["ms_a_round"] - whole[p]["ms_busy"]) for p in PRECISIONS)]]
-    return ["### Where the time of a round of W3 goes, Delta-FL", "", *_table(table), ""]
+    lines = [["milliseconds a round", *PRECISIONS],
+             *([kind, *(number(cell.get((kind, p))) for p in PRECISIONS)] for kind in kinds),
+             ["the card is busy", *(number(whole[p]["ms_busy"]) for p in PRECISIONS)],
+             ["it waits", *(number(whole[p]["ms_a_round"] - whole[p]["ms_busy"]) for p in PRECISIONS)]]
+    return ["### Where the time of a round of W3 goes, Delta-FL", "", *table(lines), ""]
 
 
 def _precision(rows: list[Row]) -> list[str]:
-    table = [["", "largest change of a client's loss", "median", "change of the threshold", "clients that change sides",
+    lines = [["", "largest change of a client's loss", "median", "change of the threshold", "clients that change sides",
               "worst 10% error of a model trained so"]]
     for row in rows:
-        table.append([row["precision"], f"{row['largest_gap']:.1e}", f"{row['median_gap']:.1e}", f"{row['threshold_gap']:.1e}",
+        lines.append([row["precision"], f"{row['largest_gap']:.1e}", f"{row['median_gap']:.1e}", f"{row['threshold_gap']:.1e}",
                       f"{row['tail_changed']} of {row['clients']}", f"{row['worst10_error']:.2%}"])
     return ["### What narrower products do to the quantile", "",
             f"W3 with labels partly drawn anew, {rows[0]['trained_rounds']} rounds of Delta-FL at theta 0.5, one seed; "
             "changes relative to float64.", "",
-            *_table(table), ""]
+            *table(lines), ""]
 
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    head, *rest = [f"| {' | '.join(row)} |" for row in rows]
-    return [head, "|" + "---|" * len(rows[0]), *rest]

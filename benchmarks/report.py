@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import gpu_report
 from environments import HERE, PEERS
 from limit import needed
+from pages import METHODS, Row, number, table
 from workloads import WORKLOADS
 
-Row = dict[str, Any]
-METHODS = {"fedavg": "FedAvg", "delta_fl": "Delta-FL, theta 0.5", "evaluation": "evaluation of 865 clients",
-           "fedavg, losses not asked": "FedAvg, losses not asked"}
 COLUMNS = ("fedtail, closed form", "fedtail, any module", "naive loop", *PEERS)
 
 
@@ -71,7 +68,7 @@ def best(rows: list[Row], program: str, method: str) -> Row | None:
 
 
 def _summary(newest: dict[str, Run]) -> list[str]:
-    table = [["", *COLUMNS, "fastest peer / any module", "naive / any module", "share of the limit"]]
+    lines = [["", *COLUMNS, "fastest peer / any module", "naive / any module", "share of the limit"]]
     for name, run in newest.items():
         rows = run.rows(name)
         for method in ("evaluation",) if WORKLOADS[name].evaluation else ("fedavg", "delta_fl"):
@@ -81,10 +78,10 @@ def _summary(newest: dict[str, Run]) -> list[str]:
             peer = min((times[p] for p in PEERS if p in times), default=None)
             fastest = min((times[c] for c in COLUMNS[:2] if c in times), default=None)
             share = needed(run.work(name), method) / run.limit["best"] / fastest if fastest else None
-            cells = [_number(times.get(column)) or _why(rows, column, method) for column in COLUMNS]
-            table.append([f"**{name}** {METHODS[method]}", *cells, _ratio(peer, ours), _ratio(times.get("naive loop"), ours),
+            cells = [number(times.get(column)) or _why(rows, column, method) for column in COLUMNS]
+            lines.append([f"**{name}** {METHODS[method]}", *cells, _ratio(peer, ours), _ratio(times.get("naive loop"), ours),
                           f"{share:.0%}" if share else ""])
-    return ["## Summary", "", *_table(table), ""]
+    return ["## Summary", "", *table(lines), ""]
 
 
 def _why(rows: list[Row], column: str, method: str) -> str:
@@ -99,21 +96,21 @@ def _section(name: str, run: Run) -> list[str]:
     about = (f"{workload.clients} clients, {workload.cohort} a round, {work['examples']:.0f} examples a round, "
              f"{work['parameters']:,} parameters; {asks}{', and the loss of every client asked' if workload.losses else ''}. "
              f"Others' load on the machine at the start: {work['load']:.1f}.")
-    table = [["program", "method", "cores", "seconds", "lowest to highest", "rounds", "others' cores", "share of the limit",
+    lines = [["program", "method", "cores", "seconds", "lowest to highest", "rounds", "others' cores", "share of the limit",
               "MiB", "end loss"]]
     for row in sorted(rows, key=lambda row: (row["method"], median(row["seconds"]) if row["seconds"] else 1e9)):
         if row["seconds"]:
             middle = median(row["seconds"])
             share = needed(work, row["method"]) / run.limit["best"] / middle
             more = f" ({row['kernel']})" if row.get("kernel") else f" ({row['backend']})" if row.get("backend") else ""
-            table.append([row["program"] + more, METHODS[row["method"]], row["variant"], _number(middle),
-                          f"{_number(min(row['seconds']))} to {_number(max(row['seconds']))}", str(len(row["seconds"])),
+            lines.append([row["program"] + more, METHODS[row["method"]], row["variant"], number(middle),
+                          f"{number(min(row['seconds']))} to {number(max(row['seconds']))}", str(len(row["seconds"])),
                           f"{max(row['others']):.2f}" if row.get("others") else "", f"{share:.1%}",
                           f"{row.get('peak_mib', 0):.0f}", f"{row.get('loss', float('nan')):.3f}"])
     failed = [f"- {row['program']} ({row['variant']}) did not run: `{row['error']}`" for row in rows if row["error"]]
     refused = [f"- {peer} could not be installed: `{reason}`" for peer, reason in run.about.get("refused", {}).items()]
     notes = [*failed, *refused]
-    return [f"## {name} {workload.title}", "", about, "", *_table(table), "", *notes, *[""] * bool(notes)]
+    return [f"## {name} {workload.title}", "", about, "", *table(lines), "", *notes, *[""] * bool(notes)]
 
 
 def _scaling(runs: list[Run]) -> list[str]:
@@ -124,7 +121,7 @@ def _scaling(runs: list[Run]) -> list[str]:
             lines = run.scaling(question)
             heads = list(lines[0]["shown"])
             parts += [f"## Growth with the {question}", "", lines[0]["about"], "",
-                      *_table([heads, *([_number(line["shown"][h]) for h in heads] for line in lines)]), ""]
+                      *table([heads, *([number(line["shown"][h]) for h in heads] for line in lines)]), ""]
             parts += [f"{run.about['date']}, commit {run.about['commit']}: `{run.about['command']}`", ""]
     return parts
 
@@ -147,19 +144,8 @@ def _versions(found: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
-def _number(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
 def _ratio(theirs: float | None, ours: float | None) -> str:
     return f"{theirs / ours:.1f}x" if theirs and ours else ""
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    head, *body = [f"| {' | '.join(cells)} |" for cells in rows]
-    return [head, "|" + "---|" * len(rows[0]), *body]
 
 
 if __name__ == "__main__":

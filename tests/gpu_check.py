@@ -21,7 +21,7 @@ import fedtail
 from fedtail.engine.convolutions import Flat, Stacked
 from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.graphs import Replayed
-from fedtail.engine.stacked import StackedKernel, stacked_gradients
+from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression
 
 RECIPES = {
@@ -102,7 +102,7 @@ def recordings_agree(images: fedtail.Population) -> bool:
     task, card = fedtail.Task(ConvNet(classes=5)), torch.device("cuda")
     held = torch.cuda.memory_allocated()
     kernel = StackedKernel(task, card, torch.float64)
-    function, good = stacked_gradients(kernel.training, task.loss, "full", card), True
+    function, good = StackedGradients(kernel.training, task.loss, "full", card), True
     for active, batch in ((9, 16), (9, 16), (9, 16), (7, 16), (7, 16), (7, 16), (3, 5), (3, 5), (3, 5)):
         rows = torch.randint(0, len(images.targets), (active, batch))
         params = task.params().double().to(card) + 0.01 * torch.randn(active, kernel.dim, device=card, dtype=torch.float64)

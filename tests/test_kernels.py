@@ -258,7 +258,7 @@ def test_losses_that_come_with_the_first_gradient_are_the_same(kind, settings):
             for name in ("closed", "module")]
     assert torch.allclose(*runs, atol=1e-6)
     kernel = kernel_for(Task(model), CPU, WIDE, population)
-    assert kernel.tells_losses
+    assert method.local.in_one_pass(kernel)
     shard = Shard(population, torch.ones(5).to(WIDE), Broadcast(0, 0, Task(model).params()[None].to(WIDE)), kernel,
                   Task(model).params()[None].to(WIDE))
     losses, gradients = method.local.first_pass(shard.clients())

@@ -20,7 +20,7 @@ from fedtail.engine.graphs import Replayed, rounded
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.precision import computing
 from fedtail.engine.recurrence import lstm
-from fedtail.engine.stacked import StackedKernel, flat_outputs, stacked_gradients
+from fedtail.engine.stacked import StackedGradients, StackedKernel, flat_outputs
 from fedtail.models import LSTMClassifier
 
 CPU, WIDE = torch.device("cpu"), torch.float64
@@ -171,7 +171,7 @@ def small_network() -> nn.Module:
 def test_a_round_through_recordings_is_the_lean_loops():
     task, population = Task(small_network()), people()
     kernel = StackedKernel(task, CPU, WIDE)
-    kernel._gradients = Replayed(stacked_gradients(kernel.training, task.loss, "full", CPU), CPU)
+    kernel._gradients = Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
     kernel._outputs = Replayed(flat_outputs(kernel.evaluating, "full", CPU), CPU, grain=4)
     plain = ModuleKernel(task, CPU, WIDE)
     params = task.params()[None]
@@ -189,7 +189,7 @@ def test_a_round_through_recordings_is_the_lean_loops():
 def test_gradients_stay_when_the_next_are_computed():
     task, population = Task(small_network()), people()
     kernel = StackedKernel(task, CPU, WIDE)
-    kernel._gradients = Replayed(stacked_gradients(kernel.training, task.loss, "full", CPU), CPU)
+    kernel._gradients = Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
     rows = torch.tensor([[0, 1], [2, 3]])
     batch = (task.params().expand(2, -1).clone(), population.inputs[rows], population.targets[rows], torch.full((2, 2), 0.5, dtype=WIDE))
     for _ in range(2):

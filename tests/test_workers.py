@@ -28,6 +28,7 @@ from fedtail.models import SoftmaxRegression
 
 pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="processes are forked on Linux only")
 
+CPU = torch.device("cpu")
 RANDOM = np.random.default_rng(0)
 SIZES = RANDOM.integers(5, 40, 24)
 POPULATION = Population.from_arrays(RANDOM.standard_normal((SIZES.sum(), 6)).astype("float32"), RANDOM.integers(0, 4, SIZES.sum()),
@@ -156,14 +157,14 @@ def test_blocks_follow_from_shapes_and_cover_everybody():
     torch.manual_seed(0)
     for clients, dim in ((100, 115_646), (7, 10**6), (1000, 300), (3, 10**8), (1, 10**7)):
         sizes = torch.randint(1, 500, (clients,))
-        found = blocks_of(sizes, dim, 1)
+        found = blocks_of(sizes, dim, 1, CPU)
         assert [low for low, _ in found] == [0, *(high for _, high in found[:-1])]
         assert found[-1][1] == clients
         assert len(found) <= blocks.most_blocks(dim)
         if len(found) > 1:                            # about as many examples each, but for one client more or less
             held = [int(sizes[low:high].sum()) for low, high in found]
             assert max(held) <= sizes.sum() / len(found) + 2 * sizes.max()
-    assert blocks_of(torch.zeros(0, dtype=torch.int64), 10, 1) == []
+    assert blocks_of(torch.zeros(0, dtype=torch.int64), 10, 1, CPU) == []
 
 
 def test_work_goes_to_whoever_is_free(monkeypatch):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.data.arrays import taken
+from fedtail.data.arrays import on, sent, taken
 from fedtail.data.population import Population, rows_of
 from fedtail.draws import hashed
 from fedtail.modules import cast
@@ -122,20 +122,21 @@ class Shard:
     kernel: Kernel
     params: Tensor                      # the broadcast's, on this device and in this precision
     memory: Memory = field(default_factory=dict)      # of these clients, as the last round left it
-    blocks: Blocks = field(default_factory=list)      # consecutive clients that are computed together; none: all
+    blocks: Blocks = field(default_factory=list)      # consecutive clients that are computed together; by default all
     memo: dict[int, Tensor] = field(default_factory=dict)
     remembered: Memory = field(default_factory=dict)
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
     counted: Tensor = field(init=False)               # (models, clients) who trained
 
     def __post_init__(self) -> None:
+        self.blocks = self.blocks or [(0, len(self.population))]
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
         self.counted = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int) -> Tensor:
         """Mean loss of every client, accumulated in float64 and rounded once to float32 (then held as float64)."""
         if model not in self.memo:
-            self.memo[model] = torch.cat([self.losses_of(model, *block) for block in self.blocks or [(0, len(self.population))]])
+            self.memo[model] = torch.cat([self.losses_of(model, *block) for block in self.blocks])
         return self.memo[model]
 
     def losses_of(self, model: int, low: int, high: int) -> Tensor:
@@ -244,12 +245,3 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
             inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
             yield mine, inputs, sent(taken(population.targets, few), like.device)
         before += len(piece)
-
-
-def on(inputs: Examples, device: torch.device) -> Examples:
-    return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device. From the host to a GPU without waiting for what the GPU has still to do."""
-    return values.to(device, non_blocking=device.type == "cuda")

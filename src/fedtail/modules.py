@@ -20,10 +20,6 @@ def cast(inputs: Tensor | dict[str, Tensor], dtype: torch.dtype) -> Tensor | dic
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
-def on_cpu(inputs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    return {k: v.cpu() for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.cpu()
-
-
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 

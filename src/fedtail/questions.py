@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients, Seen, sent
+from fedtail.clients import Clients, Seen, Shard
+from fedtail.data.arrays import sent
 
 T = TypeVar("T")
 Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, ends in a T
@@ -73,7 +74,7 @@ class Train:
 
     def rows(self, clients: Clients) -> Tensor:
         memory = f"risk {self.model}" if self.risk.remembers else None
-        losses, gradients = self.local.first_pass(clients, self.model) if self.in_one_pass(clients) else (None, None)
+        losses, gradients = self.local.first_pass(clients, self.model) if self.in_one_pass(clients.shard) else (None, None)
         seen = clients.seen(self.model, self.risk.reads_losses, memory, losses)
         if memory:
             clients.remember(memory, self.risk.remember(seen, self.dual))
@@ -91,10 +92,10 @@ class Train:
         rows = trained.new_zeros(len(clients), trained.shape[1])
         return rows.index_copy_(0, sent(where, rows.device), trained)
 
-    def in_one_pass(self, clients: Clients) -> bool:
+    def in_one_pass(self, shard: Shard) -> bool:
         """Whether losses that are not known yet come with the first gradients."""
-        known = self.model in clients.shard.memo or not self.risk.reads_losses
-        return not known and self.local.in_one_pass(clients.kernel)
+        known = self.model in shard.memo or not self.risk.reads_losses
+        return not known and self.local.in_one_pass(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))

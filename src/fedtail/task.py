@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from fedtail.data.arrays import taken
-from fedtail.data.population import Population, rows_of
+from fedtail.data.arrays import on, taken, tensors_of
+from fedtail.data.population import CPU, Population, rows_of
 from fedtail.losses import (
     IGNORED,
     cross_entropy,
@@ -25,7 +25,7 @@ from fedtail.losses import (
     squared_error,
 )
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.modules import cast, on_cpu, refuse_shared_statistics, trainable, tried
+from fedtail.modules import cast, refuse_shared_statistics, trainable, tried
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -108,7 +108,7 @@ class Task:
         few = _telling_rows(population)
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         few = few.to(population.targets.device)
-        inputs, targets = on_cpu(cast(rows_of(population.inputs, few), dtype)), population.targets[few].cpu()
+        inputs, targets = on(cast(rows_of(population.inputs, few), dtype), CPU), population.targets[few].cpu()
         outputs = tried(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
@@ -136,8 +136,8 @@ class Task:
 
 def _telling_rows(population: Population) -> Tensor:
     """Two examples of the first client, and those with the smallest and largest target and token."""
-    inputs = population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs]
-    told = [population.targets, *(v for v in inputs if not v.is_floating_point() and v.dtype != torch.bool)]
+    whole = (v for v in tensors_of(population.inputs) if not v.is_floating_point() and v.dtype != torch.bool)
+    told = [population.targets, *whole]
     first = int(population.start[0])
     picked = [torch.arange(first, first + min(2, int(population.size[0])))]
     for values in told:

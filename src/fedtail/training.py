@@ -99,7 +99,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     dtype = dtype or (task.params() if old is None else states_of(old)[0].params).dtype
     if population is not None:
         task.check(population)
-    with nullcontext(fleet) if fleet else _own_fleet(population, task, device, dtype, workers=workers, kernel=kernel,
+    with nullcontext(fleet) if fleet is not None else _own_fleet(population, task, device, dtype, workers=workers, kernel=kernel,
                                                               precision=precision) as fleet:
         algorithm.check(fleet.population, channel, fleet)
         seed = earlier.seed if seed is None and earlier else seed or 0

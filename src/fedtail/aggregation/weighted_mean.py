@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import ratio_of_sums
-from fedtail.clients import Clients, Seen, sent
+from fedtail.clients import Clients, Seen
+from fedtail.data.arrays import sent
 from fedtail.questions import Conversation, Train
 
 

@@ -27,6 +27,20 @@ def taken(values: Tensor, rows: Any) -> Tensor:
     return found if rows.ndim == 1 else found.unflatten(0, rows.shape)
 
 
+def tensors_of(inputs: Examples) -> list[Tensor]:
+    """The tensor, or the tensors of a dict."""
+    return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+
+
+def on(inputs: Examples, device: torch.device) -> Examples:
+    return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device. From the host to a GPU without waiting for what the GPU has still to do."""
+    return values.to(device, non_blocking=device.type == "cuda")
+
+
 def lengths_of(inputs: Examples, name: str) -> list[tuple[str, int]]:
     """How many examples each tensor holds, with the name an error should give it."""
     if isinstance(inputs, dict):

@@ -18,11 +18,15 @@ from fedtail.data.arrays import (
     check_finite,
     join_clients,
     lengths_of,
+    on,
     pad_sequences,
     rows_of,
+    sent,
 )
 from fedtail.draws import hashed
 from fedtail.types import Examples
+
+CPU = torch.device("cpu")
 
 __all__ = ["Population", "as_examples", "as_targets", "pad_sequences", "rows_of"]
 
@@ -162,8 +166,8 @@ class Population:
 
     def to(self, device: Any) -> Population:
         """The same clients with their examples on a device, so that rounds and evaluations there copy nothing."""
-        inputs = {k: v.to(device) for k, v in self.inputs.items()} if isinstance(self.inputs, dict) else self.inputs.to(device)
-        return replace(self, inputs=inputs, targets=self.targets.to(device))
+        device = torch.device(device)
+        return replace(self, inputs=on(self.inputs, device), targets=sent(self.targets, device))
 
     def at_least(self, examples: int) -> Population:
         """The clients that hold at least so many examples (the papers keep writers with 100 images or more)."""
@@ -203,10 +207,9 @@ class Population:
         first, rows = place < cut[owner], rows[order]
         return self._share(rows[first], cut), self._share(rows[~first], self.size - cut)
 
-    def examples(self, device: Any = None) -> tuple[Tensor, Tensor]:
-        """For every example, clients in order: its client, and its row in `inputs` and `targets`; on a device if one is given."""
-        size, start = (places if device is None else places.to(device, non_blocking=True) for places in (self.size, self.start))
-        count = self.num_examples
+    def examples(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+        """For every example, clients in order: its client, and its row in `inputs` and `targets`."""
+        size, start, count = sent(self.size, device), sent(self.start, device), self.num_examples
         owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
         return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 

@@ -19,14 +19,17 @@ OVERHEAD = 2**14         # parameters up to which a step of one client alone cos
 TOGETHER = 12            # clients side by side from which on more gain little
 
 
-def blocks_of(sizes: Tensor, dim: int, stack: int) -> Blocks:
-    """Consecutive clients with about as many examples in each block, for a kernel that takes `stack` of them side by side."""
+def blocks_of(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Blocks:
+    """Consecutive clients with about as many examples in each block, for a kernel that takes `stack` of them side by side.
+
+    On a GPU, which nobody shares, all are one block.
+    """
     examples = sizes.cumsum(0)
     if not len(examples):
         return []
     work = int(examples[-1]) * (max(dim, OVERHEAD) if stack == 1 else dim)
     count = min(most_blocks(dim), work // GRAIN, len(sizes) // min(stack, TOGETHER))
-    if count < 2:
+    if count < 2 or device.type != "cpu":
         return [(0, len(sizes))]
     middle = examples - sizes / 2
     number = (middle * count / examples[-1]).long()                 # the block in which a client's middle example lies

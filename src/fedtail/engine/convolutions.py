@@ -52,7 +52,7 @@ class Stacked(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         found: Any = None
         if func is torch.lstm:
-            found = lstm(*args, **(kwargs or {}))
+            found = self.recurred(*args, **(kwargs or {}))
         elif func is torch.conv2d:
             found = self._conv2d(*args, **(kwargs or {}))
         elif func is F.max_pool2d or func is torch.max_pool2d:
@@ -85,12 +85,18 @@ class Stacked(TorchFunctionMode):
     def pooled(self, images: Tensor, window: Window) -> Tensor:
         return _MaxPool.apply(images, window)[0]
 
+    def recurred(self, *args: Any, **kwargs: Any) -> Any:
+        return lstm(*args, **kwargs)
+
 
 class Flat(Stacked):
     """The same for one model, many examples and no gradients.
 
     cuDNN is faster there, except for images of few channels, and in full precision it is faster with the channels outermost.
     """
+
+    def recurred(self, *args: Any, **kwargs: Any) -> None:
+        """One model's LSTM is left to PyTorch."""
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
         if _fused(images) is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtail.channel.base import Encoder
 from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, Report, RoundView, Shard
+from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks
 from fedtail.engine.choice import kernel_for
@@ -93,7 +94,7 @@ class LocalFleet:
         self._opening: Opening | None = None
         self._shard: Shard | None = None
         self._view = RoundView.of_nobody()
-        self._restore: Callable[[], None] = lambda: None
+        self._restore: Callable[[], None] = _nothing
 
     def __enter__(self) -> LocalFleet:
         return self
@@ -110,6 +111,7 @@ class LocalFleet:
         self._shard = self._shard_of(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share(self._shard.params)
+        self._restore()                                    # of a round that was never closed
         self._restore = one_thread(self.workers)           # until the round is closed: its server's steps too
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
@@ -117,6 +119,7 @@ class LocalFleet:
 
     def close(self, finished: bool) -> None:
         self._restore()
+        self._restore = _nothing
         if self._shard is None or self._opening is None:      # a round in which nobody was asked
             self._view = RoundView.of_nobody()
             return
@@ -139,7 +142,7 @@ class LocalFleet:
 
     def _sum(self, question: Any, encoding: Encoder) -> Tensor:
         opening, shard = self._opened()
-        if question.model not in shard.memo and reads_losses(question, shard):
+        if reads_losses(question, shard) and question.model not in shard.memo:
             shard.memo[question.model] = torch.cat(self._team.run(LossJob(opening, question.model), len(shard.blocks)))
         if isinstance(question, Statistic):                # a few numbers of each client: nothing to share
             return self._answer(question, encoding, 0, len(shard.population))
@@ -164,8 +167,7 @@ class LocalFleet:
             self._opening, self._shard = opening, self._shard_of(opening, self._shelf.models)
         _, shard = self._opened()
         low, high = shard.blocks[block]
-        flags: Precision = "full" if self.precision == "bf16" else self.precision      # the rest of bf16 is the kernel's
-        with own_randomness(self.kernel, self.device), computing(flags, self.device):
+        with own_randomness(self.kernel, self.device), computing(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
                 return shard.losses_of(job.model, low, high)
             shard.memo.update(job.memo)
@@ -195,7 +197,7 @@ class LocalFleet:
         if not isinstance(question, Train):
             return ROW_ENTRIES // 4096
         targets, inputs = shard.population.targets, shard.population.inputs
-        per_example = sum(v[0].numel() for v in (inputs.values() if isinstance(inputs, dict) else [inputs])) + targets[0].numel()
+        per_example = sum(values[0].numel() for values in (*tensors_of(inputs), targets))
         padded = int(shard.population.size.max()) * per_example
         room = 1 if self.device.type == "cpu" else ON_A_GPU
         return max(1, min(self.kernel.stack, room * ROW_ENTRIES // self.kernel.dim, room * EXAMPLE_ENTRIES // padded))
@@ -208,8 +210,7 @@ class LocalFleet:
     def _shard_of(self, opening: Opening, params: Tensor) -> Shard:
         cohort = opening.cohort
         clients = replace(self.population.select(cohort.ids), key=cohort.key)
-        everybody = [(0, len(clients))]
-        blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack) if self.device.type == "cpu" else everybody
+        blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack, self.device)
         return Shard(clients, cohort.importance, Broadcast(opening.round, opening.seed, params), self.kernel,
                      params.to(self.device, self.dtype), opening.memory, blocks)
 
@@ -221,10 +222,14 @@ class LocalFleet:
         self._shelf.models.copy_(models)
 
 
+def _nothing() -> None:
+    """There are no threads to give back."""
+
+
 def reads_losses(question: Any, shard: Shard) -> bool:
     """Whether losses have to be computed before a question is answered."""
     if isinstance(question, Train):
-        return bool(question.risk.reads_losses) and not question.in_one_pass(shard.clients(0, 0))
+        return bool(question.risk.reads_losses) and not question.in_one_pass(shard)
     return isinstance(question, Statistic)
 
 
@@ -232,6 +237,6 @@ def resident(population: Population, device: torch.device) -> Population:
     """The population with its examples on the GPU, where they fit into half of its free memory."""
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
-    tensors = [population.targets, *(population.inputs.values() if isinstance(population.inputs, dict) else [population.inputs])]
+    needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))
     free, _ = torch.cuda.mem_get_info(device)
-    return population.to(device) if sum(tensor.nbytes for tensor in tensors) < free // 2 else population
+    return population.to(device) if needed < free // 2 else population

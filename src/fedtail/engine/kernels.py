@@ -7,8 +7,7 @@ lean loop over any `nn.Module` is stacks of one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -64,25 +63,14 @@ class Kernel(Protocol):
         """params -= rate * gradients, in place."""
         ...
 
-    @property
-    def tells_losses(self) -> bool:
-        """Whether `losses_and_gradients` is there, at the price of `gradients`."""
-        ...
-
-    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums too, (clients,), as in evaluation; arguments as in `gradients`."""
-        ...
-
     def reseed(self, bits: int) -> None:
         """Start the random stream that dropout draws from."""
         ...
 
 
-@contextmanager
-def own_randomness(kernel: Kernel, device: torch.device) -> Iterator[None]:
+def own_randomness(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
     """Give torch's random state back: dropout reseeds its generator for every client."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=kernel.stack == 1):
-        yield
+    return torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=kernel.stack == 1)
 
 
 class ModuleKernel:
@@ -94,7 +82,6 @@ class ModuleKernel:
 
     name = "module"
     stack = 1
-    tells_losses = False
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
@@ -127,9 +114,6 @@ class ModuleKernel:
             parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
             with torch.no_grad():
                 torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
-
-    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("a module's loss in training is not its loss in evaluation.")
 
     def _parts(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> list[Tensor]:
         """The gradient of one client, parameter by parameter."""

@@ -12,11 +12,12 @@ Precision = Literal["full", "tf32", "bf16"]
 
 
 @contextmanager
-def computing(precision: Precision, device: torch.device) -> Iterator[None]:
+def computing(precision: Precision, device: torch.device, activations: bool = True) -> Iterator[None]:
     """Products and convolutions on a GPU in this precision; on a CPU nothing changes.
 
     "full": the model's own, which PyTorch by default does not keep to in convolutions. "tf32": factors of float32 rounded to
     ten bits of mantissa. "bf16": factors and activations of eight bits. Parameters, sums of products and losses stay as they are.
+    Without `activations`, for backward passes and closed forms, "bf16" is "full".
     """
     if device.type != "cuda":
         yield
@@ -24,8 +25,9 @@ def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    narrow = precision == "bf16" and activations
     try:
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if precision == "bf16" else nullcontext():
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if narrow else nullcontext():
             yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedtail.clients import on
+from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.convolutions import Flat, Stacked
 from fedtail.engine.graphs import Replayed, Step
@@ -41,11 +40,10 @@ class StackedKernel(ModuleKernel):
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
         super().__init__(task, device, dtype, precision)
         self.stack = max(1, (CACHED if device.type == "cpu" else RESIDENT) // self.dim)
-        self._layout, self._by_name = Layout(self.training), gradients_by_name(self.training, task.loss, precision, device)
-        function = stacked_gradients(self.training, task.loss, precision, device)
+        function = StackedGradients(self.training, task.loss, precision, device)
         flat = flat_outputs(self.evaluating, precision, device)
         on_cpu = device.type == "cpu"
-        self._gradients: Step = function if on_cpu else Replayed(function, device)
+        self._gradients: StackedGradients | Replayed = function if on_cpu else Replayed(function, device)
         self._outputs: Step = flat if on_cpu else Replayed(flat, device, self.flat // SHAPES, OFTEN)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
@@ -61,58 +59,47 @@ class StackedKernel(ModuleKernel):
         if isinstance(self._gradients, Replayed):
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
             return
-        named = self._layout.named(params)                     # steps on the parameters themselves, not joined to one vector
-        found, losses = self._by_name(named, inputs, targets, weight.to(params.dtype))
+        named = self._gradients.named(params)                  # steps on the parameters themselves, not joined to one vector
+        found, losses = self._gradients.by_name(named, inputs, targets, weight.to(params.dtype))
         torch._foreach_add_(list(named.values()), [found[name] for name in named], alpha=-rate)
         params[:, :1].add_(losses[:, None], alpha=0.0)         # NaN unless the loss is finite
 
 
-class Layout:
-    """Where each parameter lies in a flat vector."""
+class StackedGradients:
+    """Stacked parameters and batches -> stacked gradients. It holds the module, no kernel: a recording keeps none alive."""
 
-    def __init__(self, module: nn.Module):
-        self.parts = [(name, p.shape, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision, device: torch.device):
+        self.precision, self.device = precision, device
+        self._parts = [(name, p.shape, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+        trained = {name for name, *_ in self._parts}
+        everything = (*module.named_parameters(), *module.named_buffers())
+        rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
-    def named(self, params: Tensor) -> dict[str, Tensor]:
-        """Stacked flat vectors (clients, dim) as stacked parameters by name, views of them."""
-        split = params.split([size for *_, size in self.parts], 1)
-        return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self.parts, split, strict=True)}
+        def of_one(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+            given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
+            with computing(precision, device), Stacked():
+                outputs = functional_call(module, {**named, **rest}, *given)
+            return (_losses(loss, outputs.to(weight.dtype), targets) * weight).sum()
 
+        self._of_all = vmap(grad_and_value(of_one))
 
-def gradients_by_name(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision,
-                      device: torch.device) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
-    """The function that takes stacked parameters and batches to stacked gradients and losses. It holds the module, no kernel."""
-    trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    everything = (*module.named_parameters(), *module.named_buffers())
-    rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
-
-    def of_one(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
-        with computing(precision, device), Stacked():
-            outputs = functional_call(module, {**named, **rest}, *given)
-        return (_losses(loss, outputs.to(weight.dtype), targets) * weight).sum()
-
-    of_all = vmap(grad_and_value(of_one))
-
-    def gradients(*given: Any) -> tuple[dict[str, Tensor], Tensor]:
-        with computing("full" if precision == "bf16" else precision, device):      # the flags hold in the backward pass too
-            return of_all(*given)
-
-    return gradients
-
-
-def stacked_gradients(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision,
-                      device: torch.device) -> Step:
-    """The same on flat vectors; not finite where the loss is not."""
-    by_name, layout = gradients_by_name(module, loss, precision, device), Layout(module)
-
-    def gradients(params: Tensor, *given: Any) -> Tensor:
-        found, losses = by_name(layout.named(params), *given)
+    def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        """On flat vectors (clients, dim); not finite where the loss is not."""
+        found, losses = self.by_name(self.named(params), inputs, targets, weight)
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
         flat[:, :1].add_(losses[:, None], alpha=0.0)
         return flat
 
-    return gradients
+    def named(self, params: Tensor) -> dict[str, Tensor]:
+        """Flat vectors as parameters by name, views of them."""
+        split = params.split([size for *_, size in self._parts], 1)
+        return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self._parts, split, strict=True)}
+
+    def by_name(self, named: dict[str, Tensor], inputs: Examples, targets: Tensor,
+                weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients by name, and losses (clients,)."""
+        with computing(self.precision, self.device, activations=False):      # the flags hold in the backward pass too
+            return self._of_all(named, inputs, targets, weight)
 
 
 def flat_outputs(module: nn.Module, precision: Precision, device: torch.device) -> Step:

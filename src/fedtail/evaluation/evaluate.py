@@ -74,7 +74,7 @@ def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
 def shared_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
                   workers: int | None = None) -> dict[str, Tensor]:
     """Every metric for every client, in fixed blocks of clients that processes share where it pays."""
-    blocks = blocks_of(population.size, kernel.dim, 1) if params.device.type == "cpu" else [(0, len(population))]
+    blocks = blocks_of(population.size, kernel.dim, 1, params.device)
 
     def values(block: int) -> dict[str, Tensor]:
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)

@@ -42,7 +42,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     params = task.params().to(device, dtype)
     kernel = kernel_for(task, params.device, params.dtype, population)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
-    blocks = blocks_of(own.size, kernel.dim, 1) if params.device.type == "cpu" else [(0, len(own))]
+    blocks = blocks_of(own.size, kernel.dim, 1, params.device)
 
     def tuned(block: int) -> dict[str, Tensor]:
         """Every client has a model of its own: nothing to share between them."""

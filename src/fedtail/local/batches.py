@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients, sent
+from fedtail.clients import Clients
+from fedtail.data.arrays import sent
 from fedtail.data.population import rows_of
 from fedtail.draws import permutations
 from fedtail.types import Examples

@@ -5,19 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients, sent
+from fedtail.clients import Clients
+from fedtail.data.arrays import sent
 from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
+from fedtail.types import Examples
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
+
+
+@runtime_checkable
+class TellsLosses(Protocol):
+    """A kernel whose gradients come with the losses of evaluation, at no further price."""
+
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted loss sums, (clients,), and the gradients; arguments as in `gradients`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,14 +82,15 @@ class LocalSGD:
 
     def in_one_pass(self, kernel: Kernel) -> bool:
         """Whether a client's first gradient tells its loss: it is that of all its examples, at the model it received."""
-        return self.batch_size is None and kernel.tells_losses
+        return self.batch_size is None and isinstance(kernel, TellsLosses)
 
     def first_pass(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
         """Losses (clients,), rounded once to float32, and first gradients (clients, dim)."""
         one = torch.ones(len(clients), dtype=torch.int64)
         batch = next(iter(batches(clients, one, one, None)))
         params = clients.params(model).expand(len(clients), -1)
-        losses, gradients = clients.kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
+        kernel = cast(TellsLosses, clients.kernel)
+        losses, gradients = kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
         return losses.cpu().float().double(), gradients
 
     def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
