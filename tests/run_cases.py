@@ -34,6 +34,22 @@ METHODS = {
     "refreshed momentum": '[sample]\ncohort_size = 5\n[risk]\npart = "Refreshed"\nevery = 3\n'
                           'risk = { part = "TailFilter", tail_fraction = 0.5 }\n[server]\npart = "SGD"\nmomentum = 0.5\n',
 }
+METHODS["private"] = """\
+[sample]
+part = "Poisson"
+rate = 0.6
+[risk]
+part = "Binned"
+risk = { part = "Superquantile", tail_fraction = 0.5 }
+histogram = { loss_bound = 4.0, expected_clients = 5.0, noise = { part = "DiscreteNoise", noise_multiplier = 2.0, planned_clients = 1 } }
+[aggregate]
+part = "AdaptiveClip"
+clip_norm = 0.1
+total = 2.5
+noise = { noise_multiplier = 1.5 }
+[privacy]
+delta = 0.01
+"""
 BITWISE = ("metrics.jsonl", "rounds.jsonl", "clients.parquet", "result.json", "experiment.toml", "privacy.json",
            "initial.safetensors", "model.safetensors", "model-0.safetensors", "model-1.safetensors", "model-2.safetensors")
 

@@ -8,10 +8,11 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from fedtail.privacy.discrete_gaussian import Table, as_fraction, exact, probability
-from fedtail.privacy.randomness import SeededRandomness, SystemRandomness, below
+from fedtail.privacy.discrete_gaussian import Table, _exact_one, as_fraction, exact, probability
+from fedtail.privacy.randomness import ClientRandomness, SeededRandomness, SystemRandomness, below
 
 VARIANCES = [Fraction(1, 4), Fraction(1, 2), Fraction(2), Fraction(7, 3), Fraction(40), Fraction(2500)]
 DRAWS = 100_000
@@ -64,20 +65,49 @@ def test_the_chi_square_sees_a_variance_five_percent_off():
     assert chi_square(exact(Fraction(38), DRAWS, SeededRandomness(2)), Fraction(40)) < 1e-6
 
 
+def distribution(variance: Fraction, digits: int = 90) -> tuple[int, list[mpmath.mpf]]:
+    """P(X <= x) for x = -reach, ..., reach, by plain summation in so many digits."""
+    with mpmath.workdps(digits):
+        twice, reach = 2 * mpmath.mpf(variance.numerator) / variance.denominator, math.ceil(25 * math.sqrt(variance)) + 5
+        weights = [mpmath.exp(-mpmath.mpf(x) ** 2 / twice) for x in range(-reach, reach + 1)]
+        total, running, result = mpmath.fsum(weights), mpmath.mpf(0), []
+        for weight in weights:
+            running += weight
+            result.append(running / total)
+        return reach, result
+
+
 @pytest.mark.parametrize("variance", VARIANCES, ids=str)
-def test_a_table_is_within_its_stated_error(variance):
+def test_a_table_holds_the_first_bits_of_the_distribution_function(variance):
     table = Table.of(variance)
-    one_side = oracle(variance, table.reach)
-    with mpmath.workdps(60):
-        steps = [int(b) - int(a) for a, b in zip([0, *table.thresholds[:-1].tolist()], table.thresholds.tolist(), strict=True)]
-        distance = mpmath.fsum(abs(mpmath.mpf(n) / 2**63 - one_side[abs(x)])
-                               for x, n in zip(range(-table.reach, table.reach + 1), steps, strict=True))
-        outside = 1 - one_side[0] - 2 * mpmath.fsum(one_side[1:])
-    assert min(steps) >= 0
-    assert sum(steps) == 2**63
-    assert 0 <= outside < 2.0**-80
-    assert (distance + outside) / 2 <= table.error
-    assert table.error < 1e-13
+    reach, values = distribution(variance)
+    with mpmath.workdps(90):
+        expected = [min(int(mpmath.floor(values[x + reach] * 2**63)), 2**63 - 1) for x in range(-table.reach, table.reach + 1)]
+    assert table.leading.tolist() == expected
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(7, 3), Fraction(2500)], ids=str)
+def test_a_draw_that_63_bits_do_not_decide_takes_as_many_more_as_it_needs(variance):
+    """Uniform numbers chosen a hair below and above values of the distribution function, in 190 and in 318 bits."""
+    table, (reach, values) = Table.of(variance), distribution(variance, 150)
+    for x in (-2, -1, 0, 1, 2):
+        with mpmath.workdps(150):
+            for bits, words in ((191, 2), (319, 4)):
+                at = int(mpmath.floor(values[x + reach] * 2**bits))
+                for number, expected in ((at - 2**20, x), (at + 2**20, x + 1)):
+                    first, rest = divmod(number, 1 << (bits - 63))
+                    more = [rest >> (bits - 63 - 64 * k) & (2**64 - 1) for k in range(1, words + 1)]
+                    swapped = [word for pair in zip(more[1::2], more[::2], strict=True) for word in pair]      # little end first
+                    assert table.sample(1, Scripted(first << 1, *swapped)).tolist() == [expected]
+    first = int(table.leading[table.reach])
+    assert table.sample(2, Scripted((first - 1) << 1, (first + 1) << 1)).tolist() == [0, 1]
+
+
+def test_a_draw_beyond_the_table_is_possible():
+    """All bits zero for 318 of them: far in the tail, where no table reaches."""
+    table = Table.of(Fraction(2))
+    far = table.sample(1, Scripted(0, *[0] * 4, *[1 << 40] * 2, *[0] * 40))[0]
+    assert far < -table.reach
 
 
 def test_a_probability_is_that_of_the_definition():
@@ -100,9 +130,15 @@ def test_a_variance_as_a_ratio_is_never_smaller():
             as_fraction(bad)
 
 
-def test_what_63_bits_cannot_hold_is_refused():
-    with pytest.raises(ValueError, match="too large, or too fine, for 63-bit arithmetic"):
-        exact(1e12, 1, SeededRandomness(0))
+def test_what_63_bits_cannot_hold_is_counted_in_larger_integers():
+    for variance in (Fraction(10**9), Fraction(10**17 + 1, 10**8)):               # sigma 31623, both beyond 63 bits
+        draws = exact(variance, 4000, SeededRandomness(5, str(variance))).astype(float)
+        assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > ALPHA    # steps of 1 in 31623 are not seen by 4000 draws
+    small = np.array([_exact_one(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
+    assert chi_square(small, Fraction(7, 3)) > ALPHA
+
+
+def test_a_table_that_would_be_too_long_is_refused():
     with pytest.raises(ValueError, match=r"would be too long\. Use the exact sampler"):
         Table.of(1e13)
 
@@ -141,3 +177,24 @@ def test_streams_are_told_apart_by_their_names_and_say_what_they_are():
     assert SeededRandomness(0).replayable
     assert not SystemRandomness().replayable
     assert abs(exact(4.0, 20_000, SystemRandomness()).mean()) < 6 * 2 / math.sqrt(20_000)      # once in 500 million runs
+
+
+def test_streams_of_clients_do_not_depend_on_who_else_is_asked():
+    keys = torch.tensor([11, -5, 7, 2**40])
+    together = ClientRandomness(3, (8, 1), keys).words(4 * 6).reshape(4, 6)
+    for k in range(4):
+        assert ClientRandomness(3, (8, 1), keys[k:k + 1]).words(6).tolist() == together[k].tolist()
+    for other in (ClientRandomness(4, (8, 1), keys), ClientRandomness(3, (8, 2), keys), ClientRandomness(3, (9, 1), keys)):
+        assert not np.isin(other.words(24), together).any()
+    stream = ClientRandomness(3, (8, 1), keys)
+    assert not np.isin(stream.words(24), stream.words(24)).any()                  # fresh at every call
+
+
+def test_words_of_clients_are_uniform_and_independent():
+    words = ClientRandomness(0, (0, 0), torch.arange(200)).words(200 * 500).reshape(200, 500)
+    for shift in (0, 20, 40, 58):
+        counted = np.bincount(((words >> np.uint64(shift)) & np.uint64(63)).astype(int).reshape(-1), minlength=64)
+        assert stats.chisquare(counted).pvalue > ALPHA
+    unit = words.astype(float) / 2.0**64 - 0.5
+    for a, b in ((unit[:, :-1], unit[:, 1:]), (unit[:-1], unit[1:])):              # neighbours within and between clients
+        assert abs(12 * (a * b).mean()) < 4.5 / math.sqrt(a.size)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import fedtail
 from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, train
+from fedtail.algorithm import planned_round
 from fedtail.channel import FixedPoint
 from fedtail.deployment import PARTS, Node, RemoteFleet, Roster
 from fedtail.deployment.node import Ask, Close, Failure, Open
@@ -132,7 +133,8 @@ def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(pro
     algorithm = fedtail.fedavg(8, **LOCAL)
     state = algorithm.start(make_task(processes.kind).params(), 0)
     cohort = algorithm.sample(POPULATION, 0, 0)
-    with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0)) as ask, pytest.raises(ValueError, match="reveals only sums"):
+    planned = planned_round(algorithm, POPULATION, IntegerChannel(), len(state.params))
+    with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0), fedtail.Ledger(), planned) as ask, pytest.raises(ValueError, match="reveals only sums"):
         ask(Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate, gather=True))
 
 

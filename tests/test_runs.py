@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import fedtail
 from fedtail.experiment import Source
 from fedtail.experiment.experiment import experiments
+from fedtail.privacy import Ledger
 from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.comparison import differences, rows
@@ -112,6 +113,90 @@ def test_the_ledger_is_honest(whole):
 
 def test_the_ledger_of_a_stopped_run_counts_the_rounds_that_were_asked(tmp_path):
     assert json.loads((interrupted(tmp_path) / "privacy.json").read_text())["rounds"] == 5
+
+
+def test_the_ledger_of_a_private_run_says_all_that_was_released(whole):
+    folder = whole["private"].path
+    told = json.loads((folder / "privacy.json").read_text())
+    expected = trained("private").ledger.guarantee(0.01)
+    assert told["epsilon"] == pytest.approx(expected.epsilon)
+    assert (told["private"], told["delta"], told["adjacency"], told["sampling"], told["accountant"]) == (True, 0.01, "zero-out", "poisson", "rdp")
+    assert told["against_server"] == pytest.approx(expected.against_server)
+    assert told["releases"] == [{"what": "what NoisyHistogram asks about the losses", "times": 6},
+                                {"what": "the updates, by AdaptiveClip", "times": 6}]
+    assert told["guarantee"] == ("simulated guarantee: the seed is in this folder; "
+                                 "simulated guarantee: noise was added in floating point, by the server")
+    assert Ledger(path=folder / "ledger.jsonl").rounds == trained("private").ledger.rounds
+
+
+def test_what_is_asked_again_after_a_crash_is_charged_again(tmp_path):
+    """Stopped without a word after round 5, the last checkpoint being of round 4."""
+    child = subprocess.run([sys.executable, "-c", (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from run_cases import Onlooker, experiment\n"
+        "from fedtail.runs import run\n"
+        "class Dies(Onlooker):\n"
+        "    def round(self, round):\n"
+        "        if round == 5: os._exit(9)\n"
+        "run(experiment('private'), 3, Path(sys.argv[2]), Dies())")
+        , str(Path(__file__).parent), str(tmp_path / "run")], check=False)
+    assert child.returncode == 9
+    run(experiment("private"), 3, tmp_path / "run", Onlooker(), resume=True)
+    charged = sum(count for _, count in Ledger(path=tmp_path / "run" / "ledger.jsonl").rounds)
+    assert charged == 7                                                    # six, and round 5 twice
+    told = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert told["rounds"] == 6
+    assert told["epsilon"] > trained("private").ledger.guarantee(0.01).epsilon
+    model, expected = load_file(tmp_path / "run" / "model.safetensors"), trained("private").module.state_dict()
+    assert all(torch.equal(model[name], expected[name]) for name in expected)
+
+
+PRIVATE_BUDGET = METHODS["private"].replace("delta = 0.01", "delta = 0.01\nepsilon = 5.0")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_run_ends_before_it_would_exceed_its_budget_and_is_finished(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "budget", PRIVATE_BUDGET)
+    watch = Onlooker()
+    folder = run(experiment("budget", "rounds=60"), 3, tmp_path / "run", watch)
+    done = folder.result["round"]
+    assert 1 <= done < 60
+    told = json.loads((folder.path / "privacy.json").read_text())
+    assert told["epsilon"] <= 5.0
+    assert told["rounds"] == done
+    assert any(f"stopped after {done} of 60 rounds" in note for note in watch.notes)
+    assert folder.metrics[-1]["round"] <= done
+    before = digests(folder.path)
+    run(experiment("budget", "rounds=60"), 3, tmp_path / "run", Onlooker(), resume=True)
+    assert digests(folder.path) == before
+
+
+def test_cohorts_of_the_operating_system_are_kept_nowhere_and_a_resumed_run_says_that_it_differs(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "os", METHODS["private"].replace("delta = 0.01", 'delta = 0.01\nrandomness = "os"'))
+    models = []
+    for name in ("one", "two"):
+        with pytest.raises(Interrupted):
+            run(experiment("os"), 3, tmp_path / name, Onlooker(stop_after=3))
+        watch = Onlooker()
+        run(experiment("os"), 3, tmp_path / name, watch, resume=True)
+        assert "cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit" in watch.notes
+        assert not (tmp_path / name / "rounds.jsonl").exists()
+        models.append(torch.cat([tensor.flatten() for tensor in load_file(tmp_path / name / "model.safetensors").values()]))
+    assert not torch.equal(*models)
+    told = json.loads((tmp_path / "one" / "privacy.json").read_text())
+    assert told["randomness"] == "os"
+
+
+@pytest.mark.parametrize(("more", "text"), [
+    ("delta = 0.01", "this run is private, but at which delta? Write [privacy] and below it delta = 0.01, say: below one over the number of clients."),
+    ("delta = 0.01\nepsilon = 0.2", "epsilon = 0.2 at delta = 0.01 does not last for a round with this noise."),
+])
+def test_promises_that_cannot_be_kept_are_refused_before_anything_is_written(tmp_path, monkeypatch, more, text):
+    changed = METHODS["private"].replace("delta = 0.01", more if "epsilon" in more else 'randomness = "seed"')
+    monkeypatch.setitem(METHODS, "bad", changed)
+    with pytest.raises(ValueError) as refused:
+        run(experiment("bad"), 3, tmp_path / "run", Onlooker())
+    assert text in str(refused.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_family_says_who_picks_which_model(whole):

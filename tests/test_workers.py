@@ -25,6 +25,7 @@ from fedtail.engine.blocks import blocks_of
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.workers import Team
 from fedtail.models import SoftmaxRegression
+from fedtail.privacy.events import NoSampling, RoundEvent
 
 pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="processes are forked on Linux only")
 
@@ -141,7 +142,8 @@ def test_rows_are_gathered_from_all_processes(eager):
         with LocalFleet(POPULATION, linear(), workers=count) as fleet:
             cohort = fedtail.Everyone()(POPULATION, 0, 0)
             broadcast = fedtail.clients.Broadcast(0, 0, linear().params()[None])
-            with fedtail.PlainChannel().open(fleet, cohort, broadcast) as ask:
+            planned = RoundEvent((question.release(28),), NoSampling())
+            with fedtail.PlainChannel().open(fleet, cohort, broadcast, fedtail.Ledger(), planned) as ask:
                 rows.append(ask(question))
     assert rows[0].shape == (24, 28)
     assert torch.equal(*rows)

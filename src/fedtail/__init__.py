@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
-    from fedtail.aggregation import CurvatureMean, WeightedMean
+    from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
     from fedtail.algorithm import Family, FederatedAlgorithm, SmallTailWarning, State, run_round
     from fedtail.channel import IntegerChannel, PlainChannel
     from fedtail.data import Population
     from fedtail.evaluation import Distribution, Evaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
-    from fedtail.quantiles import ExactQuantile, MajoriseMinimise
-    from fedtail.recipes import afl, delta_fl, delta_fl_family, fedavg, fedavg_sub, fedprox, q_ffl, term
+    from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, Terms
+    from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram
+    from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
     from fedtail.risk import (
         Ascent,
+        Binned,
         GroupAscent,
         Mean,
         PowerFair,
@@ -39,26 +41,28 @@ if TYPE_CHECKING:
     from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.task import Metric, Task
-    from fedtail.training import NobodyCountedWarning, Progress, Trained, train
+    from fedtail.training import BudgetSpentWarning, NobodyCountedWarning, Progress, Trained, train
 
 _HOME = {
-    "aggregation": ("CurvatureMean", "WeightedMean"),
+    "aggregation": ("AdaptiveClip", "CurvatureMean", "PrivateMean", "WeightedMean"),
     "algorithm": ("FederatedAlgorithm", "Family", "SmallTailWarning", "State", "run_round"),
     "channel": ("IntegerChannel", "PlainChannel"),
     "data": ("Population",),
     "evaluation": ("Distribution", "Evaluation", "choose", "evaluate", "evaluate_family", "finetune"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
-    "quantiles": ("ExactQuantile", "MajoriseMinimise"),
-    "recipes": ("afl", "delta_fl", "delta_fl_family", "fedavg", "fedavg_sub", "fedprox", "q_ffl", "term"),
-    "risk": ("Ascent", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-             "Superquantile", "TailFilter", "Tilted", "Worst"),
+    "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "Terms"),
+    "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram"),
+    "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
+                "term"),
+    "risk": ("Ascent", "Binned", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk",
+             "SmoothedSuperquantile", "Superquantile", "TailFilter", "Tilted", "Worst"),
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "task": ("Metric", "Task"),
-    "training": ("NobodyCountedWarning", "Progress", "Trained", "train"),
+    "training": ("BudgetSpentWarning", "NobodyCountedWarning", "Progress", "Trained", "train"),
 }
-_ROOMS = (*_HOME, "deployment", "engine", "experiment", "losses", "models", "privacy", "report", "runs", "theory")
+_ROOMS = (*_HOME, "deployment", "engine", "experiment", "losses", "models", "report", "runs", "theory")
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *sorted(_ROOM_OF)]

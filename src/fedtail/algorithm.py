@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.aggregation.base import Aggregator
+from fedtail.aggregation.base import Aggregated, Aggregator
 from fedtail.channel.base import Channel, Fleet
 from fedtail.clients import Broadcast
 from fedtail.data.population import Population
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.sgd import LocalSGD
+from fedtail.privacy.events import PoissonSampling, Release, RoundEvent
+from fedtail.privacy.ledger import Ledger
+from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Conversation, Train, about, converse, side_by_side
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
@@ -37,6 +40,7 @@ class State:
     optimizer: OptimizerState = ()
     round: int = 0
     kept: Tensor | None = None                  # what the iterate keeps
+    aggregate: Tensor | None = None             # what the aggregator keeps
 
 
 def states_of(state: Any) -> tuple[State, ...]:
@@ -74,12 +78,13 @@ class FederatedAlgorithm:
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
         dual = yield from self.risk.fit(state.dual)
-        train = Train(self.local, self.risk, dual, self.aggregate)
-        update = yield from self.aggregate.fit(train)
+        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.aggregate)
+        found = yield from self.aggregate.fit(train)
+        update, kept = found if isinstance(found, Aggregated) else (found, None)
         if update is None:                      # nobody counted: keep the model
-            return replace(self.skip(state, seed), dual=self.risk.unused(dual))
+            return replace(self.skip(state, seed), dual=self.risk.unused(dual), aggregate=kept)
         params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
-        return self._next(State(params, dual, optimizer, state.round + 1, state.kept), seed)
+        return self._next(State(params, dual, optimizer, state.round + 1, state.kept, kept), seed)
 
     def skip(self, state: State, seed: int) -> State:
         """A round in which nobody could be asked keeps the model."""
@@ -93,8 +98,11 @@ class FederatedAlgorithm:
         """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
         self.sample.check(population)
         self.risk.check(population, self.sample)
-        channel.refuse_rows(self.aggregate.gathers, type(self.aggregate).__name__)
+        channel.refuse(self.mechanism, self.aggregate.gathers, type(self.aggregate).__name__)
         risk = type(self.risk).__name__
+        if self.mechanism.private and self.risk.not_private:
+            raise ValueError(f"{risk} cannot be trained privately: {self.risk.not_private}. Use Binned(Superquantile(...), "
+                             "...), or WeightedMean without privacy.")
         if getattr(self.aggregate, "needs_slope", False) and not self.risk.has_slope:
             raise ValueError(f"{type(self.aggregate).__name__} needs the slope of the density, which {risk} does not give. "
                              "Use WeightedMean, or PowerFair as the risk.")
@@ -110,6 +118,21 @@ class FederatedAlgorithm:
             warnings.warn(f"{risk} counts about {tail:g} of {expected:g} clients a round; what such a cohort optimises is far "
                           "from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
                           SmallTailWarning, stacklevel=4)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What happens to the updates before they cross."""
+        return getattr(self.aggregate, "mechanism", NoPrivacy())
+
+    @property
+    def minimum(self) -> int:
+        """The fewest clients a round may be asked of."""
+        return max([self.mechanism.minimum, self.risk.minimum])
+
+    def releases(self, dim: int) -> tuple[Release, ...]:
+        """What a round reveals, at most, of a model with `dim` parameters."""
+        updates = Train(self.local, self.risk, torch.zeros(0), self.aggregate, gather=self.aggregate.gathers)
+        return (*self.risk.releases(), updates.release(dim))
 
     def _next(self, state: State, seed: int) -> State:
         return replace(state, kept=self.iterate.keep(state.kept, state.params, state.round, seed))
@@ -145,6 +168,13 @@ class Family:
     def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
 
+    @property
+    def minimum(self) -> int:
+        return max(member.minimum for member in self.members)
+
+    def releases(self, dim: int) -> tuple[Release, ...]:
+        return tuple(release for member in self.members for release in member.releases(dim))
+
     def check(self, population: Population, channel: Channel, fleet: Fleet) -> None:
         for member in self.members:
             member.check(population, channel, fleet)
@@ -160,12 +190,33 @@ def _about(model: int, conversation: Conversation[State]) -> Conversation[State]
         return end.value
 
 
-def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int) -> Any:
-    """The only training loop's body: draw a cohort, tell it the model, hold the conversation."""
-    broadcast = algorithm.broadcast(state, seed)
-    cohort = algorithm.sample(fleet.population, seed, broadcast.round)
-    if len(cohort.ids) < channel.minimum:
+def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,
+              ledger: Ledger) -> Any:
+    """The only training loop's body: draw a cohort, tell it the model, hold the conversation.
+
+    Where the ledger's terms say so, cohort and noise come from the operating system; batches and dropout always from the seed.
+    """
+    private_seed = seed if ledger.terms.replayable else None
+    broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
+    cohort = algorithm.sample(fleet.population, private_seed, broadcast.round)
+    if len(cohort.ids) < fewest(algorithm, channel):
         fleet.close(finished=False)
         return algorithm.skip(state, seed)
-    with channel.open(fleet, cohort, broadcast) as ask:
+    planned = planned_round(algorithm, fleet.population, channel, broadcast.params.shape[-1])
+    with channel.open(fleet, cohort, broadcast, ledger, planned) as ask:
         return converse(algorithm.conversation(state, seed), ask)
+
+
+def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
+    """The smallest cohort that is asked: below, the round keeps the model."""
+    return max(channel.minimum, algorithm.minimum)
+
+
+def planned_round(algorithm: FederatedAlgorithm | Family, population: Any, channel: Channel, dim: int) -> RoundEvent:
+    """What a round releases at most, and how its cohort is drawn, given that it is large enough to be asked."""
+    event, least = algorithm.sample.event(population), fewest(algorithm, channel)
+    if isinstance(event, PoissonSampling) and least > 1:
+        from fedtail.privacy.calibration import rate_given_minimum
+
+        event = PoissonSampling(rate_given_minimum(event.rate, len(population), least))
+    return RoundEvent(algorithm.releases(dim), event)

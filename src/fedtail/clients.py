@@ -13,6 +13,7 @@ from fedtail.data.arrays import on, sent, taken
 from fedtail.data.population import Population, rows_of
 from fedtail.draws import hashed
 from fedtail.modules import cast
+from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.types import Examples, Losses, Mass
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Broadcast:
     round: int
     seed: int
     params: Tensor                      # (models, dim); one model, or those of a family
+    noise_seed: int | None = None       # of simulated noise; without one clients ask their operating system
 
 
 class Report(NamedTuple):
@@ -191,6 +193,13 @@ class Clients:
     def draws(self, name: str, *parts: int | Tensor) -> Tensor:
         """64 hashed bits per client, from (seed, name, round, client, ...)."""
         return hashed(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
+
+    def noise(self, number: int) -> Randomness:
+        """Where these clients' noise for one of the round's questions comes from."""
+        seed = self.shard.broadcast.noise_seed
+        if seed is None:
+            return SystemRandomness()
+        return ClientRandomness(seed, (self.round, number), self.shard.population.key[self.place])
 
     def seen(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None) -> Seen:
         """What a risk sees of these clients under one of the broadcast models; their `losses` may be known already."""

@@ -8,6 +8,7 @@ for sampling and shuffling. It is not a cryptographic generator: noise for priva
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import lru_cache
 from operator import index
 
@@ -19,8 +20,15 @@ _MASK = (1 << 64) - 1
 PIECE = 2**17
 
 
-def hashed(seed: int, name: str, *parts: int | Tensor) -> Tensor:
-    """64 hashed bits as int64, broadcast over the parts: `hashed(0, "batches", round, clients[:, None], epoch)`."""
+def hashed(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
+    """64 hashed bits as int64, broadcast over the parts: `hashed(0, "batches", round, clients[:, None], epoch)`.
+
+    Without a seed the bits are the operating system's, and never come again.
+    """
+    if seed is None:
+        shape = torch.broadcast_shapes(*(part.shape for part in parts if isinstance(part, Tensor)))
+        fresh = bytearray(os.urandom(8 * shape.numel()))
+        return torch.frombuffer(fresh, dtype=torch.int64).reshape(shape)
     *others, last = parts or (0,)
     if isinstance(last, Tensor) and last.ndim == 1 and len(last) > PIECE and not any(isinstance(part, Tensor) for part in others):
         return torch.cat([hashed(seed, name, *others, piece) for piece in last.split(PIECE)])      # each stays in cache

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedtail.clients import Clients, Seen, Shard
 from fedtail.data.arrays import sent
+from fedtail.privacy.events import NonPrivateRelease, Release
+from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 
 T = TypeVar("T")
 Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, ends in a T
@@ -36,7 +38,21 @@ class Question(Protocol):
         """Asks for the rows themselves, not their sum."""
         ...
 
+    @property
+    def mechanism(self) -> Mechanism:
+        """What happens to the rows before they cross, and to their sum after."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Which of the round's questions it is; the channel says so, and noise is drawn by it."""
+        ...
+
     def rows(self, clients: Clients) -> Tensor: ...
+
+    def release(self, dim: int) -> Release:
+        """What the answer reveals, for the ledger, of a model with `dim` parameters."""
+        ...
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         """Largest absolute entries of a row, for so many clients of at most so much mass: (width,), or one for all."""
@@ -51,10 +67,16 @@ class Statistic:
     trial: Tensor
     model: int = 0                      # which of the broadcast models
     gather: bool = False
+    mechanism: Mechanism = NoPrivacy()
+    number: int = 0
 
     def rows(self, clients: Clients) -> Tensor:
         memory = f"risk {self.model}" if getattr(self.part, "remembers", False) else None
         return self.part.statistic(clients.seen(self.model, memory=memory), self.trial)
+
+    def release(self, dim: int) -> Release:
+        what = f"what {type(self.part).__name__} asks about the losses"
+        return _release(self, getattr(self.part, "width", 0), what)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         own = getattr(self.part, "row_bound", None)      # most rows are shares of the mass; a part whose are not says so
@@ -71,6 +93,15 @@ class Train:
     aggregate: Any
     model: int = 0
     gather: bool = False
+    kept: Tensor | None = None          # what the aggregator kept of the round before
+    number: int = 0
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return getattr(self.aggregate, "mechanism", NoPrivacy())
+
+    def release(self, dim: int) -> Release:
+        return _release(self, self.aggregate.width(dim), f"the updates, by {type(self.aggregate).__name__}")
 
     def rows(self, clients: Clients) -> Tensor:
         memory = f"risk {self.model}" if self.risk.remembers else None
@@ -99,6 +130,10 @@ class Train:
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))
+
+
+def _release(question: Question, width: int, what: str) -> Release:
+    return NonPrivateRelease(f"single rows of {what}") if question.gather else question.mechanism.release(width, what)
 
 
 @dataclass(frozen=True)
@@ -151,17 +186,21 @@ class Encoding(Protocol):
 
 
 def bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
-    """The bound of a row, where the encoding needs it."""
-    return question.bound(width, encoding.clients, encoding.mass) if encoding.bounded else torch.zeros(0, dtype=torch.float64)
+    """The bound of what crosses, where the encoding needs it."""
+    if not encoding.bounded:
+        return torch.zeros(0, dtype=torch.float64)
+    own = question.mechanism.bound(width)
+    return question.bound(width, encoding.clients, encoding.mass) if own is None else torch.tensor([own], dtype=torch.float64)
 
 
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
-    """The client's only entry point. A client whose row is not finite answers zeros: it is left out and counted."""
+    """The client's only entry point. A client whose row is not finite answers zeros, and its share of the noise."""
     rows = question.rows(clients)
     if not bool(rows.sum(1).isfinite().all()):                     # a finite sum has finite terms; the other way round, look
         finite = rows.isfinite().all(1)
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
+    rows = question.mechanism.on_client(rows, clients.noise(question.number))
     return encoding.encode(rows, bound_for(question, rows.shape[1], encoding))
 
 

@@ -6,17 +6,20 @@ average by weight, take the average as the new model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal
 
-from fedtail.aggregation import CurvatureMean, WeightedMean
+from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.local import LocalSGD, Proximal
-from fedtail.quantiles import ExactQuantile, Quantile
+from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
+from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
 from fedtail.risk import (
     Ascent,
+    Binned,
     GroupAscent,
     Mean,
     PowerFair,
@@ -28,7 +31,7 @@ from fedtail.risk import (
     Tilted,
 )
 from fedtail.risk.base import check_tail_fraction
-from fedtail.sampling import Everyone, Uniform
+from fedtail.sampling import Everyone, Poisson, Uniform
 from fedtail.server import SGD
 
 
@@ -88,6 +91,59 @@ def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = 
     if cohort_size is not None:
         raise ValueError(f"AFL by client asks everybody, got cohort_size={cohort_size}. Leave it out, or give groups=.")
     return replace(fedavg(**local), sample=Everyone(), risk=Ascent(step))
+
+
+def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort_size: int = 100,
+              noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
+              **local: Any) -> FederatedAlgorithm:
+    """DP-FedAvg: updates clipped to norm `clip_norm`, noise on their sum, cohorts by Poisson sampling.
+
+    Every one of the `population` clients takes part with probability cohort_size / population, each of mass one, and the sum is
+    divided by cohort_size, whoever came. `noise_multiplier` (z) is the deviation of the noise over clip_norm; `fedtail privacy`
+    says which one a budget needs. `noise` is added by the server ("gaussian", for simulation), or in integer shares by the
+    clients ("discrete"), of which `planned_clients` are counted on: smaller cohorts are not asked.
+    """
+    sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)
+    return replace(fedavg(cohort_size, **local), sample=sample,
+                   aggregate=PrivateMean(clip_norm, noises(noise_multiplier), float(cohort_size)))
+
+
+def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_multiplier: float,
+                quantile_noise_multiplier: float, loss_bound: float, cohort_size: int = 100, bins: int = 32,
+                method: Literal["flat", "tree", "optimal"] = "optimal", smoothing: float | None = None,
+                noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
+                **local: Any) -> FederatedAlgorithm:
+    """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4] made right.
+
+    A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound], with noise of
+    `quantile_noise_multiplier` (z_q), and the clipped updates of the tail, with noise of `noise_multiplier` (z_w), divided by
+    theta * cohort_size. With `smoothing` (nu) clients count smoothly instead. The rest is as in `dp_fedavg`.
+    """
+    check_tail_fraction(tail_fraction)
+    sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)
+    inner = Superquantile(tail_fraction) if smoothing is None else SmoothedSuperquantile(tail_fraction, smoothing)
+    histogram = NoisyHistogram(loss_bound, float(cohort_size), noises(quantile_noise_multiplier), bins, method,
+                               1 - tail_fraction if tail_fraction < 1 and method == "optimal" else None)
+    return replace(fedavg(cohort_size, **local), sample=sample, risk=Binned(inner, histogram),
+                   aggregate=PrivateMean(clip_norm, noises(noise_multiplier), tail_fraction * cohort_size))
+
+
+def _private_cohort(population: int, cohort_size: int, noise: str,
+                    planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
+    """Poisson sampling at the rate that gives `cohort_size` on average, and the kind of noise."""
+    if not 1 <= cohort_size <= population:
+        raise ValueError(f"cohort_size={cohort_size} clients a round on average, of a population of {population}. Write at most "
+                         f"cohort_size={population}.")
+    rate = cohort_size / population
+    if noise == "gaussian":
+        if planned_clients is not None:
+            raise ValueError(f"planned_clients={planned_clients} is for noise='discrete', whose shares come from the clients.")
+        return Poisson(rate), GaussianNoise
+    if noise != "discrete":
+        raise ValueError(f"noise must be gaussian or discrete, got {noise!r}.")
+    from fedtail.privacy.calibration import minimum_for
+
+    return Poisson(rate), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
 
 
 def _local(settings: dict[str, Any]) -> LocalSGD:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.data.population import Population
 from fedtail.draws import hashed, uniform
+from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling, Sampling
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,15 @@ class Cohort:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """population, seed, round -> cohort."""
+    """population, seed, round -> cohort. Without a seed it comes from the operating system."""
 
-    def __call__(self, population: Population, seed: int, round: int) -> Cohort: ...
+    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort: ...
 
     def expected_size(self, population: Population) -> float: ...
+
+    def event(self, population: Population) -> Sampling:
+        """How cohorts are drawn, for the ledger."""
+        ...
 
     def takes_everyone(self, population: Population) -> bool:
         """Whether every round asks every client."""
@@ -47,13 +52,16 @@ class Uniform:
     def __post_init__(self) -> None:
         _check_size(self.cohort_size)
 
-    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         keys = hashed(seed, "cohort", round, population.key)
         ids = keys.topk(self.cohort_size, largest=False).indices.sort().values
         return _cohort(population, ids)
 
     def takes_everyone(self, population: Population) -> bool:
         return self.cohort_size == len(population)
+
+    def event(self, population: Population) -> Sampling:
+        return FixedSampling(self.cohort_size, len(population))
 
     def expected_size(self, population: Population) -> float:
         return self.cohort_size
@@ -68,7 +76,7 @@ class Uniform:
 class Everyone:
     """All clients, every round."""
 
-    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         return _cohort(population, torch.arange(len(population)))
 
     def expected_size(self, population: Population) -> float:
@@ -76,6 +84,9 @@ class Everyone:
 
     def takes_everyone(self, population: Population) -> bool:
         return True
+
+    def event(self, population: Population) -> Sampling:
+        return NoSampling()
 
     def check(self, population: Population) -> None:
         """Everybody always exists."""
@@ -91,7 +102,7 @@ class Poisson:
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {self.rate:g}. For 100 of 2500 clients on average write 0.04.")
 
-    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         drawn = uniform(hashed(seed, "cohort", round, population.key)) < self.rate
         return _cohort(population, drawn.nonzero().flatten())
 
@@ -100,6 +111,9 @@ class Poisson:
 
     def takes_everyone(self, population: Population) -> bool:
         return self.rate == 1
+
+    def event(self, population: Population) -> Sampling:
+        return PoissonSampling(self.rate) if self.rate < 1 else NoSampling()
 
     def check(self, population: Population) -> None:
         """Any rate fits any population."""
@@ -117,7 +131,7 @@ class ByMass:
     def __post_init__(self) -> None:
         _check_size(self.cohort_size)
 
-    def __call__(self, population: Population, seed: int, round: int) -> Cohort:
+    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         order = population.key.argsort()                       # whatever the order of the population
         cumulative = population.mass[order].cumsum(0)
         draws = uniform(hashed(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
@@ -128,6 +142,9 @@ class ByMass:
 
     def takes_everyone(self, population: Population) -> bool:
         return False
+
+    def event(self, population: Population) -> Sampling:
+        return NoSampling()                                    # a client may be drawn twice: no amplification is claimed
 
     def expected_size(self, population: Population) -> float:
         return self.cohort_size

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round, states_of
+from fedtail.algorithm import Family, FederatedAlgorithm, State, planned_round, run_round, states_of
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import Fleet
 from fedtail.clients import ClientMemory, RoundView
@@ -19,10 +19,16 @@ from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.precision import Precision
 from fedtail.modules import trainable
+from fedtail.privacy.events import NonPrivateRelease, RoundEvent
+from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
 from fedtail.task import Task
 
 Method = FederatedAlgorithm | Family
 Start = Any      # nn.Module | Mapping[str, Tensor] | State | tuple[State, ...] | Trained | None
+
+
+class BudgetSpentWarning(UserWarning):
+    """A run ends early because another round would cost more privacy than was promised."""
 
 
 class NobodyCountedWarning(UserWarning):
@@ -39,6 +45,8 @@ class Trained:
     seed: int = 0
     failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
     memory: ClientMemory = field(default=ClientMemory(torch.zeros(0, dtype=torch.int64), {}), repr=False)      # AFL's lambda
+    stopped: str = ""                   # why it ended before the rounds that were asked for, where a budget was spent
+    ledger: Ledger = field(default_factory=Ledger, repr=False)      # all that crossed; .guarantee(delta) prices it
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -80,7 +88,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
           start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
           kernel: str = "auto", precision: Precision = "full",
           on_round: Callable[[Progress], bool | None] | None = None,
-          channel: Channel = PlainChannel(), fleet: Fleet | None = None) -> Trained:
+          channel: Channel = PlainChannel(), fleet: Fleet | None = None, privacy: Terms | Ledger | None = None) -> Trained:
     """Train for `rounds` rounds; everything that could be refused is refused before the first.
 
     `start`: a module or a state dict (with its frozen parameters and buffers), or an earlier run to go on from: its rounds go
@@ -89,7 +97,8 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     dropout: methods with the same seed see the same. `dtype` is by default the module's. On a CPU `workers` processes share a
     round, by default one for each core; their number changes no bit. `kernel` is how models are computed ("auto", "closed",
     "stacked", "module"), `precision` how a GPU multiplies ("full", "tf32", "bf16"). `channel` is what crosses, `fleet` who
-    computes: by default a `LocalFleet` for the `population`; another fleet brings its own clients.
+    computes: by default a `LocalFleet` for the `population`; another fleet brings its own clients. `privacy` are the terms of
+    the run: with an epsilon, training stops before it would cost more; by default the ledger only counts.
     """
     _check_kinds(algorithm, task, population, rounds)
     earlier = start if isinstance(start, Trained) else None
@@ -108,7 +117,11 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
             _check_method(algorithm, state, old, earlier)
             state = _in_precision(old, dtype)
         fleet.recall(_remembered(algorithm, old, earlier, fleet))
-        first = Trained(algorithm, task, state, seed, earlier.failed if earlier else 0, fleet.memory())
+        ledger = _ledger(privacy, earlier)
+        first = Trained(algorithm, task, state, seed, earlier.failed if earlier else 0, fleet.memory(), ledger=ledger)
+        if ledger.terms.epsilon is not None:
+            planned = planned_round(algorithm, fleet.population, channel, states_of(state)[0].params.shape[-1])
+            check_budget(ledger, planned, rounds)
         trained, counted = _rounds(first, rounds, fleet, channel, on_round)
     if rounds and not counted and (old is None or states_of(old)[0].round == 0):
         warnings.warn(f"no client counted in any round ({trained.failed} were left out because a loss or an update was not "
@@ -128,13 +141,43 @@ def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel,
     """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients counted in all."""
     counted = 0
     for done in range(1, rounds + 1):
-        state = run_round(trained.algorithm, trained.state, fleet, channel, trained.seed)
+        try:
+            state = run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger)
+        except BudgetSpent as reason:
+            warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=3)
+            trained = replace(trained, stopped=str(reason))
+            break
         view = fleet.view()
         failed, counted = trained.failed + (view.failed if view else 0), counted + (view.counted if view else 1)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view)):
             break
     return trained, counted
+
+
+def _ledger(privacy: Terms | Ledger | None, earlier: Trained | None) -> Ledger:
+    """The ledger of a run: given, or an earlier run's history under these terms."""
+    if isinstance(privacy, Ledger):
+        return privacy
+    ledger = earlier.ledger.copy() if earlier else Ledger()
+    ledger.terms = privacy or ledger.terms
+    return ledger
+
+
+def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
+    """Before anything is asked: refuse a budget that does not last a round, warn of one that does not last to the end."""
+    terms = ledger.terms
+    bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
+    if bare:
+        raise ValueError(f"{bare[0]} would cross without noise, which no epsilon covers. Use private parts (PrivateMean, "
+                         "Binned), or leave epsilon out of the terms.")
+    left = ledger.affordable(planned) if rounds else 0
+    if rounds and left < 1 and not ledger.rounds:
+        raise ValueError(f"epsilon = {terms.epsilon:g} at delta = {terms.delta:g} does not last for a round with this noise. "
+                         "`fedtail privacy` says how much noise it needs.")
+    if left < rounds:
+        warnings.warn(f"epsilon = {terms.epsilon:g} lasts for {left} of {rounds} rounds with this noise; training will stop "
+                      "there. `fedtail privacy` says how much noise they need.", BudgetSpentWarning, stacklevel=3)
 
 
 def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:

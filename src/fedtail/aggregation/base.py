@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from fedtail.clients import Clients, Seen
 from fedtail.questions import Conversation, Train
+
+
+class Aggregated(NamedTuple):
+    """The update of the model, None where nobody counted, and what the aggregator keeps for the next round (`train.kept`)."""
+
+    update: Tensor | None
+    kept: Tensor | None
 
 
 class Aggregator(Protocol):
@@ -19,8 +26,11 @@ class Aggregator(Protocol):
         """Client: one row per client from its update (clients, dim)."""
         ...
 
-    def fit(self, train: Train) -> Conversation[Tensor | None]:
-        """Server: a conversation that ends in the update of the model, or in None when nobody counted."""
+    def fit(self, train: Train) -> Conversation[Tensor | Aggregated | None]:
+        """Server: a conversation that ends in the update of the model, or in None when nobody counted.
+
+        With something to keep, it ends in `Aggregated`.
+        """
         ...
 
     def width(self, dim: int) -> int:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from fedtail.clients import Broadcast, ClientMemory, RoundView
+from fedtail.privacy.events import RoundEvent
+from fedtail.privacy.ledger import Ledger
+from fedtail.privacy.mechanisms import Mechanism
+from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 from fedtail.questions import Encoding, Question, arranged, bound_for, single_questions
 from fedtail.sampling import Cohort
 
@@ -65,28 +71,54 @@ class Channel:
         raise TypeError(f"{type(self).__name__} has no encoding.")
 
     @contextmanager
-    def open(self, fleet: Fleet, cohort: Cohort, broadcast: Broadcast) -> Iterator[Callable[[Any], Any]]:
-        """Tell the cohort the broadcast; yields `ask(question) -> sums`; closes the round whatever happens."""
-        encoding = self.encoding(len(cohort.ids), cohort.mass_bound)
-        fleet.open(cohort, broadcast)
+    def open(self, fleet: Fleet, cohort: Cohort, broadcast: Broadcast, ledger: Ledger,
+             planned: RoundEvent) -> Iterator[Callable[[Any], Any]]:
+        """Tell the cohort the broadcast; yields `ask(question) -> sums`; closes the round whatever happens.
+
+        What a question reveals is on the ledger before it is asked.
+        """
+        encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
+        ledger.open(broadcast.round, planned)
+        number = count()
 
         def ask(question: Any) -> Any:
-            questions = tuple(single_questions(question))
+            questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
             for one in questions:
-                self.refuse_rows(one.gather, type(getattr(one, "aggregate", one)).__name__)
+                self.refuse(one.mechanism, one.gather, type(getattr(one, "aggregate", one)).__name__)
+            ledger.charge([one.release(dim) for one in questions])
             totals = zip(questions, fleet.collect(questions, encoding), strict=True)
-            return arranged(question, iter([
-                encoding.decode(total, bound_for(one, total.shape[-1], encoding)) for one, total in totals]))
+            return arranged(question, iter([read(one, total) for one, total in totals]))
+
+        def read(question: Any, total: Tensor) -> Tensor:
+            sums = encoding.decode(total, bound_for(question, total.shape[-1], encoding))
+            return question.mechanism.on_server(sums, server_noise(broadcast, question.number))
 
         finished = False
         try:
+            fleet.open(cohort, broadcast)
             yield ask
             finished = True
         finally:
             fleet.close(finished)
+            ledger.close()
 
-    def refuse_rows(self, gathers: bool, name: str) -> None:
-        """Refuse, by name, what needs single rows where only sums cross."""
+    def refuse(self, mechanism: Mechanism, gathers: bool, name: str) -> None:
+        """Refuse, by name, what needs single rows where only sums cross, or noise where nobody may see the exact sum."""
+        if mechanism.private and mechanism.reveals_exact_sum and not self.reveals_rows:
+            raise ValueError(f"{name} adds GaussianNoise on the server, to the exact sum, which {type(self).__name__} is there "
+                             "to hide. Use DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
         if gathers and not self.reveals_rows:
             raise ValueError(f"{name} looks at single rows, but {type(self).__name__} reveals only sums. "
                              "Use an aggregator that needs only sums (WeightedMean), or PlainChannel.")
+
+
+def numbered(question: Any, number: int) -> Any:
+    """A question that knows which of the round's it is."""
+    return replace(question, number=number)
+
+
+def server_noise(broadcast: Broadcast, number: int) -> Randomness:
+    """Where the server's noise for one of the round's questions comes from."""
+    if broadcast.noise_seed is None:
+        return SystemRandomness()
+    return SeededRandomness(broadcast.noise_seed, "server noise", broadcast.round, number)

@@ -10,6 +10,8 @@ from fedtail.cli.compare import compare
 from fedtail.cli.demo import demo
 from fedtail.cli.files import init, show
 from fedtail.cli.looking import choose, data, report
+from fedtail.cli.privacy import privacy
+from fedtail.cli.quantile import quantile
 from fedtail.cli.run import run
 from fedtail.cli.tune import tune
 from fedtail.version import __version__
@@ -31,7 +33,9 @@ COMMANDS = (
     (init, "Write a commented experiment file to start from."), (show, "Print an experiment with every default."),
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
     (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
-    (choose, "Say which model of a family suits a client."), (demo, "Train FedAvg and Delta-FL on an example."))
+    (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
+    (demo, "Train FedAvg and Delta-FL on an example."),
+    (privacy, "Say which noise a promise of privacy takes."))
 for command, brief in COMMANDS:
     app.command(short_help=brief)(command)
 app.add_typer(data, name="data")

@@ -102,11 +102,22 @@ def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any
     clients = f"{about['splits'][runs[0].tested]} {runs[0].tested.replace('_', '-')} clients"
     unit = f", {unit_of(runs[0])}" if unit_of(runs[0]) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
-    rounds = " or ".join(map(str, dict.fromkeys(run.about["rounds"] for run in runs)))
+    rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     show_rows(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
     show_finetuned(runs)
+    for promise in promises(runs):
+        typer.echo(promise)
     if more is None:
         farewell(folder)
+
+
+def promises(runs: list[RunFolder]) -> list[str]:
+    """What private runs have cost; of a method's seeds, one line for each different cost."""
+    told = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
+    seen: dict[str, str] = {}
+    for line in told:
+        seen.setdefault(line.partition(";")[0], line)
+    return list(seen.values())
 
 
 def farewell(folder: Path) -> None:

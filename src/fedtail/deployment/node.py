@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtail.aggregation import CurvatureMean, WeightedMean
+from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.clients import Broadcast
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
 from fedtail.local import Constant, Cosine, FullWork, LocalSGD, NoPenalty, Proximal, StepDecay, Stragglers
-from fedtail.quantiles import ExactQuantile, MajoriseMinimise
+from fedtail.privacy import DiscreteNoise, GaussianNoise, NoisySum, NoPrivacy
+from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram
 from fedtail.quantiles.majorise import MassAbove, PinballStep
 from fedtail.quantiles.radix import Digit
 from fedtail.questions import Statistic, Train
 from fedtail.risk import (
     Ascent,
+    Binned,
     GroupAscent,
     Mean,
     PowerFair,
@@ -75,7 +77,8 @@ PARTS: tuple[type, ...] = (                         # what a node is willing to 
     LocalSGD, NoPenalty, Proximal, Constant, StepDecay, Cosine, FullWork, Stragglers,
     Mean, Superquantile, TailFilter, SmoothedSuperquantile, QuadraticSuperquantile, Tilted, PowerFair, Worst,
     Ascent, GroupAscent, Surplus, Refreshed, ExactQuantile, Digit, MajoriseMinimise, PinballStep, MassAbove,
-    WeightedMean, CurvatureMean,
+    WeightedMean, CurvatureMean, PrivateMean, AdaptiveClip,
+    Binned, NoisyHistogram, NoPrivacy, NoisySum, GaussianNoise, DiscreteNoise,
 )
 
 
@@ -89,6 +92,7 @@ class Node:
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype)
         self.round = -1                                 # no round is open
+        self.given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self.types = named((*PARTS, *parts))
 
     def handle(self, message: bytes) -> bytes:
@@ -99,15 +103,23 @@ class Node:
 
     def _reply(self, message: Any) -> tuple[Tensor, ...]:
         if isinstance(message, Open):
-            self.fleet.open(message.cohort, message.broadcast)
-            self.round = message.broadcast.round
+            told = replace(message.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
+            self.fleet.open(message.cohort, told)
+            self.round, self.given = told.round, {}
         elif isinstance(message, Ask):
             if message.round != self.round:
                 raise ValueError(f"round {message.round} is asked about, but round {self.round} is open (-1: none).")
-            return tuple(self.fleet.collect(message.questions, message.encoding))
+            return self._answer(message)
         elif isinstance(message, Close):
             self.fleet.close(message.finished)
             self.round = -1
         else:
             raise TypeError(f"a node cannot be sent a {type(message).__name__}.")
         return ()
+
+    def _answer(self, message: Ask) -> tuple[Tensor, ...]:
+        """A question asked again is answered as before: fresh noise could be averaged away."""
+        asked = pack(message)
+        if asked not in self.given:
+            self.given[asked] = tuple(self.fleet.collect(message.questions, message.encoding))
+        return self.given[asked]

@@ -37,6 +37,7 @@ class Opening:
     cohort: Cohort
     round: int
     seed: int
+    noise_seed: int | None
     memory: Memory
 
 
@@ -107,7 +108,7 @@ class LocalFleet:
             self._kept = {}
         kept = {name: values[cohort.ids] for name, values in self._kept.items()}
         self._rounds += 1
-        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, kept)
+        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, kept)
         self._shard = self._shard_of(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share(self._shard.params)
@@ -211,8 +212,8 @@ class LocalFleet:
         cohort = opening.cohort
         clients = replace(self.population.select(cohort.ids), key=cohort.key)
         blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack, self.device)
-        return Shard(clients, cohort.importance, Broadcast(opening.round, opening.seed, params), self.kernel,
-                     params.to(self.device, self.dtype), opening.memory, blocks)
+        told = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
+        return Shard(clients, cohort.importance, told, self.kernel, params.to(self.device, self.dtype), opening.memory, blocks)
 
     def _share(self, models: Tensor) -> None:
         """Put the models where forked processes see them; those forked before there were as many end."""

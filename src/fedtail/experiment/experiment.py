@@ -17,15 +17,15 @@ from fedtail.experiment.data import DataPlan, data_plan
 from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameters_of, part, plan, written
 from fedtail.experiment.source import ExperimentError, Source, nearest
 from fedtail.local import LocalSGD
+from fedtail.privacy.ledger import Terms
 from fedtail.task import Metric, Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
-SECTIONS = ("data", "task", *METHOD, "channel", "family", "engine", "evaluate", "tune")
+SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "engine", "evaluate", "tune")
 SETTINGS = ("name", "rounds", "seeds", "device")
 DEFAULTS = {name: SLOTS[name].default for name in (*METHOD, "channel")}
-OWN = (*METHOD, "name", "rounds", "task", "channel", "family")         # what a [[method]] may set for itself
+OWN = (*METHOD, "name", "rounds", "task", "channel", "privacy", "family")         # what a [[method]] may set for itself
 NOT_YET = {
-    "privacy": "this version trains without differential privacy, and does not pretend to: nothing would be noised",
     "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
 }
 MOST_SEEDS = 10_000
@@ -110,6 +110,7 @@ class Experiment:
     task: TaskPlan
     algorithm: FederatedAlgorithm | Family
     channel: Channel
+    privacy: Terms
     family: FamilyPlan | None
     engine: EnginePlan
     evaluate: EvaluationPlan
@@ -147,8 +148,9 @@ class Experiment:
             family = {"family": {section: {name: [written(value) for value in self.family.values]}}}
         evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
         engine = {k: v for k, v in written(self.engine).items() if k != "part"}
-        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel), **family,
-                    "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
+        privacy = {k: v for k, v in written(self.privacy).items() if k != "part" and v != "none"}
+        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel),
+                    "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
         folder = {"folder": str(self.source.folder)} if own_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
                 "device": self.device, **folder, **sections}
@@ -248,8 +250,9 @@ def experiment_of(source: Source, name: str) -> Experiment:
         raise source.refuse(("name",), f"name must be text, got {given!r}.")
     algorithm, family = _algorithm(source)
     return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
-                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]), family,
-                      _section(source, "engine", EnginePlan), _section(source, "evaluate", EvaluationPlan), source)
+                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
+                      _section(source, "privacy", Terms), family, _section(source, "engine", EnginePlan),
+                      _section(source, "evaluate", EvaluationPlan), source)
 
 
 def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:

@@ -53,6 +53,8 @@ SLOTS = {
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
     "quantile": Slot("fedtail.quantiles", "fit"),
+    "histogram": Slot("fedtail.quantiles", "ask", "NoisyHistogram"),
+    "noise": Slot("fedtail.privacy", "on_server", "GaussianNoise", without="clip"),
     "schedule": Slot("fedtail.local", "__call__"),
     "penalty": Slot("fedtail.local", "add_gradient"),
     "work": Slot("fedtail.local", "steps", without="updates"),

@@ -1,6 +1,17 @@
-"""Differential privacy: exact integer noise, and where its randomness comes from."""
+"""Differential privacy: noise, what it costs, and one ledger."""
 
+from fedtail.privacy.accounting import Guarantee, delta_at, epsilon_at, guarantee, rounds_affordable
+from fedtail.privacy.audit import Attack, gaussian_epsilon
+from fedtail.privacy.calibration import NoiseLevels, minimum_for, noise_for, rate_given_minimum, smallest_noise
 from fedtail.privacy.discrete_gaussian import Table, exact, probability
+from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
+from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
+from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 
-__all__ = ["Randomness", "SeededRandomness", "SystemRandomness", "Table", "exact", "probability"]
+__all__ = [
+    "Attack", "BudgetSpent", "DiscreteNoise", "GaussianNoise", "Guarantee", "Ledger", "Mechanism", "NoPrivacy", "Noise",
+    "NoiseLevels", "NoisySum", "Randomness", "SeededRandomness", "SystemRandomness", "Table", "Terms", "delta_at", "epsilon_at",
+    "exact", "gaussian_epsilon", "guarantee", "minimum_for", "noise_for", "probability", "rate_given_minimum",
+    "rounds_affordable", "smallest_noise",
+]

@@ -1,25 +1,29 @@
 """The discrete Gaussian N_Z(0, sigma^2): integers with probability proportional to exp(-x^2 / (2 sigma^2)).
 
-Two samplers, both from uniform integers alone: `exact` rejects (Canonne, Kamath and Steinke 2020) and has no error;
-`Table` inverts the distribution function at 2^63 steps, is several times faster, and knows how far it is from exact.
+Two samplers, both exact and from uniform integers alone: `exact` rejects (Canonne, Kamath and Steinke 2020); `Table` inverts
+the distribution function, several times faster, by comparing 63 random bits with thresholds and, where those do not decide,
+as many more as it takes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count as counting
 
 import numpy as np
 
-from fedtail.privacy.randomness import Randomness, below
+from fedtail.privacy.randomness import Randomness, below, wide_below
 
-DIGITS = 100                      # of the arithmetic that makes tables: more than 300 bits
+DIGITS = 100                      # of the arithmetic for single probabilities
 SMALL = 1 << 55                   # products up to here leave room for the counter of a series in 63 bits
-TAIL = Fraction(1, 1 << 80)       # probability that a table leaves out, at most
-STEPS = 63                        # bits of a table's thresholds
+WORD = 63                         # bits that decide nearly every draw
+BITS = 128                        # that are drawn, and computed, where they do not
+LONGEST = 10**10                  # variance of the largest table: some millions of entries
 
 
 def as_fraction(variance: float | Fraction) -> Fraction:
@@ -33,13 +37,15 @@ def as_fraction(variance: float | Fraction) -> Fraction:
 
 
 def exact(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
-    """`count` draws, int64, with exactly the probabilities of the definition."""
+    """`count` draws, int64, with exactly the probabilities of the definition.
+
+    Where 63 bits do not hold the products (from sigma = 5800 or so), it counts in Python's integers: a hundred times slower.
+    """
     ratio = as_fraction(variance)
     p, q = ratio.numerator, ratio.denominator
     t = math.isqrt(p // q) + 1                                    # floor(sigma) + 1
     if 2 * p * q * t * t > SMALL or (64 * t * t * q) ** 2 > 1 << 62:
-        raise ValueError(f"variance {float(ratio):g} = {p}/{q} is too large, or too fine, for 63-bit arithmetic. Give a ratio of "
-                         "smaller integers.")
+        return np.array([_exact_one(p, q, t, random) for _ in range(count)], dtype=np.int64)
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
         y = _discrete_laplace(t, len(todo), random)
@@ -48,6 +54,35 @@ def exact(variance: float | Fraction, count: int, random: Randomness) -> np.ndar
         result[todo[good]] = y[good]
         todo = todo[~good]
     return result
+
+
+def _exact_one(p: int, q: int, t: int, random: Randomness) -> int:
+    """One draw, in integers of any size; the same steps."""
+    while True:
+        low = wide_below(t, random)
+        if not _happens(low, t, random):
+            continue
+        size = low
+        while _happens(1, 1, random):
+            size += t
+        negative = wide_below(2, random) == 1
+        if negative and size == 0:
+            continue
+        if _happens((size * t * q - p) ** 2, 2 * p * q * t * t, random):
+            return -size if negative else size
+
+
+def _happens(numerator: int, denominator: int, random: Randomness) -> bool:
+    """True with probability exp(-numerator / denominator)."""
+    whole, part = divmod(numerator, denominator)
+    return all(_happens_small(1, 1, random) for _ in range(whole)) and _happens_small(part, denominator, random)
+
+
+def _happens_small(numerator: int, denominator: int, random: Randomness) -> bool:
+    k = 1
+    while wide_below(denominator * k, random) < numerator:
+        k += 1
+    return k % 2 == 1
 
 
 def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
@@ -98,44 +133,100 @@ def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Random
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Thresholds of the distribution function, and how far draws by them are from exact.
+    """The first 63 bits of the distribution function.
 
-    `error` bounds the total variation distance of one draw. A mechanism that makes `draws` of them is (epsilon, delta +
-    (1 + e^epsilon) * draws * error)-private where the exact one is (epsilon, delta)-private.
+    A draw is where a uniform number falls between its values. 63 random bits decide that unless they equal the first bits of
+    a value, once in 10^14 draws or so; then the number is drawn, and the values are computed, to more bits. So draws have
+    exactly the probabilities of the definition, and nothing is added to delta.
     """
 
     variance: Fraction
-    reach: int                           # largest absolute value
-    thresholds: np.ndarray               # (2 reach + 1,) uint64: floor(2^63 P(X <= x)), the last one 2^63
+    reach: int                                       # values from -reach to reach are told apart by the table
+    leading: np.ndarray = field(repr=False)          # (2 reach + 1,) uint64: floor(2^63 P(X <= x))
 
     @classmethod
     def of(cls, variance: float | Fraction) -> Table:
         return _table(as_fraction(variance))
 
-    @property
-    def error(self) -> float:
-        return (2 * self.reach + 2) * 2.0**-STEPS + float(TAIL)
-
     def sample(self, count: int, random: Randomness) -> np.ndarray:
         """`count` draws, int64."""
-        return np.searchsorted(self.thresholds, random.words(count) >> np.uint64(1), side="right") - self.reach
+        words = random.words(count) >> np.uint64(1)
+        place = np.searchsorted(self.leading, words, side="right")
+        result = place - self.reach
+        for tied in np.flatnonzero((place > 0) & (self.leading[place - 1] == words)):
+            result[tied] = _decided(self.variance, int(words[tied]), random)
+        return result
 
 
 @lru_cache(maxsize=16)
 def _table(variance: Fraction) -> Table:
-    if variance > 10**12:
+    if variance > LONGEST:
         raise ValueError(f"a table for variance {float(variance):g} would be too long. Use the exact sampler.")
-    reach = math.ceil(math.sqrt(variance) * math.sqrt(2 * 82 * math.log(2))) + 1
+    for bits in counting(BITS, BITS):
+        reach, (lower, upper) = _reach(variance, bits), _leading_bits(variance, bits)
+        if lower == upper:                                        # else a value is so near to a multiple of 2^-63 that
+            break                                                 # more bits must tell on which side it is
+    return Table(variance, reach, np.array(lower, dtype=np.uint64))
+
+
+def _leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
+    """Bounds on floor(2^63 P(X <= x)), by arithmetic of so many bits."""
+    reach, last = _reach(variance, bits), (1 << WORD) - 1
     with localcontext() as context:
-        context.prec = DIGITS
-        weights = _weights(variance, reach)
-        total = weights[0] + 2 * sum(weights[1:])
-        running, thresholds, top = Decimal(0), [], Decimal(1 << STEPS)
-        for x in range(-reach, reach + 1):
-            running += weights[abs(x)]
-            thresholds.append(int(top * running / total))
-        thresholds[-1] = 1 << STEPS
-    return Table(variance, reach, np.array(thresholds, dtype=np.uint64))
+        context.prec = _digits(bits)
+        values, unsure = _cumulative(variance, reach), _unsure(bits, reach)
+        lower = [max(0, int((value - unsure) * (1 << WORD))) for value in values]
+        upper = [min(last, int((value + unsure) * (1 << WORD))) for value in values]
+    return lower, upper
+
+
+def _decided(variance: Fraction, word: int, random: Randomness) -> int:
+    """The draw of a uniform number that begins with the 63 bits of `word`, by as many more bits as it takes."""
+    number, bits = word, WORD
+    while True:
+        number, bits = number << BITS | wide_below(1 << BITS, random), bits + BITS
+        draw = _between(variance, number, bits)
+        if draw is not None:
+            return draw
+
+
+def _between(variance: Fraction, number: int, bits: int) -> int | None:
+    """The x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits, if that many bits are sure of it."""
+    reach = _reach(variance, bits)
+    with localcontext() as context:
+        context.prec = _digits(bits)
+        unsure = _unsure(bits, reach)
+        low, high = Decimal(number) / (1 << bits), Decimal(number + 1) / (1 << bits)
+        cumulative = _cumulative(variance, reach)
+        place = bisect_right(cumulative, low)
+        below = cumulative[place - 1] if place else Decimal(0)
+        above = cumulative[place] if place < len(cumulative) else Decimal(1)
+        inside = place < len(cumulative) and below + unsure <= low and high <= above - unsure
+    return place - reach if inside else None
+
+
+def _digits(bits: int) -> int:
+    return bits // 3 + 30
+
+
+def _unsure(bits: int, reach: int) -> Decimal:
+    """How far a computed value of the distribution function may be off: the tail beyond reach, and rounding."""
+    return Decimal(2) ** -bits + (2 * reach + 3) * Decimal(10) ** (5 - _digits(bits))
+
+
+def _reach(variance: Fraction, bits: int) -> int:
+    """How far out no more than 2^-bits of the probability is left."""
+    return math.ceil(math.sqrt(variance) * math.sqrt(2 * (bits + 2) * math.log(2))) + 1
+
+
+def _cumulative(variance: Fraction, reach: int) -> list[Decimal]:
+    """P(X <= x | |X| <= reach) for x = -reach, ..., reach."""
+    weights = _weights(variance, reach)
+    total, running, result = weights[0] + 2 * sum(weights[1:]), Decimal(0), []
+    for x in range(-reach, reach + 1):
+        running += weights[abs(x)]
+        result.append(running / total)
+    return result
 
 
 def _weights(variance: Fraction, reach: int) -> list[Decimal]:

@@ -8,14 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.draws import hashed
 
 Words = np.ndarray      # uint64
 _ALL = 1 << 64
 
 
+@runtime_checkable
 class Randomness(Protocol):
     """A source of uniform 64-bit integers."""
 
@@ -50,6 +55,36 @@ class SeededRandomness:
 
     def words(self, count: int) -> Words:
         return self._stream.random_raw(count)
+
+
+class ClientRandomness:
+    """A stream for each of some clients, side by side, for simulation: words are hashed from (seed, names, client, place).
+
+    `count` words are shared out evenly, in the order of the clients; who else is asked, in which chunk or process, changes
+    none of them. The hash is made for simulation (`fedtail.draws`), which is all that a stored seed can be.
+    """
+
+    replayable: ClassVar[bool] = True
+
+    def __init__(self, seed: int, names: tuple[int, ...], key: Tensor):
+        self._seed, self._names, self._key, self._calls = seed, names, key, 0
+
+    def words(self, count: int) -> Words:
+        each = -(-count // len(self._key))
+        places = torch.arange(each) + (self._calls << 40)
+        self._calls += 1
+        bits = hashed(self._seed, "noise", *self._names, self._key[:, None], places)
+        return bits.numpy().view(np.uint64).reshape(-1)[:count]
+
+
+def wide_below(bound: int, random: Randomness) -> int:
+    """A uniform integer in [0, bound), of any size."""
+    bits = (bound - 1).bit_length()
+    while True:
+        words = random.words(-(-bits // 64))
+        drawn = int.from_bytes(words.tobytes(), "little") & ((1 << bits) - 1)
+        if drawn < bound:
+            return drawn
 
 
 def below(bounds: np.ndarray | int, random: Randomness, count: int | None = None) -> np.ndarray:

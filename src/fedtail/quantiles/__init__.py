@@ -1,7 +1,17 @@
 """Quantiles of one number per client, through sums only."""
 
 from fedtail.quantiles.base import Quantile, boundary, check_quantile, nobody
+from fedtail.quantiles.bins import Edges
 from fedtail.quantiles.majorise import MajoriseMinimise
+from fedtail.quantiles.noisy_histogram import NoisyHistogram
+from fedtail.quantiles.planning import QuantilePlan, plan_quantiles
+from fedtail.quantiles.private import QuantileRelease, private_quantiles
 from fedtail.quantiles.radix import ExactQuantile, extreme_loss, loss_range
+from fedtail.quantiles.reading import tail_boundary
+from fedtail.quantiles.strategies import Strategy, flat, optimal, tree
 
-__all__ = ["ExactQuantile", "MajoriseMinimise", "Quantile", "boundary", "check_quantile", "extreme_loss", "loss_range", "nobody"]
+__all__ = [
+    "Edges", "ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "Quantile", "QuantilePlan",
+    "QuantileRelease", "Strategy", "boundary", "check_quantile", "extreme_loss", "flat", "loss_range",
+    "nobody", "optimal", "plan_quantiles", "private_quantiles", "tail_boundary", "tree",
+]

@@ -20,7 +20,12 @@ def facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     return {"Data": _distinct(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
             "Rounds": _distinct(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
+            **({"Privacy": promised} if (promised := _distinct(_promise(run) for run in runs)) else {}),
             "Device": _distinct(str(run.about.get("device", "")) for run in runs), "Versions": versions}
+
+
+def _promise(run: RunFolder) -> str:
+    return f"{run.name}: {run.promise}" if run.promise else ""
 
 
 def notes(runs: Sequence[RunFolder], clients: Clients | None) -> list[str]:

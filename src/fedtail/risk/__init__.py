@@ -2,6 +2,7 @@
 
 from fedtail.risk.ascent import Ascent, GroupAscent, project_to_simplex
 from fedtail.risk.base import Risk
+from fedtail.risk.binned import Binned
 from fedtail.risk.mean import Mean
 from fedtail.risk.power_fair import PowerFair
 from fedtail.risk.refreshed import Refreshed
@@ -11,6 +12,6 @@ from fedtail.risk.tilted import Tilted
 from fedtail.risk.worst import Worst
 
 __all__ = [
-    "Ascent", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile",
-    "Superquantile", "TailFilter", "Tilted", "Worst", "project_to_simplex", "superquantile_weights",
+    "Ascent", "Binned", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk",
+    "SmoothedSuperquantile", "Superquantile", "TailFilter", "Tilted", "Worst", "project_to_simplex", "superquantile_weights",
 ]

@@ -16,6 +16,7 @@ from fedtail.risk.base import Risk, check_positive
 from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
+NOT_PRIVATE = "its weights live on from round to round, and nothing bounds what one client moves"
 NEEDS_GROUP = "GroupAscent needs a group for each client: Population.from_arrays(..., group=...)."
 
 
@@ -34,6 +35,7 @@ class Ascent(Risk):
         "a client that lost its lambda starts again at one, so the lambdas no longer sum to the number of clients and the "
         "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
 
+    not_private: ClassVar[str] = NOT_PRIVATE
     step: float = 0.1
     loss_bound: float = 1e3      # for channels that sum integers
 
@@ -105,6 +107,7 @@ class GroupAscent(Risk):
     nobody in the cohort keep their lambda. Within a group clients count by mass.
     """
 
+    not_private: ClassVar[str] = NOT_PRIVATE
     groups: int
     step: float = 0.1
     loss_bound: float = 1e3      # for channels that sum integers

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
+from fedtail.privacy.events import NonPrivateRelease, Release
 from fedtail.questions import Conversation, converse
 from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
@@ -30,6 +31,7 @@ class Risk:
     remembers: ClassVar[bool] = False           # keeps something on the client between rounds
     lost_memory: ClassVar[str] = ""             # what it means when a client has lost it
     survives_lost_memory: ClassVar[bool] = True
+    not_private: ClassVar[str] = ""             # why no noise makes it private
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The risk of these losses; `mass` defaults to equal."""
@@ -45,6 +47,20 @@ class Risk:
         """Server: questions about the losses, ending in the dual (flat, float64). `previous` is last round's."""
         return torch.zeros(0, dtype=torch.float64)
         yield
+
+    def releases(self) -> tuple[Release, ...]:
+        """What `fit` reveals in a round, at most: without noise, where it asks anything."""
+        asks = type(self).fit is not Risk.fit
+        return (NonPrivateRelease(f"what {type(self).__name__} asks about the losses"),) if asks else ()
+
+    def counted(self, dual: Tensor) -> float | None:
+        """How much counts in all, where the dual tells: a number that may be divided by."""
+        return None
+
+    @property
+    def minimum(self) -> int:
+        """The fewest clients its questions may be asked of."""
+        return 1
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
         """Client: the row that answers one of `fit`'s questions."""

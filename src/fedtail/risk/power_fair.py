@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class PowerFair(Risk):
     length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
     """
 
+    not_private: ClassVar[str] = "its rows hold powers of losses and squared norms, which nothing bounds"
     power: float
 
     def __post_init__(self) -> None:

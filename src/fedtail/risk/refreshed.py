@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
+from fedtail.privacy.events import Release
 from fedtail.questions import Conversation
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
@@ -47,6 +48,16 @@ class Refreshed(Risk):
             return torch.cat([previous[:1] + 1, previous[1:]])
         dual = yield from self.risk.fit(None if previous is None else previous[1:])
         return torch.cat([torch.zeros(1, dtype=torch.float64), dual])
+
+    def releases(self) -> tuple[Release, ...]:
+        return self.risk.releases()
+
+    def counted(self, dual: Tensor) -> float | None:
+        return self.risk.counted(dual[1:])
+
+    @property
+    def minimum(self) -> int:
+        return self.risk.minimum
 
     def unused(self, dual: Tensor) -> Tensor | None:
         """A stale dual that counts nobody is fitted anew in the next round."""

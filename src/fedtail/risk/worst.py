@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from fedtail.types import Density, Losses, Mass
 @dataclass(frozen=True)
 class Worst(Risk):
     """The largest client loss: theta -> 0 of the superquantile, t -> infinity of the tilted risk. Ties share by mass."""
+
+    not_private: ClassVar[str] = "the largest loss is one client's, and noise that hides one client hides it"
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         return (self.weights(losses, mass) * losses).sum()

@@ -101,14 +101,14 @@ def _read(path: Path) -> Checkpoint:
 
 def _named(k: int, state: State) -> dict[str, Tensor]:
     optimizer = {f"{k} optimizer {i}": tensor for i, tensor in enumerate(state.optimizer)}
-    optional = {f"{k} dual": state.dual, f"{k} kept": state.kept}
+    optional = {f"{k} dual": state.dual, f"{k} kept": state.kept, f"{k} aggregate": state.aggregate}
     return {f"{k} params": state.params, **optimizer, **{name: t for name, t in optional.items() if t is not None}}
 
 
 def _state(k: int, tensors: dict[str, Tensor], round: int) -> State:
     count = sum(name.startswith(f"{k} optimizer ") for name in tensors)
     return State(tensors[f"{k} params"], tensors.get(f"{k} dual"), tuple(tensors[f"{k} optimizer {i}"] for i in range(count)),
-                 round, tensors.get(f"{k} kept"))
+                 round, tensors.get(f"{k} kept"), tensors.get(f"{k} aggregate"))
 
 
 def _check(tensors: dict[str, Tensor], about: str) -> str:

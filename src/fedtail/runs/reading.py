@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 FORMAT, VERSION = "fedtail run", 1
+LEDGER = "ledger.jsonl"                      # all that crossed, before it was asked for
 COMPARISON = "comparison.json"               # what `fedtail compare` leaves beside its runs
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
 
@@ -69,6 +70,22 @@ class RunFolder:
         if not self.finished:
             raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
         return _json(self.path / "result.json")
+
+    @cached_property
+    def privacy(self) -> dict[str, Any]:
+        """What the run has cost, as it was when it was last saved."""
+        place = self.path / "privacy.json"
+        return _json(place) if place.is_file() else {}
+
+    @property
+    def promise(self) -> str | None:
+        """The guarantee in a line; None where there is none."""
+        found = self.privacy
+        if not found.get("private"):
+            return None
+        simulated = ", simulated" if found["guarantee"].startswith("simulated") else ""
+        return (f"epsilon {found['epsilon']:.4g} at delta {found['delta']:g} ({found['adjacency']}, {found['sampling']} sampling, "
+                f"{found['accountant']}{simulated})")
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from fedtail.engine.choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data import fingerprint
 from fedtail.experiment.experiment import Experiment
+from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
 from fedtail.runs.files import Lines, RunError, RunRefused, write_json, write_whole
@@ -52,9 +53,11 @@ class Watch(Protocol):
 class Recorder:
     """Writes the files of one run as it goes on."""
 
-    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Splits, watch: Watch, checkpoints: Checkpoints):
+    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Splits, watch: Watch, checkpoints: Checkpoints,
+                 ledger: Ledger):
         self.experiment, self.seed, self.folder, self.splits, self.watch = experiment, seed, folder, splits, watch
-        self.checkpoints = checkpoints
+        self.checkpoints, self.ledger = checkpoints, ledger
+        self.tail = experiment.evaluate.tail and ledger.terms.replayable      # cohorts of the operating system are kept nowhere
         self.tested = next(split for split in TESTED if split in splits)
         self.looked: tuple[int, list[Look]] | None = None
         self._lines: dict[str, Lines] = {}
@@ -77,13 +80,15 @@ class Recorder:
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         self._describe(task, table, fresh=checkpoint is None)
         task = self._same_start(task, fresh=checkpoint is None)
-        names = ["metrics.jsonl", "rounds.jsonl"] if self.experiment.evaluate.tail else ["metrics.jsonl"]
+        names = ["metrics.jsonl", "rounds.jsonl"] if self.tail else ["metrics.jsonl"]
         for name in names:
             self._lines[name] = Lines(self.folder / name, kept.get(name, (0, "")))
         if self.experiment.evaluate.tensorboard:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
         self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
+        if checkpoint and not self.ledger.terms.replayable:
+            self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
             return checkpoint.trained(self.experiment.algorithm, task, self.seed)
         start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
@@ -112,12 +117,13 @@ class Recorder:
             write_whole(path, module_bytes(module))
         looks = self._looks(trained, self.splits)
         tuned = self._write_clients(trained, looks)
-        write_json(self.folder / "privacy.json", _ledger(self.done(trained)))
+        self._write_privacy(trained)
         shown = [{split: found for split, found in member.items() if split in self._evaluated()} for member in looks]
         files = {path.name: digest_of(path.read_bytes()) for path in (*models, self.folder / "clients.parquet")}
-        write_json(self.folder / "result.json", {**metrics_line(self.experiment.rounds, shown), "finetuned": tuned,
+        write_json(self.folder / "result.json", {**metrics_line(self.done(trained), shown), "finetuned": tuned,
                                                  "failed": trained.failed, "files": files})
-        self.log(f"finished; {trained.failed} answers left out because a loss or an update was not finite")
+        early = f" after {self.done(trained)} of {self.experiment.rounds} rounds" if trained.stopped else ""
+        self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
     def note(self, text: str) -> None:
         """Something a person should know."""
@@ -192,12 +198,17 @@ class Recorder:
 
     def _save(self, trained: Trained) -> None:
         self.checkpoints.save(trained, {name: lines.flush() for name, lines in self._lines.items()})
-        write_json(self.folder / "privacy.json", _ledger(self.done(trained)))
+        self._write_privacy(trained)
+
+    def _write_privacy(self, trained: Trained) -> None:
+        from fedtail.privacy.statement import statement
+
+        write_json(self.folder / "privacy.json", statement(self.ledger, self.done(trained)))
 
     def _write_clients(self, trained: Trained, looks: list[Look]) -> list[dict[str, Any]] | None:
         """The table over clients; returns what fine-tuning changed, where it was asked for."""
         tuned, (rows, people) = None, (client_rows(looks, self.splits), self.splits[self.tested])
-        if self.experiment.evaluate.tail:
+        if self.tail:
             add_tail_counts(rows, self.folder / "rounds.jsonl")
         if self.experiment.family is not None:
             add_picks(rows, trained, self.tested, people)
@@ -227,12 +238,6 @@ def versions() -> dict[str, str]:
 def _same(run: RunFolder, name: str, now: Any, what: str) -> None:
     if run.about[name] != now:
         raise RunRefused(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
-
-
-def _ledger(rounds: int) -> dict[str, Any]:
-    """What the run cost in privacy: its sums cross as they are, so there is no finite epsilon."""
-    return {"private": False, "epsilon": "infinity", "rounds": rounds,
-            "why": "no mechanism noises what clients answer, so every round is a non-private event"}
 
 
 @contextmanager

@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 
+from fedtail.algorithm import planned_round
 from fedtail.experiment.experiment import Experiment
+from fedtail.privacy.events import NonPrivateRelease
+from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, only_writer, plain, refuse_strangers
 from fedtail.runs.looking import Splits
-from fedtail.runs.reading import RunFolder
+from fedtail.runs.reading import LEDGER, RunFolder
 from fedtail.runs.recording import Recorder, Watch, digest_of, versions, warnings_to
 from fedtail.task import Task
-from fedtail.training import Trained, train
+from fedtail.training import Trained, check_budget, train
 
 
 class Interrupted(Exception):
@@ -48,7 +51,9 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
             return RunFolder.open(folder)
         splits = load() if load else experiment.data.load(seed)
         task = refuse_early(experiment, seed, splits)
-        with (deterministic(experiment.device), Recorder(experiment, seed, folder, splits, watch, checkpoints) as recorder,
+        ledger = Ledger(experiment.privacy, folder / LEDGER)
+        with (deterministic(experiment.device),
+              Recorder(experiment, seed, folder, splits, watch, checkpoints, ledger) as recorder,
               warnings_to(recorder.note), _failures_logged(recorder)):
             start = recorder.open(task, table, checkpoint)
             for problem in problems:
@@ -59,8 +64,9 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
     trained = train(experiment.algorithm, start.task, recorder.splits["train"], rounds=experiment.rounds - recorder.done(start),
-                    start=start, channel=experiment.channel, **experiment.computing, on_round=recorder.after_round)
-    if recorder.done(trained) < experiment.rounds:
+                    start=start, channel=experiment.channel, **experiment.computing, on_round=recorder.after_round,
+                    privacy=recorder.ledger)
+    if recorder.done(trained) < experiment.rounds and not trained.stopped:
         raise Interrupted(recorder.folder, recorder.done(trained), experiment.rounds)
     recorder.finish(trained)
 
@@ -115,12 +121,25 @@ def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")             # they are told when the run begins
-            train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, **experiment.computing)
+            train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, **experiment.computing,
+                  privacy=experiment.privacy)
+            check_privacy(experiment, task, splits)
         for people in splits.values():
             task.check(people)
     except (ValueError, TypeError) as reason:
         raise experiment.source.refuse(_about(str(reason), experiment.table()), str(reason)) from reason
     return task
+
+
+def check_privacy(experiment: Experiment, task: Task, splits: Splits) -> None:
+    """Refuse a budget that does not last a round, and noise whose price nobody could be told."""
+    planned = planned_round(experiment.algorithm, splits["train"], experiment.channel, len(task.params()))
+    if experiment.privacy.epsilon is not None:
+        check_budget(Ledger(experiment.privacy), planned, experiment.rounds)
+    noisy = not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
+    if noisy and experiment.privacy.delta is None:
+        raise ValueError("this run is private, but at which delta? Write [privacy] and below it delta = "
+                         f"{0.1 / len(splits['train']):.1g}, say: below one over the number of clients.")
 
 
 def _about(message: str, table: dict[str, Any]) -> tuple[str, ...]:

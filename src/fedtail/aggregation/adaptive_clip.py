@@ -1,0 +1,73 @@
+"""The mean of clipped updates, with noise, at a clip norm that follows the updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtail.aggregation.base import Aggregated
+from fedtail.clients import Clients, Seen
+from fedtail.data.arrays import sent
+from fedtail.privacy.mechanisms import NoisySum
+from fedtail.privacy.noise import Noise
+from fedtail.questions import Conversation, Train
+
+BIT_WEIGHT = 0.5      # of the bit beside an update of norm one: 3% more noise on the update
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """`PrivateMean` whose clip norm follows the `quantile` of the norms of updates (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+
+    A row is the clipped update in units of the clip norm, and beside it one bit: whether it was short enough. Both are in one
+    sum with one noise, so the bit is part of what the round costs. After the round the clip norm is multiplied by
+    exp(-rate * (share that was short enough - quantile)); clients are told the one that earlier rounds led to.
+    """
+
+    gathers: ClassVar[bool] = False
+    clip_norm: float                    # to begin with
+    noise: Noise
+    total: float
+    quantile: float = 0.5
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.clip_norm > 0 or not self.total > 0:
+            raise ValueError(f"clip_norm (C) and total must be positive, got {self.clip_norm:g} and {self.total:g}.")
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"quantile must be in (0, 1), got {self.quantile:g}. 0.5 clips half of the updates.")
+        if not self.rate > 0:
+            raise ValueError(f"rate must be positive, got {self.rate:g}. With a fixed clip norm use PrivateMean.")
+        if not isinstance(self.noise, Noise):
+            raise TypeError(f"noise must be GaussianNoise(...) or DiscreteNoise(...), got {self.noise!r}.")
+
+    @property
+    def mechanism(self) -> NoisySum:
+        return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
+
+    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
+        now = self.now(train)
+        unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
+        bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
+        counts = (seen.mass > 0) * train.risk.density(seen, train.dual)
+        return torch.cat([unit, BIT_WEIGHT * bit], 1) * sent(counts, updates.device)[:, None]
+
+    def fit(self, train: Train) -> Conversation[Aggregated]:
+        sums, now = (yield train), self.now(train)
+        short = float(sums[-1]) / (BIT_WEIGHT * self.total) + 0.5
+        following = now * math.exp(-self.rate * (min(max(short, 0.0), 1.0) - self.quantile))
+        return Aggregated(sums[:-1] * now / self.total, torch.tensor([following], dtype=torch.float64))
+
+    def now(self, train: Train) -> float:
+        """The clip norm of this round."""
+        return self.clip_norm if train.kept is None else float(train.kept[0])
+
+    def width(self, dim: int) -> int:
+        return dim + 1
+
+    def bound(self, width: int, weight: float) -> Tensor:
+        return torch.ones(1, dtype=torch.float64)

@@ -1,0 +1,76 @@
+"""`fedtail privacy RUN`: what a run has cost, from its ledger, and whether its model may be handed out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedtail.cli.tables import print_json
+
+if TYPE_CHECKING:
+    from fedtail.privacy.ledger import Ledger
+    from fedtail.runs import RunFolder
+
+COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: keep them."
+
+
+def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
+    """Print the statement of a run; with `for_release`, refuse where it is a simulated one."""
+    from fedtail.privacy.statement import obstacles, statement
+    from fedtail.runs import RunFolder
+
+    folder = RunFolder.open(run)
+    ledger = ledger_of(folder)
+    rounds = max((line["round"] for line in folder.metrics), default=0)
+    found = statement(ledger, folder.result["round"] if folder.finished else rounds, delta)
+    problems = obstacles(ledger)
+    if for_release and problems:
+        raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_advice(problems)}")
+    if as_json:
+        print_json({**found, "for_release": not problems})
+        return
+    show(folder, found)
+    if for_release:
+        typer.echo(COVERED.format(models=", ".join(path.name for path in folder.models)))
+
+
+def ledger_of(folder: RunFolder) -> Ledger:
+    """The ledger of a run, under the terms it began with."""
+    from fedtail.privacy.ledger import Ledger, Terms
+    from fedtail.runs.reading import LEDGER
+
+    return Ledger(Terms(**folder.about["experiment"].get("privacy", {})), folder.path / LEDGER)
+
+
+def show(folder: RunFolder, found: dict[str, Any]) -> None:
+    from fedtail.cli.tables import show_table
+
+    if not found["private"]:
+        typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
+        return
+    second = found["second_opinion"]
+    lines = [
+        (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _number(found["epsilon"])),
+        *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
+        ("adjacency", found["adjacency"]), ("sampling", found["sampling"]), ("against", found["observer"]),
+        ("against a server that knows who was asked: asked once", _number(found["one_participation"])),
+        ("against a server that knows who was asked: asked every time", _number(found["against_server"])),
+        *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
+    show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
+    typer.echo(found["guarantee"])
+    for note in found["notes"]:
+        typer.echo(f"note: {note}")
+
+
+def _advice(problems: list[str]) -> str:
+    from fedtail.privacy.statement import FLOATING, SIMULATED
+
+    advice = [text for problem, text in ((SIMULATED, 'Run again with [privacy] randomness = "os".'),
+                                         (FLOATING, 'Use noise = { part = "DiscreteNoise", ... }.')) if problem in problems]
+    return " ".join(advice) or "Use private parts (PrivateMean, Binned)."
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}" if value < 100 else f"{value:.0f}"

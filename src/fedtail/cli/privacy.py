@@ -1,0 +1,254 @@
+"""`fedtail privacy`: the noise that a promise takes, or the promise that noise keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import told
+from fedtail.cli.ledger import tell
+from fedtail.cli.tables import print_json
+
+if TYPE_CHECKING:
+    from fedtail.privacy.accounting import Guarantee
+    from fedtail.privacy.calibration import NoiseLevels
+    from fedtail.privacy.events import Sampling
+
+SAMPLINGS, ADJACENCIES, ACCOUNTANTS = ("poisson", "fixed", "none"), ("zero-out", "replace-one"), ("pld", "rdp", "zcdp")
+SHARES = (0.1, 0.25, 0.5, 0.75, 1, 2)      # of the rounds, in the table
+POINTS = 24                                # of the plot
+
+
+@told
+def privacy(
+    run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
+                                      help="A run folder: what that run has cost, instead of a plan."),
+    population: int | None = typer.Option(None, "--population", metavar="N", show_default=False,
+                                          help="How many clients there are."),
+    cohort: int | None = typer.Option(None, "--cohort", metavar="M", show_default=False,
+                                      help="How many of them a round asks, on average."),
+    rounds: int | None = typer.Option(None, "--rounds", metavar="T", show_default=False, help="How many rounds."),
+    delta: float | None = typer.Option(None, "--delta", show_default=False, help="Well below one over the population."),
+    epsilon: float | None = typer.Option(None, "--epsilon", show_default=False, help="What to promise; prints the noise."),
+    noise: float | None = typer.Option(None, "--noise", metavar="Z", show_default=False,
+                                       help="The noise multiplier of a whole round; prints epsilon instead."),
+    quantile_ratio: float | None = typer.Option(None, "--quantile-ratio", metavar="R", show_default=False,
+                                                help="Cost of a quantile over that of an update; without, no quantile."),
+    models: int = typer.Option(1, "--models", help="Models of a family, each with an update and a quantile."),
+    sampling: str = typer.Option("poisson", "--sampling", metavar="|".join(SAMPLINGS), help="How cohorts are drawn."),
+    minimum: int | None = typer.Option(None, "--minimum", metavar="M", show_default=False,
+                                       help="Rounds of fewer clients are skipped (Poisson sampling)."),
+    adjacency: str = typer.Option("zero-out", "--adjacency", metavar="|".join(ADJACENCIES),
+                                  help="What could be different: a client is silent, or has other data."),
+    accountant: str | None = typer.Option(None, "--accountant", metavar="|".join(ACCOUNTANTS), show_default=False,
+                                          help="By default pld, the sharpest."),
+    plot: Path | None = typer.Option(None, "--plot", metavar="FILE.html", show_default=False,
+                                     help="Draw epsilon against rounds."),
+    anyway: bool = typer.Option(False, "--anyway", help="Also for so few clients that it will be useless."),
+    for_release: bool = typer.Option(False, "--for-release", help="Refuse a RUN whose guarantee is only a simulated one."),
+    as_json: bool = options.JSON,
+) -> None:
+    """Say which noise keeps a promise of differential privacy for clients, or with --noise what a noise promises.
+
+    With a RUN, say what it has cost, from its ledger.
+
+    All that a round releases is composed first, then amplified once by how its cohort was drawn. A noise multiplier is the
+    standard deviation of the noise over the largest norm of one client's row.
+    """
+    if run is not None or for_release:
+        if run is None:
+            raise ValueError("--for-release is about a run. Write fedtail privacy RUN --for-release.")
+        tell(run, delta, for_release, as_json)
+        return
+    named = {"--population": population, "--rounds": rounds, "--delta": delta,
+             **({"--cohort": cohort} if sampling != "none" else {})}
+    request = Request(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
+                      sampling=sampling, minimum=minimum, adjacency=adjacency, accountant=accountant)
+    check(request, anyway)
+    if plot and plot.suffix != ".html":
+        raise ValueError(f"--plot writes a page, .html, got {plot}.")
+    found = solved(request)
+    if plot:
+        draw(replace(request, noise=found.whole_round), plot)
+    if as_json:
+        print_json(as_dictionary(request, found))
+    else:
+        show(request, found)
+        typer.echo(f"Wrote {plot}." if plot else "", nl=bool(plot))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked on the command line."""
+
+    population: int
+    rounds: int
+    delta: float
+    cohort: int | None
+    epsilon: float | None
+    noise: float | None
+    quantile_ratio: float | None
+    models: int
+    sampling: str
+    minimum: int | None
+    adjacency: Any
+    accountant: Any
+
+    @property
+    def event(self) -> Sampling:
+        """How cohorts are drawn, for the accountant."""
+        from fedtail.privacy.calibration import rate_given_minimum
+        from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
+
+        if self.sampling == "none" or self.cohort is None:
+            return NoSampling()
+        if self.sampling == "fixed":
+            return FixedSampling(self.cohort, self.population)
+        rate = self.cohort / self.population
+        return PoissonSampling(rate if self.minimum is None else rate_given_minimum(rate, self.population, self.minimum))
+
+
+def _given(named: dict[str, Any]) -> tuple[int, int, float]:
+    missing = [name for name, value in named.items() if value is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be given too.")
+    return named["--population"], named["--rounds"], named["--delta"]
+
+
+def check(request: Request, anyway: bool) -> None:
+    """Refuse what has no answer before anything is computed."""
+    from fedtail.privacy.calibration import check_population
+    from fedtail.privacy.concentrated import check_delta
+
+    for name, value, known in (("--sampling", request.sampling, SAMPLINGS), ("--adjacency", request.adjacency, ADJACENCIES),
+                               ("--accountant", request.accountant, (None, *ACCOUNTANTS))):
+        if value not in known:
+            raise ValueError(f"{name} must be {', '.join(filter(None, known[:-1]))} or {known[-1]}, got {value}.")
+    if (request.epsilon is None) == (request.noise is None):
+        raise ValueError("give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises.")
+    if request.population < 1:
+        raise ValueError(f"--population must be 1 or more, got {request.population}.")
+    if request.cohort is not None and not 1 <= request.cohort <= request.population:
+        raise ValueError(f"--cohort must be between 1 and the population of {request.population}, got {request.cohort}.")
+    check_delta(request.delta)
+    if request.minimum is not None and (request.sampling, request.adjacency) != ("poisson", "zero-out"):
+        raise ValueError("--minimum is covered for Poisson sampling and zero-out adjacency only: elsewhere, that a round was "
+                         "skipped tells who was there.")
+    if not anyway:
+        try:
+            check_population(request.population)
+        except ValueError as reason:
+            raise ValueError(f"{reason} Write --anyway to see the numbers.") from None
+
+
+def solved(request: Request) -> NoiseLevels:
+    from fedtail.privacy.calibration import levels, noise_for
+
+    rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
+            request.accountant)
+    if request.noise is not None:
+        return levels(request.noise, *rest)
+    assert request.epsilon is not None
+    return noise_for(request.epsilon, *rest)
+
+
+def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
+    """One JSON object. With --epsilon that is what is promised; `epsilon_spent` may be a little less."""
+    from fedtail.privacy.bill import sampling_rate
+    from fedtail.privacy.calibration import doubts
+
+    bought = found.guarantee
+    second = bought.second_opinion
+    return {
+        "noise_multiplier": found.whole_round, "quantile_noise_multiplier": found.quantile,
+        "update_noise_multiplier": found.update, "epsilon": request.epsilon or bought.epsilon, "delta": bought.delta,
+        "accountant": bought.accountant, "sampling": request.sampling, "adjacency": bought.adjacency,
+        "epsilon_spent": bought.epsilon,
+        "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
+        "epsilon_against_server": bought.against_server, "epsilon_one_participation": bought.one_participation,
+        "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
+        "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.event), "minimum": request.minimum,
+        "notes": list(bought.notes), "warnings": doubts(request.population, request.event, request.delta)}
+
+
+def show(request: Request, found: NoiseLevels) -> None:
+    from fedtail.cli.tables import show_table
+    from fedtail.privacy.calibration import doubts
+
+    drawn = "everybody in every round" if request.sampling == "none" else \
+        f"cohorts of {request.cohort} by {request.sampling} sampling"
+    title = f"{request.rounds} rounds, {request.population} clients, {drawn}, {request.adjacency}, delta {request.delta:g}"
+    show_table(title, ["what", "value"], [[name, value] for name, value in lines(request, found)])
+    shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
+    rows = [[str(count), _number(bought.epsilon), _number(bought.against_server)]
+            for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
+    show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "if who was asked is known"], rows)
+    for note in (*found.guarantee.notes, *doubts(request.population, request.event, request.delta)):
+        typer.echo(f"warning: {note}", err=True)
+
+
+def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
+    """The table of an answer."""
+    bought = found.guarantee
+    second = bought.second_opinion
+    quantile = [("noise multiplier of each histogram", _upwards(found.quantile))] if found.quantile else []
+    return [
+        ("noise multiplier of a whole round", _upwards(found.whole_round)), *quantile,
+        ("noise multiplier of each update", _upwards(found.update)),
+        (f"epsilon, by {bought.accountant}", _number(bought.epsilon)),
+        *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
+        ("against a server that knows who was asked: asked once", _number(bought.one_participation)),
+        ("against a server that knows who was asked: asked every time", _number(bought.against_server)),
+        *_skipping(request)]
+
+
+def _skipping(request: Request) -> list[tuple[str, str]]:
+    from fedtail.privacy.calibration import minimum_for, skip_probability
+
+    if request.sampling != "poisson" or request.adjacency != "zero-out" or request.cohort is None:
+        return []
+    rate = request.cohort / request.population
+    if request.minimum is not None:
+        return [(f"rounds of fewer than {request.minimum} are skipped, with probability",
+                 f"{skip_probability(rate, request.population, request.minimum):.2g}")]
+    try:
+        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, request.population)))]
+    except ValueError:
+        return []
+
+
+def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
+    """What the noise of a request promises after so many rounds."""
+    return [solved(replace(request, rounds=count)).guarantee for count in counts]
+
+
+def draw(request: Request, file: Path) -> None:
+    """A page with epsilon against rounds; plotly's script is in it."""
+    from plotly import graph_objects
+
+    counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
+    bought = at_rounds(request, counts)
+    figure = graph_objects.Figure(layout={
+        "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
+        "yaxis_rangemode": "tozero",
+        "title": f"{request.population} clients, {request.sampling} sampling, noise multiplier {request.noise:.4g}"})
+    figure.add_scatter(x=counts, y=[one.epsilon for one in bought], name=bought[0].accountant, mode="lines")
+    if all(one.second_opinion for one in bought):
+        seconds = [one.second_opinion for one in bought if one.second_opinion]
+        figure.add_scatter(x=counts, y=[epsilon for _, epsilon in seconds], name=seconds[0][0], mode="lines", line_dash="dot")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.write_html(str(file), include_plotlyjs=True)
+
+
+def _number(value: float) -> str:
+    return "infinite" if math.isinf(value) else f"{value:.3f}" if value < 100 else f"{value:.0f}"
+
+
+def _upwards(noise: float) -> str:
+    """Four decimals, never less noise than was found."""
+    return f"{math.ceil(noise * 1e4 - 1e-6) / 1e4:.4f}"

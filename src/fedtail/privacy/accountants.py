@@ -1,0 +1,243 @@
+"""Three ways to add up what rounds cost, by `dp-accounting`: privacy losses, Rényi divergences, concentrated privacy.
+
+Each takes steps and how often each was taken, and gives epsilon for a delta or delta for an epsilon. All are upper bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from fedtail.privacy.concentrated import delta_of, epsilon_of
+
+Scheme = Literal["none", "poisson", "poisson-exchange", "fixed"]
+FINEST, COARSEST, FRACTION = 2.0**-18, 2.0**-10, 1 / 16     # of the grid of losses, the last as a share of their deviation
+CELLS = 1 << 17                                             # of that grid for one step, at most
+FEW_ORDERS = (*range(2, 33), 40, 48, 64, 96)               # for cohorts of fixed size, where an order costs its square
+HALF_ORDERS = tuple(order / 2 for order in range(3, 129))   # for exchanged clients, by zeroed ones at whole orders
+WHOLE_ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 257, 16), 384, 512, 1024)
+ORDERS = tuple(sorted({*(1 + tenth / 10 for tenth in range(1, 100)), *WHOLE_ORDERS}))
+ROUNDING = 2.0**-50                                         # absolute error of a logarithm of moments near one, and to spare
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round as an accountant sees it: all its releases together are one Gaussian sum.
+
+    `multiplier` (z) is the deviation of the noise over how far the sum moves if a client that takes part is zeroed (schemes
+    "none", "poisson" and "poisson-exchange") or exchanged ("none", "fixed"). `rate` (q) is how likely a client takes part.
+    """
+
+    multiplier: float
+    rate: float = 1.0
+    scheme: Scheme = "none"
+
+
+Steps = tuple[tuple[Step, int], ...]
+
+
+class Accountant(Protocol):
+    """Prices steps."""
+
+    name: ClassVar[str]
+
+    @property
+    def steps(self) -> Steps: ...
+
+    def epsilon(self, delta: float) -> float: ...
+
+    def delta(self, epsilon: float) -> float: ...
+
+
+def in_one(steps: Steps) -> float:
+    """z of all steps together if every one counts in full: (sum of count / z^2)^(-1/2)."""
+    total = math.fsum(count / step.multiplier**2 for step, count in steps)
+    return total**-0.5 if total else math.inf
+
+
+@dataclass(frozen=True)
+class PrivacyLosses:
+    """The distribution of the privacy loss, convolved: exact up to the grid, which is rounded upwards. For continuous noise."""
+
+    name: ClassVar[str] = "pld"
+    steps: Steps
+
+    def epsilon(self, delta: float) -> float:
+        if self._in_closed_form:
+            import dp_accounting
+
+            return float(dp_accounting.get_epsilon_gaussian(in_one(self.steps), delta))
+        return float(_composed(self.steps, _interval(self.steps)).get_epsilon_for_delta(delta))
+
+    def delta(self, epsilon: float) -> float:
+        if self._in_closed_form:
+            return _gaussian_delta(in_one(self.steps), epsilon)
+        return float(_composed(self.steps, _interval(self.steps)).get_delta_for_epsilon(epsilon))
+
+    @property
+    def _in_closed_form(self) -> bool:
+        """Without sampling the losses are normal, and so is their sum."""
+        return all(step.scheme == "none" for step, _ in self.steps)
+
+
+def _gaussian_delta(multiplier: float, epsilon: float) -> float:
+    if math.isinf(multiplier):
+        return 0.0
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+    return float(GaussianPrivacyLoss(multiplier).get_delta_for_epsilon(epsilon))
+
+
+def _interval(steps: Steps) -> float:
+    """The grid: a fraction of the deviation of one step's loss, as finer ones change nothing and coarser ones overstate it."""
+    deviations = [(count, step.rate * math.sqrt(math.expm1(min(step.multiplier**-2, 100.0)))) for step, count in steps]
+    typical = sum(count * d**2 for count, d in deviations) / sum(count * d for count, d in deviations)
+    longest = max(_reach(step) for step, _ in steps)
+    wanted = max(min(FRACTION * typical, COARSEST), FINEST, longest / CELLS)
+    return 2.0 ** math.floor(math.log2(wanted))
+
+
+def _reach(step: Step) -> float:
+    """About the largest loss of a step that its grid holds."""
+    shift = (2.0 if step.scheme == "poisson-exchange" else 1.0) / step.multiplier
+    full = shift**2 / 2 + 10.5 * shift
+    return math.log1p(step.rate * math.expm1(full)) if full < 50 else full
+
+
+@lru_cache(maxsize=16)
+def _composed(steps: Steps, interval: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    total = losses.identity(interval)
+    for step, count in steps:
+        total = total.compose(_unit(step, interval).self_compose(count))
+    return total
+
+
+@lru_cache(maxsize=64)
+def _unit(step: Step, interval: float) -> Any:
+    """The losses of one step.
+
+    Under replace-one adjacency a client drawn by Poisson sampling adds x or x', of norm at most 1/z each, or nothing. Among all
+    such pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y the hockey-stick
+    divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so that it is
+    largest at the smallest covariance. Which is the pair that dp-accounting takes, doubling the sensitivity by itself.
+    """
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    if step.scheme == "fixed":
+        return _fixed_unit(step, interval)
+    exchange = step.scheme == "poisson-exchange"
+    relation = NeighboringRelation.REPLACE_ONE if exchange else NeighboringRelation.ADD_OR_REMOVE_ONE
+    return losses.from_gaussian_mechanism(step.multiplier, value_discretization_interval=interval, sampling_prob=step.rate,
+                                          neighboring_relation=relation)
+
+
+def _fixed_unit(step: Step, interval: float) -> Any:
+    """The losses of a cohort of fixed size, a client of which is exchanged.
+
+    The dominating pair has delta'(epsilon') = q delta(epsilon) with epsilon' = log(1 + q (e^epsilon - 1)) >= 0, delta being that
+    of the unsampled sum, and is symmetric: delta'(-epsilon') = 1 - e^-epsilon' + e^-epsilon' delta'(epsilon').
+    """
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
+
+    mixture = privacy_loss_mechanism.GaussianPrivacyLoss(step.multiplier, sampling_prob=step.rate)
+    top = math.ceil(mixture.connect_dots_bounds().epsilon_upper / interval)
+    grid = interval * np.arange(top + 1)
+    right = np.asarray(mixture.get_delta_for_epsilon(grid))            # q delta(epsilon): a mixture against its first part
+    left = (-np.expm1(-grid) + np.exp(-grid) * right)[:0:-1]
+    return privacy_loss_distribution.PrivacyLossDistribution(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, -top, top, np.concatenate([left, right])))
+
+
+@dataclass(frozen=True)
+class RenyiDivergences:
+    """Rényi divergences, added order by order. With `whole` at integer orders only, where they hold for integer noise too."""
+
+    name: ClassVar[str] = "rdp"
+    steps: Steps
+    whole: bool = False
+
+    def epsilon(self, delta: float) -> float:
+        from dp_accounting.rdp import compute_epsilon
+
+        orders, divergences = self._total()
+        return float(compute_epsilon(orders, divergences, delta)[0])
+
+    def delta(self, epsilon: float) -> float:
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+        orders, divergences = self._total()
+        return float(compute_delta(orders, divergences, epsilon)[0])
+
+    def _total(self) -> tuple[np.ndarray, np.ndarray]:
+        schemes = {step.scheme for step, _ in self.steps}
+        orders = HALF_ORDERS if "poisson-exchange" in schemes else FEW_ORDERS if "fixed" in schemes else \
+            WHOLE_ORDERS if self.whole else ORDERS
+        return np.array(orders), sum((count * _divergences(step, orders) for step, count in self.steps), np.zeros(len(orders)))
+
+
+@lru_cache(maxsize=256)
+def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+    if step.scheme == "poisson-exchange":
+        return _exchanged(step, orders)
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    event, relation = dp_accounting.GaussianDpEvent(step.multiplier), dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if step.scheme == "fixed":                      # the accountant reads q as the ratio of two sizes, and z as given
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        event = dp_accounting.SampledWithoutReplacementDpEvent(1, step.rate, event)
+    elif step.scheme == "poisson":
+        event = dp_accounting.PoissonSampledDpEvent(step.rate, event)
+    with _quiet():
+        divergences = RdpAccountant(list(orders), relation).compose(event).rdp
+    slack = ROUNDING / (np.array(orders) - 1) if step.scheme != "none" else 0.0
+    return np.maximum(divergences, 0.0) + slack
+
+
+def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+    """To exchange a client is to zero it and to fill it again, so the weak triangle inequality of divergences applies:
+    D_a(P, R) <= (a - 1/2) / (a - 1) D_2a(P, Q) + D_{2a-1}(Q, R).
+    """
+    zeroed, half = replace(step, scheme="poisson"), np.array(orders)
+    whole = tuple(int(order) for order in np.union1d(2 * half - 1, 2 * half))
+    at = dict(zip(whole, _divergences(zeroed, whole), strict=True))
+    return np.array([(a - 0.5) / (a - 1) * at[int(2 * a)] + at[int(2 * a) - 1] for a in orders])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """dp-accounting warns of each fractional order at which its series does not converge; such an order counts as infinite."""
+    log = logging.getLogger("absl")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@dataclass(frozen=True)
+class Concentrated:
+    """Concentrated privacy (zCDP), which adds up to one number rho. Without sampling only: sampling does not amplify it."""
+
+    name: ClassVar[str] = "zcdp"
+    steps: Steps
+
+    def epsilon(self, delta: float) -> float:
+        return epsilon_of(self._rho, delta)
+
+    def delta(self, epsilon: float) -> float:
+        return delta_of(self._rho, epsilon)
+
+    @property
+    def _rho(self) -> float:
+        return in_one(self.steps) ** -2 / 2

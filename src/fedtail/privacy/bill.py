@@ -1,0 +1,214 @@
+"""Rounds made ready for an accountant: composed, amplified, and with what no accountant can price set aside."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from fedtail.privacy.accountants import Accountant, Concentrated, PrivacyLosses, RenyiDivergences, Step, Steps, in_one
+from fedtail.privacy.events import (
+    Adjacency,
+    FixedSampling,
+    GaussianRelease,
+    LatticeRelease,
+    NonPrivateRelease,
+    NoSampling,
+    PoissonSampling,
+    Release,
+    RoundEvent,
+    Sampling,
+)
+
+AccountantName = Literal["pld", "rdp", "zcdp"]
+NAMES = {PoissonSampling: "poisson", FixedSampling: "fixed", NoSampling: "none"}
+UNTRUSTED = 1e-12               # a delta below which rounding shows in convolutions by Fourier transforms
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Rounds as steps that accountants can add, and what they cannot."""
+
+    steps: Steps                                    # amplified
+    full: Steps                                     # as if everybody had been asked
+    whole: bool                                     # whether any noise is in integers
+    error: float                                    # total variation distance of all draws from exact ones
+    errors: tuple[float, ...]                       # the same for one round of each of `full`
+    sampling: str
+    non_private: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
+        sampled = any(step.scheme != "none" for step, _ in self.steps)
+        if wanted is None:
+            wanted = ("rdp" if sampled else "zcdp") if self.whole else "rdp" if sampled and delta < UNTRUSTED else "pld"
+        if wanted == "pld" and self.whole:
+            raise ValueError("privacy loss distributions (pld) are for continuous noise: integer noise in several coordinates "
+                             "does not reduce to one. Use rdp, or zcdp without sampling.")
+        if wanted == "zcdp" and sampled:
+            raise ValueError("sampling does not amplify concentrated privacy (zcdp). Use pld or rdp, or count every round in "
+                             "full with NoSampling.")
+        if wanted == "rdp":
+            return RenyiDivergences(self.steps, self.whole)
+        if wanted not in ("pld", "zcdp"):
+            raise ValueError(f"accountant must be pld, rdp or zcdp, got {wanted!r}.")
+        return PrivacyLosses(self.steps) if wanted == "pld" else Concentrated(self.steps)
+
+    def second(self, first: str) -> Accountant | None:
+        if first != "rdp":
+            return RenyiDivergences(self.steps, self.whole)
+        return None if self.whole else PrivacyLosses(self.steps)
+
+    @property
+    def in_full(self) -> Accountant:
+        return Concentrated(self.full) if self.whole else PrivacyLosses(self.full)
+
+    def worst_round(self, delta: float) -> float:
+        """Epsilon of the dearest round for somebody who knows that the client took part."""
+        once = [Bill(((step, 1),), ((step, 1),), self.whole, error, (error,), "none", self.non_private, ())
+                for (step, _), error in zip(self.full, self.errors, strict=True)]
+        return max((bill.epsilon(bill.in_full, delta, math.inf) for bill in once), default=math.inf if self.non_private else 0.0)
+
+    def epsilon(self, accountant: Accountant, delta: float, if_none: float | None = None) -> float:
+        """The smallest epsilon whose delta, with (1 + e^epsilon) times the error of the draws, is within `delta`.
+
+        Where the error leaves nothing of delta there is none: then `if_none`, or an error.
+        """
+        if self.non_private:
+            return math.inf
+        if not accountant.steps:
+            return 0.0
+        if not self.error:
+            return accountant.epsilon(delta)
+        epsilon, slack = 0.0, 1e-9
+        while (left := delta - self._error_at(epsilon)) > 0:      # grows to the first epsilon that pays for its own error
+            if (needed := accountant.epsilon(left)) <= epsilon:
+                return epsilon
+            epsilon, slack = needed + slack, 2 * slack
+        if if_none is not None:
+            return if_none
+        raise ValueError(f"the draws of integer noise are {self.error:.2g} from exact, all together, and (1 + e^epsilon) times "
+                         f"that leaves nothing of delta = {delta:g}. Draw exactly, draw less, or allow a larger delta.")
+
+    def delta(self, accountant: Accountant, epsilon: float) -> float:
+        if math.isinf(epsilon) or self.non_private:
+            return 0.0 if math.isinf(epsilon) else 1.0
+        exact = accountant.delta(epsilon) if accountant.steps else 0.0
+        return min(1.0, exact + self._error_at(epsilon))
+
+    def _error_at(self, epsilon: float) -> float:
+        return (1 + math.exp(min(epsilon, 700.0))) * self.error
+
+
+@lru_cache(maxsize=256)
+def bill_of(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) -> Bill:
+    """Compose within every round, and note what cannot be priced."""
+    if adjacency not in ("zero-out", "replace-one"):
+        raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
+    kept = [(event, count) for event, count in map(_checked, rounds) if count and event.releases]
+    steps: Counter[Step] = Counter()
+    full: Counter[Step] = Counter()
+    errors: dict[Step, float] = {}
+    for event, count in kept:
+        if any(map(_naked, event.releases)):
+            continue
+        steps[amplified(event, adjacency)] += count
+        whole_step = Step(composed(event.releases, adjacency))
+        full[whole_step] += count
+        errors[whole_step] = max(errors.get(whole_step, 0.0), _error(event))
+    releases = [release for event, _ in kept for release in event.releases]
+    return Bill(
+        steps=_priced(steps), full=_priced(full), whole=any(isinstance(release, LatticeRelease) for release in releases),
+        error=math.fsum(count * _error(event) for event, count in kept),
+        errors=tuple(errors[step] for step, _ in _priced(full)),
+        sampling=" and ".join(sorted({NAMES[type(event.sampling)] for event, _ in kept})) or "none",
+        non_private=tuple(dict.fromkeys(release.what for release in releases if _naked(release))),
+        notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _note(event, adjacency)))))
+
+
+def composed(releases: Iterable[Release], adjacency: Adjacency) -> float:
+    """z_eff = (sum of z^-2)^(-1/2) over the releases of one cohort."""
+    return in_one(tuple((Step(_multiplier(release, adjacency)), 1) for release in releases))
+
+
+def amplified(event: RoundEvent, adjacency: Adjacency) -> Step:
+    """A round as one step. What the sampling does not earn is not claimed."""
+    sampling, full = event.sampling, Step(composed(event.releases, adjacency))
+    rate = sampling_rate(sampling)
+    if rate == 1:
+        return full
+    if isinstance(sampling, PoissonSampling) and adjacency == "zero-out":
+        return Step(full.multiplier, rate, "poisson")
+    if isinstance(sampling, PoissonSampling):       # one client is x or x' where it was asked, and nothing where it was not
+        return Step(min(composed(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange")
+    if adjacency == "replace-one" and not _in_integers(event):
+        return Step(full.multiplier, rate, "fixed")
+    return full
+
+
+def sampling_rate(sampling: Sampling) -> float:
+    """How likely a client takes part (q)."""
+    if isinstance(sampling, PoissonSampling):
+        return sampling.rate
+    return sampling.cohort / sampling.population if isinstance(sampling, FixedSampling) else 1.0
+
+
+def _note(event: RoundEvent, adjacency: Adjacency) -> str | None:
+    if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
+        return None
+    if adjacency == "zero-out":
+        return ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: draw them by Poisson "
+                "sampling, or use replace-one adjacency")
+    if _in_integers(event):
+        return "no amplification by cohorts of fixed size is claimed for integer noise: draw them by Poisson sampling"
+    return "experimental: the amplification of cohorts of fixed size"
+
+
+def _checked(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
+    event, count = entry
+    if not isinstance(event, RoundEvent):
+        raise TypeError(f"rounds are pairs of a RoundEvent and a count, got {event!r}.")
+    if not isinstance(count, int) or count < 0:
+        raise ValueError(f"a round happens a whole number of times, got {count!r}.")
+    for release in event.releases:
+        if not isinstance(release, (GaussianRelease, LatticeRelease, NonPrivateRelease)):
+            raise TypeError(f"no accountant can price {release!r}. Releases are GaussianRelease, LatticeRelease or "
+                            "NonPrivateRelease.")
+        if isinstance(release, GaussianRelease) and not (release.noise_multiplier >= 0 and release.exchange > 0):
+            raise ValueError(f"noise_multiplier (z) must not be negative, and exchange must be positive, got {release!r}.")
+    _check_sampling(event.sampling)
+    return event, count
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if type(sampling) not in NAMES:
+        raise TypeError(f"no accountant knows {sampling!r}. Cohorts are drawn by PoissonSampling, FixedSampling or NoSampling.")
+    if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:
+        raise ValueError(f"the rate of Poisson sampling must be in [0, 1], got {sampling.rate:g}.")
+    if isinstance(sampling, FixedSampling) and not 1 <= sampling.cohort <= sampling.population:
+        raise ValueError(f"a cohort must be between 1 and the population, got {sampling.cohort} of {sampling.population}.")
+
+
+def _naked(release: Release) -> bool:
+    return isinstance(release, NonPrivateRelease) or (isinstance(release, GaussianRelease) and release.noise_multiplier == 0)
+
+
+def _multiplier(release: Release, adjacency: Adjacency) -> float:
+    assert not isinstance(release, NonPrivateRelease)
+    return release.multiplier(adjacency)
+
+
+def _in_integers(event: RoundEvent) -> bool:
+    return any(isinstance(release, LatticeRelease) for release in event.releases)
+
+
+def _error(event: RoundEvent) -> float:
+    return math.fsum(release.error for release in event.releases if isinstance(release, LatticeRelease))
+
+
+def _priced(steps: Counter[Step]) -> Steps:
+    """Without those that cost nothing."""
+    return tuple((step, count) for step, count in steps.items() if step.rate > 0 and math.isfinite(step.multiplier))

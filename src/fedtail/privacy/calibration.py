@@ -1,0 +1,198 @@
+"""Noise for a promise: the smallest that keeps rounds within (epsilon, delta), split between quantiles and updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedtail.privacy.accounting import Guarantee, epsilon_at, guarantee
+from fedtail.privacy.bill import AccountantName, sampling_rate
+from fedtail.privacy.concentrated import check_target
+from fedtail.privacy.events import Adjacency, GaussianRelease, RoundEvent, Sampling
+
+CLOSE = 2e-5                    # relative: how near to the smallest noise
+LEAST, GREATEST = 1e-2, 1e6     # noise multipliers that are looked at
+FEWEST = 100                    # clients of a population that noise for one of them does not drown
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """Noise multipliers (z) and what they buy.
+
+    `whole_round` is that of everything one cohort releases, `quantile` and `update` those of each histogram and of each
+    update; without a quantile the first of the two is None.
+    """
+
+    whole_round: float
+    quantile: float | None
+    update: float
+    guarantee: Guarantee
+
+
+def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
+              models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> NoiseLevels:
+    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private, each client counting as one.
+
+    `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23, section 7.7]; 0 or None
+    is no quantile. A family of `models` releases so many histograms and updates in every round.
+    """
+    def event(noise: float) -> RoundEvent:
+        return round_event(noise, sampling, quantile_ratio, models)
+
+    noise = smallest_noise(event, rounds, epsilon, delta, adjacency, accountant)
+    return levels(noise, delta, rounds, sampling, quantile_ratio, models, adjacency, accountant)
+
+
+def levels(noise: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
+           adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> NoiseLevels:
+    """What given `noise`, z of the whole round, buys."""
+    quantile, update = split(noise, quantile_ratio, models)
+    event = round_event(noise, sampling, quantile_ratio, models)
+    check_rounds(rounds)
+    return NoiseLevels(noise, quantile, update, guarantee([(event, rounds)], delta, adjacency, accountant))
+
+
+def split(noise: float, quantile_ratio: float | None, models: int = 1) -> tuple[float | None, float]:
+    """(z of a histogram, z of an update) that compose to `noise` over a family: sum of 1/z^2 = 1/noise^2.
+
+    z_w = z sqrt(models (1 + r)), z_q = z sqrt(models (1 + r) / r).
+
+    >>> split(1.0, 0.25)
+    (2.23606797749979, 1.118033988749895)
+    """
+    ratio = quantile_ratio or 0.0
+    if not 0 < noise < math.inf:
+        raise ValueError(f"noise (z of the whole round) must be positive and finite, got {noise:g}.")
+    if not 0 <= ratio < math.inf:
+        raise ValueError(f"quantile_ratio (r) must not be negative, got {ratio:g}. It is the cost of the quantile over that of "
+                         "the update: 0.25 spends a fifth on the quantile.")
+    if not isinstance(models, int) or models < 1:
+        raise ValueError(f"a family has one model or more, got models={models!r}.")
+    update = noise * math.sqrt(models * (1 + ratio))
+    return (update / math.sqrt(ratio) if ratio else None), update
+
+
+def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1) -> RoundEvent:
+    """A round of clipped updates and, with a ratio, of flat histograms, with continuous noise."""
+    quantile, update = split(noise, quantile_ratio, models)
+    histograms = (GaussianRelease(quantile, math.sqrt(2), "a histogram of losses"),) if quantile else ()
+    return RoundEvent((*histograms, GaussianRelease(update, 2.0, "an update")) * models, sampling)
+
+
+def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: float, delta: float,
+                   adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> float:
+    """The smallest z at which `rounds` rounds of `event(z)` are (`epsilon`, `delta`)-private, from the side that is.
+
+    For any mechanism whose cost falls as z grows; a few calls of an accountant.
+    """
+    check_target(epsilon, delta)
+    check_rounds(rounds)
+    from scipy.optimize import brentq
+
+    def excess(log_noise: float) -> float:
+        """The logarithm of epsilon over the target, within reason."""
+        spent = epsilon_at([(event(math.exp(log_noise)), rounds)], delta, adjacency, accountant)
+        return math.log(min(max(spent / epsilon, 1e-9), 1e9))
+
+    low, high = _bracket(excess)
+    if low == high:
+        return math.exp(high)
+    found = brentq(excess, low, high, xtol=CLOSE / 4)
+    while excess(found) > 0:
+        found += CLOSE / 4
+    return math.exp(min(found, high))
+
+
+def _bracket(excess: Callable[[float], float]) -> tuple[float, float]:
+    """Logarithms of a noise that is too small and of one, up to four times it, that is not."""
+    low, high, factor = math.log(LEAST), 0.0, math.log(4.0)
+    while excess(high) > 0:
+        low, high = high, high + factor
+        if high > math.log(GREATEST):
+            raise ValueError(f"even noise of {GREATEST:g} times the sensitivity does not reach this epsilon and delta. Allow "
+                             "more, or fewer rounds.")
+    while low < high - factor and excess(high - factor) <= 0:
+        high -= factor
+    low = max(low, high - factor)
+    return (low, high) if excess(low) > 0 else (low, low)
+
+
+def check_rounds(rounds: int) -> None:
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"there must be one round or more, got rounds={rounds!r}.")
+
+
+def check_population(population: int) -> None:
+    """Refuse what would be useless."""
+    if population < FEWEST:
+        raise ValueError(f"a guarantee for each of {population} clients will be useless: noise that hides all that one of them "
+                         f"says, in every round, drowns what so few say together. It takes {FEWEST} clients or more, better a "
+                         "thousand.")
+
+
+def doubts(population: int, sampling: Sampling, delta: float) -> list[str]:
+    """What is defined and can be asked for, but is probably not meant."""
+    found, cohort = [], sampling_rate(sampling) * population
+    if delta >= 1 / population:
+        found.append(f"delta = {delta:g} is not below 1 / population = {1 / population:.2g}: publishing all data of a client "
+                     "drawn at random would pass")
+    if cohort < FEWEST / 4:
+        found.append(f"cohorts of about {cohort:.3g} clients are small: the noise of a sum is the same for any cohort")
+    return found
+
+
+def rate_given_minimum(rate: float, population: int, minimum: int) -> float:
+    """How likely a client takes part in a round that is not skipped: q' = q P(Bin(n-1, q) >= min - 1) / P(Bin(n, q) >= min).
+
+    With `rate` (q) of Poisson sampling from `population` (n) clients, and rounds of fewer than `minimum` skipped. That a round
+    was skipped is itself released; this covers it for clients that are zeroed, who still count, and not for exchanged or absent
+    ones.
+    """
+    _check_draw(rate, population)
+    if not 0 <= minimum <= population:
+        raise ValueError(f"the minimum must be between 0 and the population of {population}, got {minimum}.")
+    asked = _at_least(minimum, rate, population)
+    if asked == 0:
+        raise ValueError(f"rounds of {minimum} clients or more practically never happen at a rate of {rate:g} from {population}. "
+                         "Lower the minimum, or draw more.")
+    return min(1.0, rate * _at_least(minimum - 1, rate, population - 1) / asked)
+
+
+def _at_least(minimum: int, rate: float, population: int) -> float:
+    """P(Bin(n, q) >= minimum)."""
+    from scipy.special import bdtrc
+
+    return float(bdtrc(minimum - 1, population, rate)) if minimum > 0 else 1.0
+
+
+def skip_probability(rate: float, population: int, minimum: int) -> float:
+    """P(Bin(n, q) < minimum): how likely Poisson sampling draws too few."""
+    if minimum <= 0:
+        return 0.0
+    from scipy.special import bdtr
+
+    return float(bdtr(minimum - 1, population, rate)) if minimum <= population else 1.0
+
+
+def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
+    """The largest minimum for which rounds are skipped less often than `failure`.
+
+    >>> minimum_for(0.04, 2500)
+    61
+    """
+    _check_draw(rate, population)
+    low, high = 0, population + 1                   # the first is rare enough, the second never happens
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if skip_probability(rate, population, middle) < failure else (low, middle)
+    if low == 0:
+        raise ValueError(f"Poisson sampling at a rate of {rate:g} from {population} clients draws nobody with probability "
+                         f"{skip_probability(rate, population, 1):.2g}: any minimum is missed more often than {failure:g}. "
+                         "Draw more.")
+    return low
+
+
+def _check_draw(rate: float, population: int) -> None:
+    if not 0 < rate <= 1 or population < 1:
+        raise ValueError(f"Poisson sampling needs a rate in (0, 1] and clients, got rate={rate:g}, population={population}.")

@@ -1,0 +1,115 @@
+"""What happens to a row before it crosses, and to the sum after: nothing, or clipping and noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedtail.privacy.events import NonPrivateRelease, Release
+from fedtail.privacy.noise import Noise
+from fedtail.privacy.randomness import Randomness
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """Two halves of one release, and what it costs."""
+
+    @property
+    def private(self) -> bool: ...
+
+    @property
+    def minimum(self) -> int:
+        """The fewest clients it may be asked of."""
+        ...
+
+    @property
+    def reveals_exact_sum(self) -> bool:
+        """Whether the sum is exact when it arrives."""
+        ...
+
+    def bound(self, width: int) -> float | None:
+        """The largest absolute entry that crosses; None where that is for the rows to say."""
+        ...
+
+    def on_client(self, rows: Tensor, random: Randomness) -> Tensor: ...
+
+    def on_server(self, total: Tensor, random: Randomness) -> Tensor: ...
+
+    def release(self, width: int, what: str) -> Release: ...
+
+
+@dataclass(frozen=True)
+class NoPrivacy:
+    """Rows cross as they are."""
+
+    @property
+    def private(self) -> bool:
+        return False
+
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    @property
+    def reveals_exact_sum(self) -> bool:
+        return True
+
+    def bound(self, width: int) -> float | None:
+        return None
+
+    def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
+        return rows
+
+    def on_server(self, total: Tensor, random: Randomness) -> Tensor:
+        return total
+
+    def release(self, width: int, what: str) -> Release:
+        return NonPrivateRelease(what)
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """Rows are clipped to L2 norm `clip_norm` (C), and their sum is noised.
+
+    If a client's data are exchanged the sum moves by at most `exchange` times as much as if its row were zeroed. `whole` rows
+    are whole numbers already, and within the norm by construction: one that is not is zeroed.
+    """
+
+    clip_norm: float
+    noise: Noise
+    exchange: float = 2.0
+    whole: bool = False
+
+    @property
+    def private(self) -> bool:
+        return True
+
+    @property
+    def minimum(self) -> int:
+        return self.noise.minimum
+
+    @property
+    def reveals_exact_sum(self) -> bool:
+        return self.noise.reveals_exact_sum
+
+    def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
+        kept = rows.where(rows.norm(dim=1, keepdim=True) <= self.clip_norm * (1 + 1e-12), 0.0) if self.whole else self.clip(rows)
+        return self.noise.on_client(kept, self.clip_norm, self.whole, random)
+
+    def on_server(self, total: Tensor, random: Randomness) -> Tensor:
+        return self.noise.on_server(total, self.clip_norm, self.whole, random)
+
+    def clip(self, rows: Tensor) -> Tensor:
+        """Rows longer than the clip norm, shortened to it; in float64, and never a rounding error longer."""
+        rows = rows.double()
+        norms = rows.norm(dim=1, keepdim=True)
+        return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
+
+    def bound(self, width: int) -> float | None:
+        return self.noise.bound(width, self.clip_norm, self.whole)
+
+    def release(self, width: int, what: str) -> Release:
+        return self.noise.release(width, self.clip_norm, self.whole, self.exchange, what)

@@ -1,0 +1,159 @@
+"""How a sum is noised: continuous noise by the server, or integer noise in shares from the clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedtail.privacy.discrete_gaussian import Table
+from fedtail.privacy.events import GaussianRelease, LatticeRelease, Release
+from fedtail.privacy.randomness import Randomness
+from fedtail.privacy.shares import SMALLEST, NoiseShares
+
+ROUNDING = 0.01          # of the sensitivity: what rounding to integers may add to it
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """Noise for a sum of rows, each of L2 norm `clip_norm` at most. `minimum` is the fewest clients it may be summed over."""
+
+    reveals_exact_sum: ClassVar[bool]
+
+    @property
+    def noise_multiplier(self) -> float: ...
+
+    @property
+    def minimum(self) -> int: ...
+
+    def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """What crosses instead of the clipped rows; `whole` says that they are whole numbers already."""
+        ...
+
+    def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The noised sum, in the units of the rows."""
+        ...
+
+    def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        """The largest absolute entry that crosses."""
+        ...
+
+    def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        """What a sum of so many entries costs."""
+        ...
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Normal noise of standard deviation noise_multiplier * clip_norm, added to the sum where it arrives.
+
+    Protects against whoever sees what comes out, not against the server. Floating-point noise is a simulation of a
+    mechanism: for release, and where the server is not trusted, use `DiscreteNoise`.
+    """
+
+    reveals_exact_sum: ClassVar[bool] = True
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check_multiplier(self.noise_multiplier)
+
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        return rows
+
+    def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        words = torch.from_numpy(random.words(total.numel()).astype("uint64") >> 12).double()
+        normal = torch.special.ndtri((words + 0.5) * 2.0**-52).reshape(total.shape)
+        return total + self.noise_multiplier * clip_norm * normal.to(total.device)
+
+    def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        return clip_norm
+
+    def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        return GaussianRelease(self.noise_multiplier, exchange, what)
+
+
+@dataclass(frozen=True)
+class DiscreteNoise:
+    """Discrete Gaussian noise in integers, a share from every client: the sum never exists without it.
+
+    Rows are scaled, rounded to the nearest integer, and noised so that the shares of `planned_clients` together have standard
+    deviation noise_multiplier times the sensitivity of the integer rows. A cohort smaller than `planned_clients` + `colluders`
+    (who know their own shares) is not asked. `scale` is by default the smallest power of two at which rounding adds less than
+    a hundredth to the sensitivity.
+    """
+
+    reveals_exact_sum: ClassVar[bool] = False
+    noise_multiplier: float
+    planned_clients: int
+    colluders: int = 0
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_multiplier(self.noise_multiplier)
+        if self.planned_clients < 1 or self.colluders < 0:
+            raise ValueError(f"planned_clients must be at least 1 and colluders at least 0, got {self.planned_clients} and "
+                             f"{self.colluders}.")
+        if self.scale is not None and not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale:g}. Leave it out to have it chosen.")
+
+    @property
+    def minimum(self) -> int:
+        return self.planned_clients + self.colluders
+
+    def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        grid = _grid(self, rows.shape[1], clip_norm, whole)
+        integers = (rows.double() * grid.scale).round()
+        integers = integers.where(integers.norm(dim=1, keepdim=True) <= grid.sensitivity, 0.0)
+        share = grid.table.sample(integers.numel(), random).reshape(tuple(integers.shape))
+        return integers + torch.from_numpy(share).to(integers)
+
+    def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        return total / _grid(self, total.shape[-1], clip_norm, whole).scale
+
+    def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        grid = _grid(self, width, clip_norm, whole)
+        return math.ceil(grid.sensitivity) + grid.table.reach
+
+    def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        grid = _grid(self, width, clip_norm, whole)
+        return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """How rows become integers, and the noise for them."""
+
+    scale: float
+    sensitivity: float              # L2 norm of an integer row, at most
+    shares: NoiseShares
+    table: Table
+
+
+@lru_cache(maxsize=64)
+def _grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: bool) -> Grid:
+    slack = 0.0 if whole else math.sqrt(width) / 2                  # what rounding to nearest may add to a norm
+    scale = noise.scale or (1.0 if whole else _fine_scale(noise, clip_norm, slack))
+    if whole and scale != int(scale):
+        raise ValueError(f"rows of whole numbers need a whole scale, got {scale:g}.")
+    sensitivity = (scale * clip_norm + slack) * (1 + 1e-12)         # norms are computed in float64
+    shares = NoiseShares.summing_to(noise.noise_multiplier * sensitivity, noise.planned_clients, width)
+    return Grid(scale, sensitivity, shares, Table.of(shares.variance))
+
+
+def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
+    enough = max(slack / ROUNDING, math.sqrt(SMALLEST * noise.planned_clients) / noise.noise_multiplier)
+    return 2.0 ** math.ceil(math.log2(enough / clip_norm))
+
+
+def check_multiplier(noise_multiplier: float) -> None:
+    if not 0 < noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "
+                         "which one a budget needs; without noise leave the private part out.")

@@ -1,0 +1,92 @@
+"""The distributed discrete Gaussian sum: integer rows, a share of the noise from every client, sums modulo M.
+
+Client i sends row_i + xi_i modulo M, the xi_i independent discrete Gaussians of variance sigma^2 in every coordinate. What is
+planned is the number n of honest shares that must come together; a sum of fewer is not released. [PLMH22q, section 3.1],
+with the corrections of `docs/departures.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from fedtail.privacy.discrete_gaussian import as_fraction
+
+SMALLEST = 2            # variance of a share: from here the sum of shares is a discrete Gaussian for all that matters
+
+
+@dataclass(frozen=True)
+class NoiseShares:
+    """Noise of `variance` (sigma^2) from each of at least `honest` (n) clients, in each of `width` (d) coordinates."""
+
+    variance: Fraction
+    honest: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.honest < 1 or self.width < 1:
+            raise ValueError(f"noise shares need a client and a coordinate, got honest={self.honest}, width={self.width}.")
+        if self.variance < SMALLEST:
+            raise ValueError(f"the variance of a share must be at least {SMALLEST}, got {float(self.variance):g}: below, a sum "
+                             "of discrete Gaussians is not one. Scale the rows up.")
+
+    @classmethod
+    def summing_to(cls, deviation: float, honest: int, width: int) -> NoiseShares:
+        """Shares whose sum over `honest` clients has at least this standard deviation."""
+        return cls(as_fraction(deviation**2 / honest), honest, width)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the planned sum."""
+        return math.sqrt(self.honest * self.variance)
+
+    @property
+    def excess(self) -> float:
+        """psi of [PLMH22q, Theorem 1]: how far the sum of shares is from a discrete Gaussian, as a log-ratio.
+
+        10 sum_{k=1}^{n-1} exp(-2 pi^2 sigma^2 k/(k+1)), evaluated; the closed bound printed there has the wrong direction.
+        """
+        k = np.arange(1, self.honest)
+        return 10 * float(np.exp(-2 * math.pi**2 * float(self.variance) * k / (k + 1)).sum())
+
+    def concentrated_epsilon(self, sensitivity: float) -> float:
+        """The sum is epsilon^2 / 2 concentrated differentially private for rows that differ by `sensitivity` (S) in L2 norm.
+
+        min( sqrt(S^2 / (n sigma^2) + psi d / 2), S / (sqrt(n) sigma) + psi sqrt(d) ).
+        """
+        ratio, psi = sensitivity / self.deviation, self.excess
+        return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
+
+    def reach(self, clients: int, failure: float) -> int:
+        """How far the noise of so many clients goes in any coordinate, but with probability `failure` (beta)."""
+        return math.ceil(math.sqrt(2 * clients * self.variance * math.log(2 * self.width / failure)))
+
+    def wraps(self, clients: int, low: int, high: int, modulus: int) -> float:
+        """A bound on the probability that a sum of `clients` rows with true sums in [low, high] is decoded wrongly."""
+        room = (modulus - 1 - (high - low)) // 2
+        if room <= 0:
+            return 1.0
+        return min(1.0, 2 * self.width * math.exp(-(room**2) / (2 * clients * float(self.variance))))
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Integers modulo `modulus` (M), read as those from `low` on: sums in [low, low + M) come out as they are."""
+
+    modulus: int
+    low: int
+
+    @classmethod
+    def holding(cls, shares: NoiseShares, clients: int, low: int, high: int, failure: float = 2.0**-40) -> Ring:
+        """The smallest power of two for true sums in [low, high] and the noise of `clients`, but with probability `failure`."""
+        reach = shares.reach(clients, failure)
+        return cls(1 << (high - low + 2 * reach).bit_length(), low - reach)
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        return np.mod(rows, self.modulus)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        return np.mod(total - self.low, self.modulus) + self.low

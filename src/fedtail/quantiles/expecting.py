@@ -1,0 +1,63 @@
+"""How wrong a private quantile will be, before anything is spent, and what would make it better."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedtail.privacy.concentrated import crossing
+from fedtail.quantiles.strategies import Strategy
+
+
+def expected_error(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool) -> float:
+    r"""The expected |F(estimate) - p|, [PLMH23, eq. (17) to (19)] for the value that is read off; F is the clients' distribution.
+
+    `deviation` is that of the noise in one coordinate of the sum. Noise: the root-mean-square, over the inner edges (which of
+    them will matter is not known), of the deviation of the least-squares cumulative count, divided by `clients`; that no
+    count is negative makes it smaller. Binning: see `binning_error`. Both are taken as independent, their sum as normal, cut at
+    max(p, 1 - p), beyond which no estimate can be off.
+    """
+    noise = deviation * float(np.sqrt(np.mean(strategy.edge_deviations(public_total, level) ** 2))) / clients
+    return cut_normal(math.hypot(noise, binning_error(strategy.bins, clients)), max(level, 1 - level))
+
+
+def binning_error(bins: int, clients: int) -> float:
+    r"""What is lost by reading inside a bin, as a deviation of F, when bins hold about equal mass and values spread in them.
+
+    n / b values that fall at random in a bin stray from a straight line by sqrt(1 / (6 b n)) of all clients; a density that
+    changes e-fold in a quarter of the range bends by 1 / (2 b^2). Neither is a bound: values that bunch at one place in a bin
+    can make F wrong by the whole mass of the bin, 1 / b on average, which the released histogram shows.
+    """
+    return math.hypot(1 / math.sqrt(6 * bins * clients), 1 / (2 * bins**2))
+
+
+def cut_normal(spread: float, most: float) -> float:
+    """E min(|Z|, most) for a centred normal Z of this deviation."""
+    ratio = most / spread
+    return spread * math.sqrt(2 / math.pi) * -math.expm1(-(ratio**2) / 2) + most * math.erfc(ratio / math.sqrt(2))
+
+
+def enough_bins(max_error: float) -> int:
+    """The fewest bins, a power of two, that would do for any number of clients without noise."""
+    return 1 << max(1, math.ceil(math.log2(0.4 / max_error) / 2))       # sqrt(2 / pi) / 2 = 0.399
+
+
+def enough_clients(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool, max_error: float) -> int:
+    """How many clients would do: the noise of the whole sum stays as it is, the part of one client in it does not."""
+    def does(number: float) -> bool:
+        return expected_error(strategy, deviation, math.ceil(number), level, public_total) <= max_error
+    most = 2.0 * clients
+    while not does(most):
+        most *= 2
+    return math.ceil(crossing(does, most / 2, most)[1])
+
+
+def enough_noise(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool, max_error: float) -> float:
+    """How many times smaller the noise would have to be."""
+    def does(factor: float) -> bool:
+        return expected_error(strategy, deviation / factor, clients, level, public_total) <= max_error
+    most = 2.0
+    while not does(most) and most < 1e9:
+        most *= 2
+    return crossing(does, 1.0, most)[1]

@@ -1,0 +1,109 @@
+"""A question that is answered by a noisy histogram of the losses: one release from which every dual can be fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.clients import Seen
+from fedtail.privacy.mechanisms import NoisySum
+from fedtail.privacy.noise import DiscreteNoise, Noise
+from fedtail.quantiles.bins import Edges
+from fedtail.quantiles.strategies import SCALE, Strategy, flat, optimal, scale_for, tree
+from fedtail.questions import Conversation, Statistic
+
+Method = Literal["flat", "tree", "optimal"]
+METHODS = ("flat", "tree", "optimal")
+TOLD_APART = 2.0      # times the noise of a count: less mass than that, at either end, may be noise alone
+
+
+@dataclass(frozen=True)
+class NoisyHistogram:
+    """How many clients have a loss in each of `bins` equal bins over [0, `loss_bound`], with noise.
+
+    Every client counts one, whatever its size; losses beyond the bound are in the last bin. Both the bound and the number of
+    `expected_clients` (m) must be known without looking at the data. `method` is how a client writes its bin: "flat", a "tree",
+    or the "optimal" rows for cumulative counts, for the one at `level` (p) where that is given.
+    """
+
+    loss_bound: float
+    expected_clients: float
+    noise: Noise
+    bins: int = 32
+    method: Method = "optimal"
+    level: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.loss_bound > 0:
+            raise ValueError(f"loss_bound must be positive, got {self.loss_bound:g}. It is a public bound: losses beyond it "
+                             "count as if at it.")
+        if not self.expected_clients >= 1:
+            raise ValueError(f"expected_clients (m) must be at least 1, got {self.expected_clients:g}: the size of a cohort, on "
+                             "average.")
+        if not isinstance(self.noise, Noise):
+            raise TypeError(f"noise must be GaussianNoise(...) or DiscreteNoise(...), got {self.noise!r}.")
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}.")
+        _ = self.strategy      # refuses what does not fit
+
+    @property
+    def strategy(self) -> Strategy:
+        honest = self.noise.planned_clients if isinstance(self.noise, DiscreteNoise) else 0
+        return _strategy(self.method, self.bins, scale_for(self.noise.noise_multiplier, honest) if honest else SCALE, self.level)
+
+    @property
+    def mechanism(self) -> NoisySum:
+        return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange, whole=True)
+
+    @property
+    def width(self) -> int:
+        return self.strategy.width
+
+    def ask(self) -> Conversation[Seen]:
+        """Server: one question; what comes back is as if so many clients had each of the bins' losses."""
+        sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64), mechanism=self.mechanism)
+        counts = self.strategy.estimate(sums.numpy(), planned=self.expected_clients)
+        return Seen(self._values, torch.from_numpy(trimmed(counts, TOLD_APART * self.noise.noise_multiplier)))
+
+    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+        rows = self.strategy.rows(self._edges.place(seen.losses.numpy()))
+        return torch.from_numpy(rows).double() * (seen.mass > 0)[:, None]
+
+    def binned(self, losses: Tensor) -> Tensor:
+        """Client: the loss that stands for my bin."""
+        return self._values[torch.from_numpy(self._edges.place(losses.numpy()))]
+
+    @property
+    def _edges(self) -> Edges:
+        return _edges(self.loss_bound, self.bins)
+
+    @property
+    def _values(self) -> Tensor:
+        return torch.from_numpy(self._edges.middles).float().double()
+
+
+def trimmed(counts: np.ndarray, least: float) -> np.ndarray:
+    """The same counts, but less than `least` at either end moved inwards until it is that much: it may be noise alone."""
+    result = counts.copy()
+    for view in (result, result[::-1]):
+        gathered = np.cumsum(view)
+        place = int(np.searchsorted(gathered, min(least, gathered[-1] / 2)))
+        view[place], view[:place] = gathered[place], 0.0
+    return result
+
+
+@lru_cache(maxsize=64)
+def _strategy(method: Method, bins: int, scale: int, level: float | None) -> Strategy:
+    if method == "optimal":
+        return optimal(bins, scale, level)
+    return flat(bins, scale) if method == "flat" else tree(bins, scale)
+
+
+@lru_cache(maxsize=64)
+def _edges(loss_bound: float, bins: int) -> Edges:
+    return Edges.equal(0.0, loss_bound, bins)

@@ -1,0 +1,207 @@
+"""Everything about a private release of quantiles that is known before anything is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast, get_args
+
+import numpy as np
+
+from fedtail.privacy.concentrated import check_target, epsilon_of, rho_for
+from fedtail.privacy.discrete_gaussian import Table
+from fedtail.privacy.events import Adjacency, LatticeRelease
+from fedtail.privacy.shares import NoiseShares, Ring
+from fedtail.quantiles.bins import Edges
+from fedtail.quantiles.expecting import enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles.factorisation import LARGEST
+from fedtail.quantiles.strategies import Strategy, flat, optimal, scale_for, tree
+
+METHODS = ("auto", "flat", "tree", "optimal")
+FEW = 100                   # clients: with fewer, the noise that hides one hides what all of them say
+WEAKEST = 20.0              # epsilon that is worth naming as a way out
+FAILURE = 2.0**-40          # probability of a wrap-around that a chosen modulus allows
+WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays within int64
+
+
+@dataclass(frozen=True, eq=False)
+class QuantilePlan:
+    """Rows, noise, modulus and expected error of one release over `clients` clients; `release` spends it."""
+
+    clients: int
+    levels: tuple[float, ...]
+    edges: Edges
+    strategy: Strategy
+    shares: NoiseShares
+    ring: Ring
+    wraps: float                         # a bound on the probability that some sum is decoded wrongly
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    public_total: bool
+
+    @property
+    def method(self) -> str:
+        return self.strategy.name
+
+    @cached_property
+    def table(self) -> Table:
+        """The sampler of a share, exact."""
+        return Table.of(self.shares.variance)
+
+    @cached_property
+    def event(self) -> LatticeRelease:
+        """What the release costs, at the planned noise."""
+        return LatticeRelease(self.strategy.sensitivity, self.shares.variance, self.shares.honest, self.shares.width,
+                              exchange=self.strategy.exchange, what=f"a histogram ({self.method})")
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise in one coordinate of the sum, with a share from everybody."""
+        return math.sqrt(self.clients * self.shares.variance)
+
+    @cached_property
+    def expected_error(self) -> tuple[float, ...]:
+        """For each level p, the expected |F(estimate) - p|, F the distribution of the clients' values; see `expecting`."""
+        return tuple(expected_error(self.strategy, self.deviation, self.clients, level, self.public_total)
+                     for level in self.levels)
+
+    def epsilon_of(self, releases: int) -> float:
+        """Epsilon, at the same delta, of so many releases like this one, together."""
+        return epsilon_of(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
+
+
+def plan_quantiles(
+    clients: int, levels: Sequence[float], edges: Edges, *, epsilon: float, delta: float, method: str = "auto",
+    adjacency: str = "zero-out", colluders: int = 0, minimum: int | None = None, public_total: bool = True,
+    scale: int | None = None, modulus: int | None = None, allow_wrap: bool = False, max_error: float | None = None,
+    allow_few: bool = False,
+) -> QuantilePlan:
+    """Plan a release: rows, scale, noise and modulus for a guarantee, by the method of the smallest expected error.
+
+    Arguments as for `private_quantiles`, with the number of clients in the place of their values. Nothing is drawn or spent.
+    """
+    wanted, minimum = _checked_levels(levels), clients if minimum is None else minimum
+    _check_choices(method, adjacency, max_error)
+    neighbours = cast(Adjacency, adjacency)
+    check_target(epsilon, delta)
+    _check_clients(clients, minimum, colluders)
+    level = wanted[0] if len(wanted) == 1 else None
+    plans = []
+    for build in _candidates(method, edges.bins, level, public_total):
+        strategy, shares = noised(build, epsilon, delta, neighbours, minimum - colluders, scale)
+        ring, wraps = _ring(strategy, shares, clients, modulus, allow_wrap)
+        plans.append(QuantilePlan(clients, wanted, edges, strategy, shares, ring, wraps, epsilon, delta, neighbours,
+                                  public_total))
+    best = min(plans, key=lambda plan: max(plan.expected_error))
+    if clients < FEW and not allow_few:
+        raise ValueError(_too_few(best))
+    if max_error is not None and max(best.expected_error) > max_error:
+        raise ValueError(_too_large(best, max_error))
+    return best
+
+
+def _candidates(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
+    """Builders of the strategies to choose from, each taking a scale."""
+    known: dict[str, Callable[[int], Strategy]] = {
+        "flat": lambda scale: flat(bins, scale),
+        "tree": lambda scale: tree(bins, scale),
+        "optimal": lambda scale: optimal(bins, scale, None if public_total else level, public_total)}
+    if method != "auto":
+        return [known[method]]
+    possible = {"flat": True, "tree": not bins & (bins - 1), "optimal": bins <= LARGEST}
+    return [build for name, build in known.items() if possible[name]]
+
+
+def noised(
+    build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
+) -> tuple[Strategy, NoiseShares]:
+    """Rows at a scale, and the noise for them."""
+    rho = rho_for(epsilon, delta)
+    strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
+    moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
+    return strategy, shares_for(moves, rho, honest, strategy.width)
+
+
+def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
+    """The smallest shares whose sum is rho-concentrated private, what they lack to a discrete Gaussian included."""
+    deviation = sensitivity / math.sqrt(2 * rho)
+    for step in range(60):
+        shares = NoiseShares.summing_to(deviation, honest, width)
+        if shares.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho:
+            return shares
+        deviation *= 1 + 1e-9 * 2**step                            # the excess of a share is tiny; small steps find it
+    raise ValueError(f"no noise over {honest} clients gives rho = {rho:g}. Scale the rows up.")
+
+
+def _ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | None, allow_wrap: bool) -> tuple[Ring, float]:
+    """Sums modulo M, chosen or given, and the probability that they wrap around."""
+    low, high = strategy.sums_within(clients)
+    enough = Ring.holding(shares, clients, low, high, FAILURE)
+    if modulus is None:
+        ring = enough
+    elif modulus >= high - low + 2 * shares.reach(clients, FAILURE) + 1:
+        ring = Ring(modulus, low - (modulus - (high - low)) // 2)
+    elif allow_wrap and modulus > 1:
+        ring = Ring(modulus, 1 - modulus // 2)                     # the papers' symmetric ring
+    else:
+        raise ValueError(f"modulus (M) = {modulus} is too small: sums of {clients} rows at scale {strategy.scale} with their "
+                         f"noise need {enough.modulus}. Leave it out, lower the scale, or write allow_wrap=True (--allow-wrap) "
+                         "to see sums wrap around.")
+    if ring.modulus > WIDEST:
+        raise ValueError(f"modulus (M) = {ring.modulus} is more than sums in 64 bits allow ({WIDEST}). Lower the scale.")
+    return ring, shares.wraps(clients, low, high, ring.modulus)
+
+
+def _checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
+    if not len(levels):
+        raise ValueError("no level was given. Write levels=[0.5, 0.9] (--level 0.5 --level 0.9).")
+    for level in levels:
+        if not 0 < level < 1:
+            raise ValueError(f"level (p) must be in (0, 1), got {level:g}. It is a fraction: for the 90th percentile write 0.9.")
+    return tuple(float(level) for level in levels)
+
+
+def _check_choices(method: str, adjacency: str, max_error: float | None) -> None:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
+    if adjacency not in get_args(Adjacency):
+        raise ValueError(f"adjacency must be one of {', '.join(get_args(Adjacency))}, got {adjacency!r}.")
+    if max_error is not None and not max_error > 0:
+        raise ValueError(f"max_error must be positive, got {max_error:g}. It bounds |F(estimate) - level|: 0.05 is five "
+                         "percentiles.")
+
+
+def _check_clients(clients: int, minimum: int, colluders: int) -> None:
+    if clients < 1:
+        raise ValueError("there are no clients: a quantile needs values.")
+    if clients < minimum:
+        raise ValueError(f"{clients} clients are fewer than the planned minimum of {minimum}: their noise would be too small, so "
+                         "nothing is released.")
+    if not 0 <= colluders < minimum:
+        raise ValueError(f"colluders must be from 0 to {minimum - 1}, got {colluders}: somebody's noise must be unknown to them.")
+
+
+def _too_few(plan: QuantilePlan) -> str:
+    error = max(plan.expected_error)
+    away = 100 * min(error, 0.5)
+    return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
+            f"shrink with their number, and at epsilon = {plan.epsilon:g} the expected error is {error:.2g}, so that the "
+            f"median may well come out as percentile {50 - away:.0f} or {50 + away:.0f}. Ask {FEW} clients or more, or write "
+            "allow_few=True (--allow-few) to have it all the same.")
+
+
+def _too_large(plan: QuantilePlan, max_error: float) -> str:
+    """How many bins, or clients, or what epsilon, would do."""
+    worst = int(np.argmax(plan.expected_error))
+    level, bins = plan.levels[worst], plan.edges.bins
+    text = (f"the expected error {plan.expected_error[worst]:.3g} at level {level:g} is above max_error = {max_error:g}, so "
+            "nothing is released. ")
+    if (needs := enough_bins(max_error)) > bins:
+        return text + f"{bins} bins are too coarse for it, however many clients there are: write {needs} or more."
+    case = plan.strategy, plan.deviation, plan.clients, level, plan.public_total, max_error
+    needed = epsilon_of(enough_noise(*case) ** 2 * rho_for(plan.epsilon, plan.delta), plan.delta)
+    weaker = f", or epsilon = {math.ceil(100 * needed) / 100:g} for these {plan.clients}" if needed < WEAKEST else ""
+    return text + f"About {enough_clients(*case)} clients would do{weaker}."

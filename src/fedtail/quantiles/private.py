@@ -1,0 +1,154 @@
+"""Quantiles of one number per client, with differential privacy: what an analyst calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedtail.privacy.events import LatticeRelease
+from fedtail.privacy.randomness import Randomness, SystemRandomness
+from fedtail.quantiles import reading
+from fedtail.quantiles.bins import Edges
+from fedtail.quantiles.planning import QuantilePlan, plan_quantiles
+
+PIECE = 1 << 20      # noise drawn at once
+
+
+@dataclass(frozen=True, eq=False)
+class QuantileRelease:
+    """What came out: one noisy sum, and all that can be read off it at no further cost."""
+
+    plan: QuantilePlan
+    noisy: np.ndarray                    # (width,) int64: the sum as decoded
+    simulated: bool                      # the noise can be replayed by whoever knows the seed
+
+    @cached_property
+    def histogram(self) -> np.ndarray:
+        """(bins,) estimated counts, none below zero; the first and the last include the values clipped to the ends."""
+        total = float(self.plan.clients) if self.plan.public_total else None
+        return self.plan.strategy.estimate(self.noisy, total, planned=float(self.plan.clients))
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        return self.plan.levels
+
+    @cached_property
+    def estimates(self) -> tuple[float, ...]:
+        """The quantile at each level."""
+        return tuple(self.quantile(level) for level in self.levels)
+
+    @property
+    def expected_error(self) -> tuple[float, ...]:
+        """|F(estimate) - level| as expected before the release, for each level."""
+        return self.plan.expected_error
+
+    @cached_property
+    def bin_masses(self) -> tuple[float, ...]:
+        """The estimated share of clients in the bin of each estimate: how far off values at odd places in it can make F."""
+        places = self.plan.edges.place(np.array(self.estimates))
+        return tuple((self.histogram[places] / self.histogram.sum()).tolist())
+
+    @property
+    def method(self) -> str:
+        return self.plan.method
+
+    @property
+    def epsilon(self) -> float:
+        return self.plan.epsilon
+
+    @property
+    def delta(self) -> float:
+        return self.plan.delta
+
+    @property
+    def event(self) -> LatticeRelease:
+        return self.plan.event
+
+    def quantile(self, level: float) -> float:
+        """Of any level, read off the same histogram, inside its bin."""
+        return float(reading.quantiles(self.histogram, self.plan.edges, np.array([level]))[0])
+
+    def cdf(self, values: np.ndarray | float) -> np.ndarray:
+        """The estimated share of clients at or below each value."""
+        return reading.cdf(self.histogram, self.plan.edges, values)
+
+    @property
+    def statement(self) -> str:
+        """The guarantee in words."""
+        plan = self.plan
+        text = (f"(epsilon, delta) = ({plan.epsilon:g}, {plan.delta:g}) for one client, {plan.adjacency} adjacency, no sampling, "
+                f"by concentrated privacy (zCDP), against whoever sees the sum over {plan.shares.honest} honest clients or more, "
+                "and no single row")
+        return f"simulated guarantee, the seed is known: {text}" if self.simulated else text
+
+
+def private_quantiles(
+    values: np.ndarray | Sequence[float], levels: Sequence[float], *, epsilon: float, delta: float,
+    range: tuple[float, float] | None = None, bins: int = 64, edges: Sequence[float] | np.ndarray | None = None,
+    method: str = "auto", adjacency: str = "zero-out", colluders: int = 0, minimum: int | None = None,
+    public_total: bool = True, scale: int | None = None, modulus: int | None = None, allow_wrap: bool = False,
+    max_error: float | None = None, allow_few: bool = False, randomness: Randomness = SystemRandomness(),
+) -> QuantileRelease:
+    """Several quantiles, the distribution function and the histogram of one value per client, out of one private release.
+
+    `values` (clients,) are clipped to `range`, which must be chosen without looking at them, as must `bins` or the `edges` that
+    may be given instead. How many were clipped is not told: they are in the first and the last bin. Every client adds its
+    share of discrete Gaussian noise to an integer row; what is seen is the sum modulo M.
+
+    `method` is flat, tree or optimal, or auto: that of the smallest expected error. `adjacency` zero-out protects what a client
+    sends; replace-one, what it sends instead of something else. Of `minimum` clients (by default all) who must answer,
+    `colluders` tell each other their noise. The number of clients is public, unless `public_total` is off: then it is estimated.
+    `scale` (c) and `modulus` (M) are chosen unless given. `max_error` refuses a release whose expected |F(estimate) - level| is
+    larger. With `SeededRandomness` the guarantee is a simulated one, and the result says so.
+
+    >>> from fedtail.privacy import SeededRandomness
+    >>> values = np.random.default_rng(0).uniform(0, 10, 5000)
+    >>> release = private_quantiles(values, [0.5, 0.9], range=(0, 10), epsilon=1.0, delta=1e-6, randomness=SeededRandomness(0))
+    >>> [round(estimate, 1) for estimate in release.estimates], release.method
+    ([5.0, 9.0], 'optimal')
+    """
+    numbers = check_values(values)
+    plan = plan_quantiles(
+        len(numbers), levels, edges_of(range, bins, edges), epsilon=epsilon, delta=delta, method=method, adjacency=adjacency,
+        colluders=colluders, minimum=minimum, public_total=public_total, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
+        max_error=max_error, allow_few=allow_few)
+    return release(plan, numbers, randomness)
+
+
+def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = SystemRandomness()) -> QuantileRelease:
+    """Spend a plan: the noisy sum over these clients."""
+    if len(values) != plan.clients:
+        raise ValueError(f"the plan is for {plan.clients} clients, got {len(values)} values. Plan again.")
+    return QuantileRelease(plan, noisy_sum(plan, values, randomness), randomness.replayable)
+
+
+def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
+    """Every client's row and share of noise modulo M, summed modulo M and decoded: (width,) int64. In pieces of clients."""
+    total = np.zeros(plan.strategy.width, dtype=np.int64)
+    step = max(1, PIECE // plan.strategy.width)
+    for start in range(0, len(values), step):
+        rows = plan.strategy.rows(plan.edges.place(values[start:start + step]))        # (clients, width)
+        share = plan.table.sample(rows.size, randomness).reshape(rows.shape)
+        total = plan.ring.encode(total + plan.ring.encode(rows + share).sum(0))
+    return plan.ring.decode(total)
+
+
+def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
+    """One number per client, float64."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1:
+        raise ValueError(f"values must be one number per client, got an array of shape {numbers.shape}. Pass a single column.")
+    if np.isnan(numbers).any():
+        raise ValueError("values must be numbers, but there are some that are not (NaN). Leave those clients out.")
+    return numbers
+
+
+def edges_of(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
+    """Bins from a range, or as given."""
+    if (range is None) == (edges is None):
+        raise ValueError("bins come from range=(low, high) and bins=, or from edges=[...]. Write one of the two (--range or "
+                         "--edges).")
+    return Edges.given(edges) if range is None else Edges.equal(float(range[0]), float(range[1]), bins)  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""Noise for a promise: the papers' anchors, the accountant asked again, and counts by hand."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, get_sigma_gaussian
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtail.privacy.accounting import epsilon_at
+from fedtail.privacy.calibration import (
+    check_population,
+    doubts,
+    levels,
+    minimum_for,
+    noise_for,
+    rate_given_minimum,
+    round_event,
+    skip_probability,
+    smallest_noise,
+    split,
+)
+from fedtail.privacy.discrete_gaussian import as_fraction
+from fedtail.privacy.events import FixedSampling, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
+
+PAPER = (5.0, 1 / 2500, 1000, PoissonSampling(100 / 2500))
+
+
+@pytest.mark.parametrize(("accountant", "anchor"), [("pld", 1.164), ("rdp", 1.245)])
+def test_the_anchors_of_the_specification(accountant, anchor):
+    found = noise_for(*PAPER, accountant=accountant)
+    assert found.whole_round == pytest.approx(anchor, abs=1e-3)
+    assert found.guarantee.accountant == accountant
+    assert (found.quantile, found.update) == (None, found.whole_round)
+
+
+def test_the_noise_is_on_the_side_that_keeps_the_promise_and_hardly_more():
+    found = noise_for(*PAPER, quantile_ratio=0.25)
+    assert found.guarantee.epsilon <= 5.0 < epsilon_at([(round_event(found.whole_round * 0.9999, PAPER[3]), 1000)], 1 / 2500)
+    direct = PLDAccountant()
+    direct.compose(PoissonSampledDpEvent(0.04, GaussianDpEvent((found.quantile**-2 + found.update**-2) ** -0.5)), 1000)
+    assert direct.get_epsilon(1 / 2500) == pytest.approx(5.0, abs=2e-3)
+
+
+def test_one_sum_without_sampling_is_the_analytic_gaussian():
+    assert noise_for(1.0, 1e-6, 1, NoSampling()).whole_round == pytest.approx(get_sigma_gaussian(1.0, 1e-6), rel=1e-4)
+    assert noise_for(1.0, 1e-6, 9, NoSampling()).whole_round == pytest.approx(3 * get_sigma_gaussian(1.0, 1e-6), rel=1e-4)
+    concentrated = noise_for(1.0, 1e-6, 1, NoSampling(), accountant="zcdp")
+    assert concentrated.guarantee.accountant == "zcdp"
+    assert get_sigma_gaussian(1.0, 1e-6) < concentrated.whole_round < 1.1 * get_sigma_gaussian(1.0, 1e-6)
+
+
+@given(st.floats(0.1, 100), st.floats(0.01, 10), st.integers(1, 5))
+def test_a_split_composes_to_the_whole_and_costs_in_the_ratio(noise, ratio, models):
+    quantile, update = split(noise, ratio, models)
+    assert models * (quantile**-2 + update**-2) == pytest.approx(noise**-2)
+    assert quantile**-2 == pytest.approx(ratio * update**-2)
+    assert split(noise, None, models) == split(noise, 0.0, models) == (None, pytest.approx(noise * math.sqrt(models)))
+    assert len(round_event(noise, NoSampling(), ratio, models).releases) == 2 * models
+
+
+def test_a_family_costs_its_models_and_the_round_stays_the_same():
+    one, three = (levels(1.5, 1e-5, 20, PoissonSampling(0.1), 0.25, models) for models in (1, 3))
+    assert three.guarantee.epsilon == pytest.approx(one.guarantee.epsilon)
+    assert three.update == pytest.approx(math.sqrt(3) * one.update)
+    assert one.update == pytest.approx(1.5 * math.sqrt(1.25))
+    assert one.quantile == pytest.approx(1.5 * math.sqrt(5))
+
+
+def test_exchanged_clients_need_more_noise_and_histograms_less_than_twice_of_it():
+    zeroed = noise_for(3.0, 1e-5, 1, NoSampling()).whole_round
+    updates = noise_for(3.0, 1e-5, 1, NoSampling(), adjacency="replace-one")
+    both = noise_for(3.0, 1e-5, 1, NoSampling(), 1.0, adjacency="replace-one")
+    assert updates.whole_round == pytest.approx(2 * zeroed, rel=1e-4)
+    assert both.whole_round == pytest.approx(math.sqrt((4 + 2) / 2) * zeroed, rel=1e-4)
+    fixed = noise_for(3.0, 1e-5, 1, FixedSampling(10, 100), adjacency="replace-one")
+    assert fixed.guarantee.experimental
+    assert fixed.whole_round < updates.whole_round
+
+
+def test_any_mechanism_can_be_calibrated():
+    def event(noise):
+        return RoundEvent((LatticeRelease(8.0, as_fraction((8 * noise) ** 2 / 20), 20, 64),), PoissonSampling(0.1))
+
+    noise = smallest_noise(event, 50, 2.0, 1e-5)
+    assert epsilon_at([(event(noise), 50)], 1e-5) <= 2.0 < epsilon_at([(event(noise * 0.999), 50)], 1e-5)
+    assert noise >= noise_for(2.0, 1e-5, 50, PoissonSampling(0.1)).whole_round
+
+
+@given(st.floats(0.3, 20), st.floats(1e-7, 1e-3), st.integers(1, 200))
+@settings(max_examples=15)
+def test_calibrating_and_pricing_are_inverse(epsilon, delta, rounds):
+    found = noise_for(epsilon, delta, rounds, NoSampling())
+    assert found.guarantee.epsilon <= epsilon
+    assert found.guarantee.epsilon == pytest.approx(epsilon, rel=1e-4)
+
+
+def test_a_promise_that_asks_for_hardly_any_noise_gets_the_least():
+    assert noise_for(1e7, 1e-5, 1, NoSampling()).whole_round == pytest.approx(0.01)
+
+
+# rounds of too few
+
+def exactly(population, rate):
+    """Probabilities of a binomial, in fractions."""
+    rate = Fraction(rate)
+    return [math.comb(population, k) * rate**k * (1 - rate) ** (population - k) for k in range(population + 1)]
+
+
+@pytest.mark.parametrize(("rate", "population", "minimum"), [("1/10", 30, 2), ("1/4", 12, 5), ("1/2", 6, 6), ("1/3", 9, 0), ("1/3", 9, 1)])
+def test_the_rate_of_rounds_that_are_not_skipped(rate, population, minimum):
+    with_it, among_all = exactly(population - 1, rate), exactly(population, rate)
+    expected = Fraction(rate) * sum(with_it[max(0, minimum - 1):]) / sum(among_all[minimum:])
+    assert rate_given_minimum(float(Fraction(rate)), population, minimum) == pytest.approx(float(expected), rel=1e-12)
+    assert skip_probability(float(Fraction(rate)), population, minimum) == pytest.approx(float(sum(among_all[:minimum])), abs=1e-15)
+
+
+def test_the_rate_against_draws():
+    drawn = np.random.default_rng(0).random((200_000, 12)) < 0.25
+    kept = drawn[drawn.sum(1) >= 4]
+    assert rate_given_minimum(0.25, 12, 4) == pytest.approx(kept[:, 0].mean(), abs=4 * 0.5 / math.sqrt(len(kept)))
+
+
+def test_the_largest_minimum_that_is_rarely_missed():
+    for rate, population, failure in ((0.04, 2500, 1e-5), (0.5, 40, 1e-3), (1.0, 7, 1e-5)):
+        minimum = minimum_for(rate, population, failure)
+        assert skip_probability(rate, population, minimum) < failure <= skip_probability(rate, population, minimum + 1)
+    assert minimum_for(1.0, 7) == 7
+    assert minimum_for(0.04, 2500) == 61                      # "60 of an expected 100, not 80"
+    assert rate_given_minimum(0.04, 2500, 61) == pytest.approx(0.04, rel=1e-4)
+
+
+# refusals
+
+@pytest.mark.parametrize(("call", "text"), [
+    (lambda: noise_for(0.0, 1e-5, 1, NoSampling()), "epsilon must be positive and finite, got 0. "),
+    (lambda: noise_for(-1.0, 1e-5, 1, NoSampling()), "epsilon must be positive and finite, got -1. "),
+    (lambda: noise_for(1.0, 1.5, 1, NoSampling()), "delta must be in (0, 1), got 1.5. "),
+    (lambda: noise_for(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
+    (lambda: levels(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
+    (lambda: noise_for(1e-9, 1e-12, 1000, NoSampling()), "even noise of 1e+06 times the sensitivity does not reach this epsilon and delta. Allow more, or fewer rounds."),
+    (lambda: split(0.0, 0.25), "noise (z of the whole round) must be positive and finite, got 0."),
+    (lambda: split(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
+    (lambda: split(1.0, 0.25, 0), "a family has one model or more, got models=0."),
+    (lambda: noise_for(1.0, 1e-5, 1, FixedSampling(9, 5)), "a cohort must be between 1 and the population, got 9 of 5."),
+    (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Draw more."),
+    (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
+    (lambda: rate_given_minimum(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
+    (lambda: rate_given_minimum(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or draw more."),
+    (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides all that one of them says, in every round, drowns what so few say together. It takes 100 clients or more, better a thousand."),
+])
+def test_what_cannot_be_had_is_refused(call, text):
+    with pytest.raises(ValueError) as refused:
+        call()
+    assert str(refused.value).startswith(text)
+    assert str(refused.value) == text or text.endswith(". ")
+
+
+def test_what_is_probably_not_meant_is_said():
+    assert doubts(2500, PoissonSampling(0.04), 1e-5) == []
+    assert doubts(1000, PoissonSampling(0.01), 0.01) == [
+        "delta = 0.01 is not below 1 / population = 0.001: publishing all data of a client drawn at random would pass",
+        "cohorts of about 10 clients are small: the noise of a sum is the same for any cohort"]
+    check_population(100)
