@@ -1,8 +1,9 @@
 """One GPU: `python benchmarks/gpu.py --out DIR`, from the repository root, with torch and numpy alone.
 
 W3 as an experiment runs it: 1000 rounds of 100 clients with the evaluation of 865 others every 10 rounds, for Delta-FL at theta
-0.5 and for FedAvg, in each precision; then FedAvg in the setting that pfl publishes for CIFAR10, on generated images; the
-textbook loop beside both. What is computed and moved is counted, and a profile says where the time goes. `--parts` picks some.
+0.5 and for FedAvg, in each precision; then FedAvg in the setting that pfl publishes for CIFAR10, on generated images; then LSTMs;
+the textbook loop beside all. What is computed and moved is counted, a timeline and a profile say where the time goes. `--parts`
+picks some.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,11 +89,13 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def trained(workload: Workload, method: str, precision: str, rounds: int, population: fedtail.Population,
             test: fedtail.Population | None = None, every: int = 10,
-            watch: Callable[[fedtail.Progress], None] | None = None) -> fedtail.Trained:
-    """A run as a user starts it, recordings and all; `test` is evaluated every few rounds."""
+            watch: Callable[[fedtail.Progress], None] | None = None,
+            around: Callable[[], AbstractContextManager[None]] = nullcontext) -> fedtail.Trained:
+    """A run as a user starts it, recordings and all; `test` is evaluated every few rounds, `around` each time."""
     def look(progress: fedtail.Progress) -> None:
         if test is not None and progress.round % every == 0:
-            evaluated(progress.module, test, precision)
+            with around():
+                evaluated(progress.module, test, precision)
         if watch is not None:
             watch(progress)
 
@@ -116,16 +120,20 @@ def naive_seconds(workload: Workload, data: Data, method: str, rounds: int, test
 
 
 def w3(results: Results, rounds: int, methods: list[str]) -> None:
+    from gpu_timeline import Timeline
+
     workload = WORKLOADS["W3"]
     data = _made(replace(workload, clients=TRAINING + TESTING), seed=3)
     population, test = populations(data, TRAINING)
     for method in methods:
         for precision in PRECISIONS:
             _, first = timed(lambda p=precision, m=method: trained(workload, m, p, 1, population, test, 1))
-            result, seconds = timed(lambda p=precision, m=method: trained(workload, m, p, rounds, population, test))
+            with Timeline() as timeline:
+                result, seconds = timed(lambda p=precision, m=method, t=timeline: trained(
+                    workload, m, p, rounds, population, test, watch=t.watch, around=t.evaluation))
             worst = evaluated(result.module, test, "full").error.worst(0.1)
             results.add(part="w3", program="fedtail", method=method, precision=precision, rounds=rounds, seconds=seconds,
-                        seconds_a_round=seconds / rounds, first_call=first, worst10=worst)
+                        seconds_a_round=seconds / rounds, first_call=first, worst10=worst, **timeline.row())
     evaluated(result.module, test, "full")
     for precision in PRECISIONS:
         _, seconds = timed(lambda p=precision: [evaluated(result.module, test, p) for _ in range(5)])
@@ -154,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--parts", nargs="+", default=["counts", "w3", "cifar", "precision", "profile"])
+    parser.add_argument("--parts", nargs="+", default=["counts", "w3", "cifar", "lstm", "precision", "profile"])
     parser.add_argument("--methods", nargs="+", default=["delta_fl", "fedavg"], help="of the part w3")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -162,11 +170,12 @@ def main() -> None:
     results.add(part="machine", card=torch.cuda.get_device_name(0), torch=torch.__version__, date=time.strftime("%Y-%m-%d"),
                 command="benchmarks/gpu.py " + " ".join(arg for arg in sys.argv[1:] if arg not in ("--out", str(given.out))))
     import gpu_counts
+    import gpu_lstm
     import gpu_precision
 
     parts = {"counts": gpu_counts.counts, "w3": lambda r: w3(r, given.rounds, given.methods),
              "cifar": lambda r: cifar(r, given.rounds * 3 // 2),
-             "precision": gpu_precision.effect, "profile": gpu_counts.profile}
+             "lstm": gpu_lstm.lstm, "precision": gpu_precision.effect, "profile": gpu_counts.profile}
     for name in given.parts:
         parts[name](results)
 

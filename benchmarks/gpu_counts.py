@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, _made
 
 FLOAT = 4
-KINDS = (("products", ("gemm", "nvjet", "cublas", "splitK")), ("convolutions (cuDNN)", ("conv", "fprop", "fft", "cudnn")),
-         ("windows as rows and back", ("_columns", "_folded")), ("pooling", ("pool",)), ("copies", ("copy", "Memcpy", "Memset")),
+KINDS = (("convolutions", ("_convolved", "conv", "fprop", "fft", "cudnn")), ("weight gradients of convolutions", ("_gradient",)),
+         ("windows folded", ("_folded",)), ("products of linear layers", ("gemm", "nvjet", "cublas", "splitK", "cutlass")),
+         ("pooling", ("pool",)), ("copies", ("copy", "memcpy", "Memcpy", "Memset")),
          ("sorting and gathering", ("sort", "index", "gather", "scatter", "radix")), ("sums", ("reduce",)))
 
 
@@ -29,12 +30,12 @@ def flops(workload: Workload) -> tuple[float, float]:
     return float(look.get_total_flops()), float(look.get_total_flops() + learn.get_total_flops())
 
 
-def columns(workload: Workload) -> float:
-    """Bytes of one example's windows laid out as rows, over all convolutions."""
+def activations(workload: Workload) -> float:
+    """Bytes of what one example's convolutions give."""
     total, module = [0.0], workload.module()
 
     def note(layer: nn.Conv2d, inputs: tuple, outputs: torch.Tensor) -> None:
-        total[0] += outputs[0, 0].numel() * layer.weight[0].numel() * FLOAT
+        total[0] += outputs[0].numel() * FLOAT
 
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
@@ -51,10 +52,11 @@ def counts(results: Results) -> None:
         examples, dim = float(sizes.mean()) * workload.cohort, sum(p.numel() for p in workload.module().parameters())
         look, learn = flops(workload)
         steps = float((sizes / workload.batch).ceil().mean()) * workload.cohort * learned      # of single clients
-        rows = columns(workload) * examples * learned * 5                     # written, read twice; their gradient written, read
+        passes = 2 * looked + 5 * learned                                     # written, read; their gradient written, read twice
+        moved = activations(workload) * examples * passes
         models = steps * dim * FLOAT * 8                                      # buffers, order of places, gradients, the step
         results.add(part="counts", workload=workload.title, method=method, examples=examples, client_steps=steps,
-                    tflop=(looked * look + learned * learn) * examples / 1e12, gigabytes_windows=rows / 1e9,
+                    tflop=(looked * look + learned * learn) * examples / 1e12, gigabytes_activations=moved / 1e9,
                     gigabytes_models=models / 1e9)
     look, _ = flops(WORKLOADS["W3"])
     everyone = float(torch.from_numpy(_made(replace(WORKLOADS["W5"], shape=(1,)), seed=5).sizes).sum())

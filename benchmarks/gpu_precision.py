@@ -15,6 +15,8 @@ from workloads import WORKLOADS, Data, _made
 
 import fedtail
 from fedtail.clients import client_means
+from fedtail.engine.kernels import ModuleKernel
+from fedtail.engine.precision import computing
 from fedtail.engine.stacked import StackedKernel
 from fedtail.risk.superquantile import superquantile_weights
 
@@ -27,10 +29,20 @@ def relabelled(data: Data, classes: int) -> Data:
     return replace(data, y=np.where(rng.random(len(data.y)) < share, rng.integers(0, classes, len(data.y)), data.y))
 
 
-def losses_of(module: torch.nn.Module, population: fedtail.Population, precision: str, dtype: torch.dtype) -> Tensor:
+class Plain(ModuleKernel):
+    """PyTorch's own convolutions in its own float32, to compare with."""
+
+    def outputs(self, params: Tensor, inputs: Tensor) -> Tensor:
+        self._bind(self.evaluated, params)
+        with torch.no_grad(), computing("full", self.device):
+            return self.evaluating(inputs)
+
+
+def losses_of(module: torch.nn.Module, population: fedtail.Population, precision: str, dtype: torch.dtype,
+              kind: type[ModuleKernel] = StackedKernel) -> Tensor:
     """As a round computes them: accumulated in float64, rounded once to float32."""
     task = fedtail.Task(module)
-    kernel = StackedKernel(task, CARD, dtype, precision)
+    kernel = kind(task, CARD, dtype, precision)
     return client_means(kernel, task.params().to(CARD, dtype), population, [task.loss])[0].float().double()
 
 
@@ -47,14 +59,19 @@ def effect(results: Results) -> None:
     ends = {precision: trained(workload, "delta_fl", precision, ROUNDS, population) for precision in PRECISIONS}
     module = ends["full"].module
     exact = losses_of(module, population, "full", torch.float64)
-    threshold, tail = tail_of(exact, population.mass)
     for precision in PRECISIONS:
-        losses = losses_of(module, population, precision, torch.float32)
-        found, counted = tail_of(losses, population.mass)
         judged = evaluated(ends[precision].module, test, "full")
-        gap = ((losses - exact) / exact).abs()
-        results.add(part="precision", precision=precision, clients=TRAINING, largest_gap=gap.max().item(),
-                    median_gap=gap.median().item(), threshold=found, exact_threshold=threshold,
-                    threshold_gap=abs(found - threshold) / threshold, tail=int(counted.sum()),
-                    tail_changed=int((counted != tail).sum()), trained_rounds=ROUNDS, worst10_error=judged.error.worst(0.1),
-                    mean_error=judged.error.mean(), tail_loss=judged.loss.worst(THETA))
+        losses = losses_of(module, population, precision, torch.float32)
+        results.add(part="precision", precision=precision, **_changes(losses, exact, population.mass), trained_rounds=ROUNDS,
+                    worst10_error=judged.error.worst(0.1), mean_error=judged.error.mean(), tail_loss=judged.loss.worst(THETA))
+    plain = losses_of(module, population, "full", torch.float32, Plain)
+    results.add(part="precision", precision="float32 of cuDNN", **_changes(plain, exact, population.mass))
+
+
+def _changes(losses: Tensor, exact: Tensor, mass: Tensor) -> dict[str, float]:
+    """Of losses, threshold and tail, against those in float64."""
+    (threshold, tail), (found, counted) = tail_of(exact, mass), tail_of(losses, mass)
+    gap = ((losses - exact) / exact).abs()
+    return {"clients": len(losses), "largest_gap": gap.max().item(), "median_gap": gap.median().item(), "threshold": found,
+            "exact_threshold": threshold, "threshold_gap": abs(found - threshold) / threshold, "tail": int(counted.sum()),
+            "tail_changed": int((counted != tail).sum())}

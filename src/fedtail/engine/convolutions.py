@@ -1,8 +1,9 @@
 """Convolutions and pooling of stacked clients, each with weights of its own.
 
-`torch.func.vmap` makes one grouped convolution of them, which cuDNN computes group by group. Here the windows are laid out as
-rows (im2col), so that the whole stack is one batched matrix product, and so are its gradients. Images are kept with their
-channels innermost, which makes a window a few runs of contiguous numbers.
+`torch.func.vmap` makes one grouped convolution of them, which cuDNN computes group by group. Here the whole stack is one batched
+matrix product whose rows are the windows, and so are its gradients. On a GPU kernels of our own read the windows where they
+lie; elsewhere, and in float64, they are laid out as rows (im2col). Images are kept with their channels innermost, which makes a
+window a few runs of contiguous numbers.
 
 Under `Stacked()` calls of `conv2d` and `max_pool2d` are replaced where this is possible; all others stay as they are.
 """
@@ -25,8 +26,6 @@ from fedtail.engine.stackable import stackable
 
 Pair = tuple[int, int]
 FEW_WEIGHTS = 4096      # up to which the weight gradient is summed by example: else too few products to fill a GPU
-THIN = 64               # numbers in a window up to which cuDNN is slower than a product
-ALIGNED = 8             # numbers that rows are a multiple of: 16 bytes in bfloat16
 INDEXABLE = 2**31       # numbers that a kernel counts in 32 bits
 
 
@@ -80,7 +79,7 @@ class Stacked(TorchFunctionMode):
         return self.pooled(input, Window(kernel, pace))
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        return _Convolution.apply(images, weight, bias, window)[0]
+        return _Convolution.apply(images, weight, bias, window)
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
         return _MaxPool.apply(images, window)[0]
@@ -90,34 +89,18 @@ class Stacked(TorchFunctionMode):
 
 
 class Flat(Stacked):
-    """The same for one model, many examples and no gradients.
-
-    cuDNN is faster there, except for images of few channels, and in full precision it is faster with the channels outermost.
-    """
+    """The same for one model, many examples and no gradients; what our kernels do not take is left to PyTorch."""
 
     def recurred(self, *args: Any, **kwargs: Any) -> None:
         """One model's LSTM is left to PyTorch."""
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        if _fused(images) is None:
+        if not _direct(images, len(images) * len(weight) * math.prod(window.places(*images.shape[2:]))):
             return None
-        if weight[0].numel() <= THIN:
-            columns, matrix = _columns(images[None], window, bias is not None), _matrix(weight[None], *_stack_of_one(bias))
-            return _product(columns, matrix, len(images), window.places(*images.shape[2:]))[0]
-        images = images.contiguous() if _wants_channels_first(images) else images
-        return F.conv2d(images, weight, bias, window.stride, window.padding, window.dilation)
+        return _convolved(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
         return fused.pooled(images, window, keep=False)[0]
-
-
-def _wants_channels_first(images: Tensor) -> bool:
-    """Where cuDNN does not use tensor cores."""
-    return images.dtype == torch.float64 or (images.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32)
-
-
-def _stack_of_one(bias: Tensor | None) -> list[Tensor]:
-    return [] if bias is None else [bias[None]]
 
 
 def _pair(value: Any) -> Pair:
@@ -140,29 +123,27 @@ def _compiles() -> bool:
     return True
 
 
-def _columns(images: Tensor, window: Window, ones: bool) -> Tensor:
-    """The windows as rows: (clients, batch, channels, height, width) -> (clients, batch * places, kernel * channels).
+def _direct(images: Tensor, written: int) -> bool:
+    """Whether our kernels multiply windows where they lie: in float32 and narrower, where numbers can be counted in 32 bits."""
+    return _fused(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
 
-    With a column of ones, which takes the bias into the product, if asked; then of zeros up to a multiple of eight, since
-    tensor cores want rows of whole 16 bytes.
-    """
-    clients, batch, channels = images.shape[:3]
-    rows, columns = window.places(*images.shape[3:])
-    inside = window.kernel[0] * window.kernel[1] * channels
-    shape = clients, batch * rows * columns, aligned(inside + ones)
-    if _fused(images) and math.prod(shape) < INDEXABLE and images.numel() < INDEXABLE:
-        return fused.columns(images.flatten(0, 1), window, shape[2], ones).view(shape)
+
+def _convolved(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+    """Outputs (clients, batch, channels, rows, columns), the channels innermost in memory."""
+    matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.places(*images.shape[3:]))
+    if _direct(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
+        return fused.convolved(images, matrix, bias, window)
+    columns = _columns(images, window)
+    found = torch.bmm(columns, matrix.mT) if bias is None else torch.baddbmm(bias[:, None], columns, matrix.mT)
+    return found.unflatten(1, shape).permute(0, 1, 4, 2, 3)
+
+
+def _columns(images: Tensor, window: Window) -> Tensor:
+    """The windows as rows: (clients, batch, channels, height, width) -> (clients, batch * places, kernel * channels)."""
     (high, wide), (down, across) = window.kernel, window.dilation
     images = F.pad(images, (window.padding[1],) * 2 + (window.padding[0],) * 2)
     views = images.unfold(3, down * (high - 1) + 1, window.stride[0]).unfold(4, across * (wide - 1) + 1, window.stride[1])
-    out = images.new_zeros(shape)
-    out[..., :inside] = views[..., ::down, ::across].permute(0, 1, 3, 4, 5, 6, 2).reshape(*shape[:2], inside)
-    out[..., inside : inside + ones] = 1.0
-    return out
-
-
-def aligned(width: int) -> int:
-    return -(-width // ALIGNED) * ALIGNED
+    return views[..., ::down, ::across].permute(0, 1, 3, 4, 5, 6, 2).flatten(1, 3).flatten(2)
 
 
 def _folded(columns: Tensor, window: Window, size: Pair) -> Tensor:
@@ -186,71 +167,68 @@ def _reach(k: int, places: int, window: Window, axis: int) -> slice:
     return slice(first, first + (places - 1) * stride + 1, stride)
 
 
-def _product(columns: Tensor, matrix: Tensor, batch: int, places: Pair) -> Tensor:
-    """Outputs (clients, batch, channels, rows, columns), the channels innermost in memory."""
-    return torch.bmm(columns, matrix.mT).unflatten(1, (batch, *places)).permute(0, 1, 4, 2, 3)
-
-
-def _matrix(weight: Tensor, *bias: Tensor) -> Tensor:
-    """(clients, outputs, inputs, kernel...) and the bias, in the order of the columns.
-
-    What stands against their zeros does not matter: it is the last number again, which costs no kernel of its own.
-    """
-    rows = weight.permute(0, 1, 3, 4, 2).flatten(2)
-    last = bias[0][..., None] if bias else rows[..., -1:]
-    missing = aligned(rows.shape[2] + len(bias)) - rows.shape[2]
-    return torch.cat([rows, last.expand(*rows.shape[:2], missing)], 2) if missing else rows
-
-
-def _matrix_gradient(outputs: Tensor, columns: Tensor) -> Tensor:
+def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
+    """By the weights, (clients, outputs, inputs, kernel...), and by the bias, (clients, outputs)."""
+    if _direct(images, outputs.numel()):
+        return fused.gradient(images, outputs, window, biased)
     clients, batch, channels = outputs.shape[:3]
-    rows = outputs.permute(0, 1, 3, 4, 2).reshape(clients, -1, channels)      # (clients, batch * places, channels)
-    if columns.shape[2] * channels > FEW_WEIGHTS:
-        return torch.bmm(rows.mT, columns)
-    rows, columns = (t.reshape(clients * batch, -1, t.shape[2]) for t in (rows, columns))
-    return torch.bmm(rows.mT, columns).unflatten(0, (clients, batch)).sum(1)
+    columns, rows = _columns(images, window), _rows(outputs)
+    if columns.shape[2] * channels <= FEW_WEIGHTS:
+        rows, columns = (t.reshape(clients * batch, -1, t.shape[2]) for t in (rows, columns))
+    found = torch.bmm(rows.mT, columns).unflatten(0, (clients, -1)).sum(1).unflatten(2, (*window.kernel, -1))
+    return found.permute(0, 1, 4, 2, 3), outputs.sum((1, 3, 4))
 
 
-def _input_gradient(outputs: Tensor, matrix: Tensor, window: Window, channels: int, size: Pair) -> Tensor:
+def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
+    """With strides of one a convolution, the kernel turned round; else the gradient of every window, folded."""
     clients, batch, wide, *places = outputs.shape
-    rows = outputs.permute(0, 1, 3, 4, 2).reshape(clients, -1, wide)
-    inside = window.kernel[0] * window.kernel[1] * channels
-    columns = torch.bmm(rows, matrix[:, :, :inside]).view(clients, batch, *places, *window.kernel, channels)
-    return _folded(columns, window, size)
+    channels, pixels = weight.shape[2], math.prod(size)
+    down, along = (d * (k - 1) - p for k, p, d in zip(window.kernel, window.padding, window.dilation, strict=True))
+    turns = window.stride == (1, 1) and min(down, along) >= 0
+    wasteful = fused.how(outputs) == fused.EXACT and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
+    if turns and not wasteful and _direct(outputs, clients * batch * channels * pixels):
+        back = Window(window.kernel, (1, 1), (down, along), window.dilation)
+        return fused.convolved(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
+    if _direct(outputs, outputs.numel() // wide * weight[0, 0].numel()):
+        matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
+        columns = fused.convolved(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
+    else:
+        columns = torch.bmm(_rows(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
+    return _folded(columns.reshape(clients, batch, *places, *window.kernel, channels), window, size)
 
 
-columns_of, product = stackable(_columns, 1), stackable(_product, 2)
-matrix_gradient, input_gradient = stackable(_matrix_gradient, 2), stackable(_input_gradient, 2)
-matrix_of, matrix_with_bias = stackable(_matrix, 1), stackable(_matrix, 2)
+def _rows(outputs: Tensor) -> Tensor:
+    """(clients, batch, channels, rows, columns) -> (clients, batch * places, channels)."""
+    return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
+
+
+convolved, convolved_with_bias = stackable(_convolved, 2), stackable(_convolved, 3)
+weight_gradient, input_gradient = stackable(_weight_gradient, 2), stackable(_input_gradient, 2)
 
 
 class _Convolution(torch.autograd.Function):
-    """Outputs, and what they were made of, which the gradients need again."""
+    """Our convolution with our gradients."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> tuple[Tensor, Tensor, Tensor]:
-        columns = columns_of(images, window, bias is not None)
-        matrix = matrix_of(weight) if bias is None else matrix_with_bias(weight, bias)
-        return product(columns, matrix, len(images), window.places(*images.shape[2:])), columns, matrix
+    def forward(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+        return (convolved if bias is None else convolved_with_bias)(images, weight, bias, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         images, weight, bias, ctx.window = inputs
-        ctx.size, ctx.channels, ctx.has_bias = tuple(images.shape[2:]), weight.shape[1], bias is not None
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*output[1:])
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(images, weight)
 
     @staticmethod
-    def backward(ctx: Any, outputs: Tensor, *_: Any) -> Any:
-        columns, matrix = ctx.saved_tensors
-        images = input_gradient(outputs, matrix, ctx.window, ctx.channels, ctx.size) if ctx.needs_input_grad[0] else None
+    def backward(ctx: Any, outputs: Tensor) -> Any:
+        images, weight = ctx.saved_tensors
+        by_images = input_gradient(outputs, weight, ctx.window, tuple(images.shape[2:])) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[1:3]):
-            return images, None, None, None
-        gradient, inside = matrix_gradient(outputs, columns), math.prod(ctx.window.kernel) * ctx.channels
-        weight = gradient[:, :inside].unflatten(1, (*ctx.window.kernel, -1)).permute(0, 3, 1, 2)
-        return images, weight, gradient[:, inside] if ctx.has_bias else None, None
+            return by_images, None, None, None
+        by_weight, by_bias = weight_gradient(images, outputs, ctx.has_bias, ctx.window)
+        return by_images, by_weight, by_bias if ctx.has_bias else None, None
 
 
 def _pooled(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:

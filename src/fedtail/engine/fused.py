@@ -1,6 +1,7 @@
-"""Kernels for a GPU that PyTorch has no fast ones for: windows as rows and back, and pooling, with the channels innermost.
+"""Kernels for a GPU that PyTorch has no fast ones for: convolutions of stacked clients, and pooling, with the channels innermost.
 
-They move each number once. Compiled by Triton when first used; where it is absent they cannot be called.
+A convolution is a matrix product whose rows are the windows; they are read where they lie, never laid out. Compiled by Triton
+when first used; where it is absent they cannot be called.
 """
 
 from __future__ import annotations
@@ -19,29 +20,96 @@ except ImportError:      # on machines without a GPU
 if TYPE_CHECKING:
     from fedtail.engine.convolutions import Pair, Window
 
-BLOCK, TILE = 1024, 2048      # numbers that one program writes
-jit: Any = triton.jit if triton else lambda function: function
+BLOCK = 1024         # numbers that one program writes
+WARPS = 1024         # that fill a GPU
+SHALLOW = 32         # numbers in a window that are multiplied at once
+EXACT = "tf32x3"     # a factor of float32 as the sum of two of TF32, in three products
+
+
+def jit(function: Any) -> Any:
+    """Compiled anew for other layouts, not for other numbers of examples."""
+    return triton.jit(function, do_not_specialize=["batch", "parts", "share"]) if triton else function
 
 
 @jit
-def _columns(images, out, rows, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-             KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-             PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WIDTH: tl.constexpr, ONES: tl.constexpr,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
+               W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
+               SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, OUTPUTS: tl.constexpr,
+               BIASED: tl.constexpr, TURNED: tl.constexpr, HOW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+               DEPTH: tl.constexpr):
+    length: tl.constexpr = KH * KW * C
+    rows = batch * OH * OW
+    tiles = tl.cdiv(rows, ROWS)
+    client, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     top, left = ((row % (OH * OW)) // OW) * SH - PH, (row % OW) * SW - PW
-    down, along = (inside // (KW * C)) * DH, ((inside // C) % KW) * DW
-    there = (row < rows)[:, None] & (inside < KH * KW * C)[None, :]
-    if PH > 0 or PW > 0:
-        y, x = top[:, None] + down[None, :], left[:, None] + along[None, :]
-        there = there & (y >= 0) & (y < H) & (x >= 0) & (x < W)
-    first = (row // (OH * OW)) * by_image + top * by_row + left * by_column
-    step = down * by_row + along * by_column + (inside % C) * by_channel
-    found = tl.load(images + first[:, None] + step[None, :], mask=there, other=0.0)
-    if ONES:
-        found = tl.where((inside == KH * KW * C)[None, :], 1.0, found)
-    tl.store(out + row[:, None] * WIDTH + inside[None, :], found, mask=(row < rows)[:, None] & (inside < WIDTH)[None, :])
+    corner = (client * batch + row // (OH * OW)) * by_image + top * by_row + left * by_column
+    mine = matrix + client * OUTPUTS * length + output * length
+    total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    for block in range(tl.cdiv(length, DEPTH)):
+        if C % DEPTH == 0:                                     # one place of the window, some of its channels
+            tap, channel = block // (C // DEPTH), block % (C // DEPTH) * DEPTH + tl.arange(0, DEPTH)
+        else:
+            tap, channel = (block * DEPTH + tl.arange(0, DEPTH)) // C, (block * DEPTH + tl.arange(0, DEPTH)) % C
+        down, along = (tap // KW) * DH, (tap % KW) * DW
+        inside = tap * C + channel
+        there, known = (row < rows)[:, None], (output < OUTPUTS)[None, :]
+        if length % DEPTH > 0:
+            there, known = there & (inside < length)[None, :], known & (inside < length)[:, None]
+        if PH > 0 or PW > 0:
+            if C % DEPTH == 0:
+                y, x = top + down, left + along
+                there = there & ((y >= 0) & (y < H) & (x >= 0) & (x < W))[:, None]
+            else:
+                y, x = top[:, None] + down[None, :], left[:, None] + along[None, :]
+                there = there & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        step = down * by_row + along * by_column + channel * by_channel
+        windows = tl.load(images + corner[:, None] + step[None, :], mask=there, other=0.0)
+        place = (KH * KW - 1 - tap) * C + channel if TURNED else inside
+        weights = tl.load(mine[None, :] + place[:, None], mask=known, other=0.0)
+        total = tl.dot(windows, weights, total, input_precision=HOW)
+    if BIASED:
+        total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    where = (client * rows + row)[:, None] * OUTPUTS + output[None, :]
+    tl.store(out + where, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :])
+
+
+@jit
+def _gradient(images, outputs, weights, biases, batch, parts, share, by_image, by_channel, by_row, by_column, C: tl.constexpr,
+              H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+              SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+              OUTPUTS: tl.constexpr, BIASED: tl.constexpr, HOW: tl.constexpr, WIDTH: tl.constexpr, ACROSS: tl.constexpr,
+              DEPTH: tl.constexpr):
+    length: tl.constexpr = KH * KW * C
+    tiles: tl.constexpr = (length + BIASED + ACROSS - 1) // ACROSS
+    one, rows = tl.program_id(0) // tiles, batch * OH * OW
+    client, begin = one // parts, (one % parts) * share
+    inside = tl.program_id(0) % tiles * ACROSS + tl.arange(0, ACROSS)
+    output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    tap, channel = inside // C, inside % C
+    down, along = (tap // KW) * DH, (tap % KW) * DW
+    step = down * by_row + along * by_column + channel * by_channel
+    total = tl.zeros((ACROSS, WIDTH), dtype=tl.float32)
+    for first in range(0, share, DEPTH):
+        row = begin + first + tl.arange(0, DEPTH)
+        top, left = ((row % (OH * OW)) // OW) * SH - PH, (row % OW) * SW - PW
+        corner = (client * batch + row // (OH * OW)) * by_image + top * by_row + left * by_column
+        there = (row < rows)[:, None] & (inside < length)[None, :]
+        if PH > 0 or PW > 0:
+            y, x = top[:, None] + down[None, :], left[:, None] + along[None, :]
+            there = there & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        windows = tl.load(images + corner[:, None] + step[None, :], mask=there, other=0.0)
+        if BIASED:
+            windows = tl.where((inside == length)[None, :], 1.0, windows)
+        slopes = tl.load(outputs + (client * rows + row)[:, None] * OUTPUTS + output[None, :],
+                         mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :], other=0.0)
+        total = tl.dot(tl.trans(windows.to(slopes.dtype)), slopes, total, input_precision=HOW)
+    found = total.to(weights.dtype.element_ty)
+    where = (one * OUTPUTS + output)[None, :] * length + (channel * KH * KW + tap)[:, None]
+    tl.store(weights + where, found, mask=(output < OUTPUTS)[None, :] & (inside < length)[:, None])
+    if BIASED:
+        tl.store(biases + (one * OUTPUTS + output)[None, :] + tl.zeros_like(inside)[:, None], found,
+                 mask=(output < OUTPUTS)[None, :] & (inside == length)[:, None])
 
 
 @jit
@@ -99,17 +167,67 @@ def _unpooled(outputs, which, out, numbers, by_image, by_channel, by_row, by_col
     tl.store(out + at, found, mask=at < numbers)
 
 
-def columns(images: Tensor, window: Window, width: int, ones: bool) -> Tensor:
-    """(images, channels, height, width), in any layout -> (images * places, width): the window, perhaps a one, then zeros."""
-    count, channels, *size = images.shape
-    rows, down = window.places(*size)
-    out = images.new_empty(count * rows * down, width)
-    block = min(128, triton.next_power_of_2(width))
-    grid = (triton.cdiv(len(out), TILE // block), triton.cdiv(width, block))
+def convolved(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window, turned: bool = False) -> Tensor:
+    """(clients, batch, channels, height, width), in any layout -> (clients, batch, outputs, rows, columns).
+
+    `matrix` holds the weights, (clients, outputs, kernel * channels); `turned` takes the kernel by 180 degrees.
+    """
+    clients, batch, channels, *size = images.shape
+    places, outputs = window.places(*size), matrix.shape[1]
+    out = images.new_empty(clients, batch, *places, outputs)
+    rows, flat = batch * places[0] * places[1], images.flatten(0, 1)
+    tile = tile_for(clients, rows, outputs, matrix.shape[2], channels, how(images) == EXACT)
     with torch.cuda.device(images.device):
-        _columns[grid](images, out, len(out), *images.stride(), channels, *size, *window.kernel, rows, down, *window.stride,
-                       *window.padding, *window.dilation, width, ones, TILE // block, block)
-    return out
+        _convolved[clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])](
+            flat, matrix.contiguous(), out if bias is None else bias.contiguous(), out, batch, *flat.stride(), channels, *size,
+            *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs, bias is not None, turned,
+            how(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
+    return out.permute(0, 1, 4, 2, 3)
+
+
+def gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> tuple[Tensor, Tensor]:
+    """By the weights, (clients, outputs, channels, kernel...), and by the bias, (clients, outputs), if there is one.
+
+    Where there are few clients, parts of a client's rows are added up on their own, so that the GPU is full.
+    """
+    clients, batch, channels, *size = images.shape
+    wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
+    rows, length = batch * places[0] * places[1], window.kernel[0] * window.kernel[1] * channels
+    width, across, depth, warps, stages = gradient_tile_for(wide, length + biased)
+    grid = triton.cdiv(length + biased, across), triton.cdiv(wide, width)
+    parts = max(1, min(triton.cdiv(WARPS, warps * clients * grid[0] * grid[1]), triton.cdiv(rows, 2 * depth)))
+    share = triton.cdiv(triton.cdiv(rows, parts), depth) * depth
+    parts = triton.cdiv(rows, share)
+    kind = images.dtype if parts == 1 else torch.float32
+    weights = images.new_empty(clients, parts, wide, length, dtype=kind)
+    biases = images.new_empty(clients, parts, wide if biased else 0, dtype=kind)
+    with torch.cuda.device(images.device):
+        _gradient[clients * parts * grid[0], grid[1]](
+            flat, outputs.permute(0, 1, 3, 4, 2).contiguous(), weights, biases, batch, parts, share, *flat.stride(), channels,
+            *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, wide, biased, how(images),
+            width, across, depth, num_warps=warps, num_stages=stages)
+    weights, biases = (found[:, 0] if parts == 1 else found.sum(1).to(images.dtype) for found in (weights, biases))
+    return weights.unflatten(2, (channels, *window.kernel)), biases
+
+
+def tile_for(clients: int, rows: int, outputs: int, length: int, channels: int, exact: bool) -> tuple[int, int, int, int, int]:
+    """Rows, outputs and depth of what a program multiplies at once, its warps and stages: the best of those tried on an H200."""
+    wide = max(16, min(64, triton.next_power_of_2(outputs)))
+    if length <= SHALLOW:
+        return 128, wide, max(16, triton.next_power_of_2(length)), 4, 1
+    enough, (large, small) = (128, (64, 16)) if exact else (264, (128, 64))
+    fills = clients * triton.cdiv(rows, large) * triton.cdiv(outputs, wide) >= enough
+    return large if fills else small, wide, 64 if channels % 64 == 0 else 32, 4, 3
+
+
+def gradient_tile_for(outputs: int, length: int) -> tuple[int, int, int, int, int]:
+    """Outputs, numbers of a window and rows of what a program multiplies at once, its warps and stages."""
+    return max(16, min(64, triton.next_power_of_2(outputs))), 32, 64, 1 if length <= SHALLOW else 4, 3
+
+
+def how(images: Tensor) -> str:
+    """How factors are multiplied: those of float32 cut off to TF32, or with about the error of float32 itself."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
 
 
 def folded(columns: Tensor, window: Window, size: Pair) -> Tensor:

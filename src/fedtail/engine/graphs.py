@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Replayed:
         self._asked: Counter[tuple[Any, ...]] = Counter()
         self._widest = self._failures = 0
         self._arena = _Arena(device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _recording_stream(device) if device.type == "cuda" else None
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __len__(self) -> int:
@@ -167,6 +168,12 @@ class _Arena:
             room = size if old is None else max(size, 2 * old.numel())
             self._held[key] = torch.zeros(room, dtype=dtype, device=self.device)
         return self._held[key][:size].view(shape)
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: cuBLAS keeps memory for every stream it was called on."""
+    return torch.cuda.Stream(device)
 
 
 def rounded(count: int, exact: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -70,6 +71,9 @@ class StackedGradients:
 
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision, device: torch.device):
         self.precision, self.device = precision, device
+        for part in module.modules():
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters = _stay      # type: ignore[method-assign]
         self._parts = [(name, p.shape, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
         trained = {name for name, *_ in self._parts}
         everything = (*module.named_parameters(), *module.named_buffers())
@@ -124,6 +128,10 @@ def _losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: 
     return loss(outputs, targets)
 
 
+def _stay() -> None:
+    """Weights stay where they are: to lay them out for cuDNN, PyTorch would ask for addresses, which a stack does not have."""
+
+
 def pays(task: Task, device: torch.device) -> bool:
     """Whether stacking is likely faster: on a GPU always, on a CPU for small models without convolutions and recurrences."""
     dim = sum(parameter.numel() for parameter in trainable(task.module))
@@ -145,7 +153,8 @@ def _agrees(task: Task, device: torch.device, dtype: torch.dtype, inputs: Exampl
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
     weight = torch.full(targets.shape[:2], 0.5).to(params)
     try:
-        with computing("full", device):
+        with computing("full", device), warnings.catch_warnings():
+            warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
             stacked = StackedKernel(task, device, dtype).gradients(params, inputs, targets, weight)
             alone = ModuleKernel(task, device, dtype).gradients(params, inputs, targets, weight)
     except Exception:      # whatever an operation that cannot be stacked says
