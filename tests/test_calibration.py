@@ -11,22 +11,21 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, get_sigma_gaus
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from fedtail.privacy.accounting import epsilon_at
+from fedtail.privacy.accounting import epsilon_at, guarantee
 from fedtail.privacy.calibration import (
     check_population,
     doubts,
     levels,
-    minimum_for,
     noise_for,
-    rate_given_minimum,
     round_event,
-    skip_probability,
     smallest_noise,
     split,
 )
+from fedtail.privacy.cohorts import decisive_share, minimum_for, skip_probability
 from fedtail.privacy.discrete_gaussian import as_fraction
-from fedtail.privacy.events import FixedSampling, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
+from fedtail.privacy.events import FixedSampling, GaussianRelease, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
 
 PAPER = (5.0, 1 / 2500, 1000, PoissonSampling(100 / 2500))
 
@@ -113,17 +112,65 @@ def exactly(population, rate):
 
 
 @pytest.mark.parametrize(("rate", "population", "minimum"), [("1/10", 30, 2), ("1/4", 12, 5), ("1/2", 6, 6), ("1/3", 9, 0), ("1/3", 9, 1)])
-def test_the_rate_of_rounds_that_are_not_skipped(rate, population, minimum):
-    with_it, among_all = exactly(population - 1, rate), exactly(population, rate)
-    expected = Fraction(rate) * sum(with_it[max(0, minimum - 1):]) / sum(among_all[minimum:])
-    assert rate_given_minimum(float(Fraction(rate)), population, minimum) == pytest.approx(float(expected), rel=1e-12)
+def test_how_often_one_client_decides_that_a_round_is_held(rate, population, minimum):
+    others, among_all = exactly(population - 1, rate), exactly(population, rate)
+    expected = Fraction(rate) * others[minimum - 1] / sum(among_all[minimum:]) if minimum else 0
+    assert decisive_share(float(Fraction(rate)), population, minimum) == pytest.approx(float(expected), rel=1e-12)
     assert skip_probability(float(Fraction(rate)), population, minimum) == pytest.approx(float(sum(among_all[:minimum])), abs=1e-15)
 
 
-def test_the_rate_against_draws():
+def test_the_decisive_share_against_draws():
     drawn = np.random.default_rng(0).random((200_000, 12)) < 0.25
     kept = drawn[drawn.sum(1) >= 4]
-    assert rate_given_minimum(0.25, 12, 4) == pytest.approx(kept[:, 0].mean(), abs=4 * 0.5 / math.sqrt(len(kept)))
+    decided = kept[:, 0] & (kept.sum(1) == 4)
+    assert decisive_share(0.25, 12, 4) == pytest.approx(decided.mean(), abs=4 * 0.5 / math.sqrt(len(kept)))
+    for rate, population in ((0.04, 2500), (1e-3, 10**6), (0.5, 40)):
+        for k in (1, 60, population // 2):
+            assert skip_probability(rate, population, k) == pytest.approx(stats.binom.cdf(k - 1, population, rate), rel=1e-6, abs=1e-280)
+
+
+def held_round(z, rate, population, minimum, epsilon):
+    """delta(epsilon) of a held round, by integration: the sum of one client's row, and how many others came, which is known."""
+    others = stats.binom(population - 1, rate)
+    counts = np.arange(population)
+    chance = others.pmf(counts) * np.where(counts >= minimum, 1.0, np.where(counts == minimum - 1, rate, 0.0))
+    chance /= chance.sum()
+    y = np.linspace(-12, 12 + 1 / z, 200_001)
+    p0, p1 = stats.norm.pdf(y), stats.norm.pdf(y, 1 / z)
+    worst = 0.0
+    for swap in (False, True):
+        total = 0.0
+        for share, count in zip(chance, counts, strict=True):
+            with_it = p1 if count == minimum - 1 else rate * p1 + (1 - rate) * p0
+            a, b = (p0, with_it) if swap else (with_it, p0)
+            total += share * np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0.0), y) if share else 0.0
+        worst = max(worst, total)
+    return worst
+
+
+@pytest.mark.parametrize(("population", "rate", "minimum", "z"), [(20, 0.3, 6, 1.0), (30, 0.1, 1, 1.5), (12, 0.5, 9, 2.0)])
+def test_a_round_held_because_somebody_came_costs_what_integration_says(population, rate, minimum, z):
+    """The average rate of participation, q', would understate it; the mixture does not."""
+    decisive = decisive_share(rate, population, minimum)
+    average = rate * (1 - decisive) + decisive
+    event = RoundEvent((GaussianRelease(z),), PoissonSampling(rate, decisive))
+    naive = RoundEvent((GaussianRelease(z),), PoissonSampling(average))
+    for delta in (1e-4, 1e-6):
+        epsilon = epsilon_at([(event, 1)], delta)
+        assert held_round(z, rate, population, minimum, epsilon) <= delta
+        assert held_round(z, rate, population, minimum, epsilon_at([(naive, 1)], delta)) > delta
+    assert epsilon_at([(event, 1)], 1e-6, "replace-one") > epsilon_at([(event, 1)], 1e-6)
+
+
+def test_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
+    sure = PoissonSampling(0.04, decisive_share(0.04, 2500, 30))
+    plain = PoissonSampling(0.04)
+    found = [guarantee([(RoundEvent((GaussianRelease(1.2),), sampling), 1000)], 1e-5) for sampling in (sure, plain)]
+    assert [one.accountant for one in found] == ["pld", "pld"]
+    assert found[0].epsilon == pytest.approx(found[1].epsilon, rel=1e-3)
+    assert found[0].epsilon >= found[1].epsilon
+    risky = PoissonSampling(0.04, decisive_share(0.04, 2500, 80))
+    assert guarantee([(RoundEvent((GaussianRelease(1.2),), risky), 1000)], 1e-5).accountant == "rdp"
 
 
 def test_the_largest_minimum_that_is_rarely_missed():
@@ -132,7 +179,6 @@ def test_the_largest_minimum_that_is_rarely_missed():
         assert skip_probability(rate, population, minimum) < failure <= skip_probability(rate, population, minimum + 1)
     assert minimum_for(1.0, 7) == 7
     assert minimum_for(0.04, 2500) == 61                      # "60 of an expected 100, not 80"
-    assert rate_given_minimum(0.04, 2500, 61) == pytest.approx(0.04, rel=1e-4)
 
 
 # refusals
@@ -150,8 +196,8 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: noise_for(1.0, 1e-5, 1, FixedSampling(9, 5)), "a cohort must be between 1 and the population, got 9 of 5."),
     (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Draw more."),
     (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
-    (lambda: rate_given_minimum(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
-    (lambda: rate_given_minimum(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or draw more."),
+    (lambda: decisive_share(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
+    (lambda: decisive_share(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or draw more."),
     (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides all that one of them says, in every round, drowns what so few say together. It takes 100 clients or more, better a thousand."),
 ])
 def test_what_cannot_be_had_is_refused(call, text):

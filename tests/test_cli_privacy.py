@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedtail.cli import app
-from fedtail.privacy.calibration import noise_for, rate_given_minimum
+from fedtail.privacy.calibration import noise_for
+from fedtail.privacy.cohorts import decisive_share
 from fedtail.privacy.events import PoissonSampling
 from fedtail.runs import run as run_experiment
 
@@ -79,8 +80,9 @@ def test_without_sampling_no_cohort_is_needed():
 
 def test_skipped_rounds_are_accounted_for():
     found = answer(*SMALL, "--epsilon", "4", "--minimum", "100")
-    assert found["rate"] == rate_given_minimum(0.1, 1000, 100) > 0.1
-    assert found["noise_multiplier"] == pytest.approx(noise_for(4, 1e-5, 10, PoissonSampling(found["rate"])).whole_round)
+    drawn = PoissonSampling(0.1, decisive_share(0.1, 1000, 100))
+    assert found["noise_multiplier"] == pytest.approx(noise_for(4, 1e-5, 10, drawn).whole_round)
+    assert found["noise_multiplier"] > answer(*SMALL, "--epsilon", "4")["noise_multiplier"]
     done = call(*SMALL, "--noise", "2", "--minimum", "60")
     assert "rounds of fewer than 60 are skipped, with probability" in done.stdout
 
@@ -139,7 +141,7 @@ def changed(**settings: str) -> list[str]:
     (changed(adjacency="add"), "--adjacency must be zero-out or replace-one, got add."),
     (changed(accountant="moments"), "--accountant must be pld, rdp or zcdp, got moments."),
     (changed(accountant="zcdp"), "sampling does not amplify concentrated privacy (zcdp)."),
-    (changed(minimum="60", sampling="fixed"), "--minimum is covered for Poisson sampling and zero-out adjacency only: elsewhere, that a round was skipped tells who was there."),
+    (changed(minimum="60", sampling="fixed"), "--minimum is for Poisson sampling: other cohorts have a size that is known."),
     (changed(minimum="1001"), "the minimum must be between 0 and the population of 1000, got 1001."),
     (changed(plot="plot.png"), "--plot writes a page, .html, got plot.png."),
     (changed(population="50", cohort="10"), "a guarantee for each of 50 clients will be useless: "),

@@ -34,7 +34,7 @@ from fedtail.deployment import Node, RemoteFleet, Roster
 from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy.accounting import epsilon_at
-from fedtail.privacy.calibration import rate_given_minimum
+from fedtail.privacy.cohorts import decisive_share
 from fedtail.privacy.events import PoissonSampling
 from fedtail.quantiles.noisy_histogram import trimmed
 from fedtail.questions import converse
@@ -243,8 +243,7 @@ def test_small_cohorts_are_not_asked_and_the_rate_is_that_of_those_that_are():
     assert min(held) >= 30
     [(event, count)] = result.ledger.rounds
     assert count == len(held)
-    assert event.sampling == PoissonSampling(rate_given_minimum(0.5, 60, 30))
-    assert event.sampling.rate > 0.5
+    assert event.sampling == PoissonSampling(0.5, decisive_share(0.5, 60, 30))
 
 
 def test_training_stops_before_it_would_exceed_its_budget_and_says_so():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
     from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, Terms
-    from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram
+    from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
     from fedtail.risk import (
         Ascent,
@@ -52,7 +52,7 @@ _HOME = {
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
     "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "Terms"),
-    "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram"),
+    "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
                 "term"),
     "risk": ("Ascent", "Binned", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk",

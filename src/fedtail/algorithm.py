@@ -15,7 +15,8 @@ from fedtail.clients import Broadcast
 from fedtail.data.population import Population
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.sgd import LocalSGD
-from fedtail.privacy.events import PoissonSampling, Release, RoundEvent
+from fedtail.privacy.cohorts import decisive_share
+from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Conversation, Train, about, converse, side_by_side
@@ -214,9 +215,8 @@ def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
 
 def planned_round(algorithm: FederatedAlgorithm | Family, population: Any, channel: Channel, dim: int) -> RoundEvent:
     """What a round releases at most, and how its cohort is drawn, given that it is large enough to be asked."""
-    event, least = algorithm.sample.event(population), fewest(algorithm, channel)
-    if isinstance(event, PoissonSampling) and least > 1:
-        from fedtail.privacy.calibration import rate_given_minimum
-
-        event = PoissonSampling(rate_given_minimum(event.rate, len(population), least))
-    return RoundEvent(algorithm.releases(dim), event)
+    event, releases = algorithm.sample.event(population), algorithm.releases(dim)
+    noised = not any(isinstance(release, NonPrivateRelease) for release in releases)
+    if isinstance(event, PoissonSampling) and noised:
+        event = replace(event, decisive=decisive_share(event.rate, len(population), fewest(algorithm, channel)))
+    return RoundEvent(releases, event)

@@ -16,6 +16,7 @@ from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.local import LocalSGD, Proximal
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
+from fedtail.privacy.cohorts import minimum_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
 from fedtail.risk import (
     Ascent,
@@ -141,8 +142,6 @@ def _private_cohort(population: int, cohort_size: int, noise: str,
         return Poisson(rate), GaussianNoise
     if noise != "discrete":
         raise ValueError(f"noise must be gaussian or discrete, got {noise!r}.")
-    from fedtail.privacy.calibration import minimum_for
-
     return Poisson(rate), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
 
 

@@ -102,7 +102,7 @@ class Request:
     @property
     def event(self) -> Sampling:
         """How cohorts are drawn, for the accountant."""
-        from fedtail.privacy.calibration import rate_given_minimum
+        from fedtail.privacy.cohorts import decisive_share
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
         if self.sampling == "none" or self.cohort is None:
@@ -110,7 +110,7 @@ class Request:
         if self.sampling == "fixed":
             return FixedSampling(self.cohort, self.population)
         rate = self.cohort / self.population
-        return PoissonSampling(rate if self.minimum is None else rate_given_minimum(rate, self.population, self.minimum))
+        return PoissonSampling(rate, decisive_share(rate, self.population, 1 if self.minimum is None else self.minimum))
 
 
 def _given(named: dict[str, Any]) -> tuple[int, int, float]:
@@ -136,9 +136,8 @@ def check(request: Request, anyway: bool) -> None:
     if request.cohort is not None and not 1 <= request.cohort <= request.population:
         raise ValueError(f"--cohort must be between 1 and the population of {request.population}, got {request.cohort}.")
     check_delta(request.delta)
-    if request.minimum is not None and (request.sampling, request.adjacency) != ("poisson", "zero-out"):
-        raise ValueError("--minimum is covered for Poisson sampling and zero-out adjacency only: elsewhere, that a round was "
-                         "skipped tells who was there.")
+    if request.minimum is not None and request.sampling != "poisson":
+        raise ValueError("--minimum is for Poisson sampling: other cohorts have a size that is known.")
     if not anyway:
         try:
             check_population(request.population)
@@ -208,9 +207,9 @@ def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
 
 
 def _skipping(request: Request) -> list[tuple[str, str]]:
-    from fedtail.privacy.calibration import minimum_for, skip_probability
+    from fedtail.privacy.cohorts import minimum_for, skip_probability
 
-    if request.sampling != "poisson" or request.adjacency != "zero-out" or request.cohort is None:
+    if request.sampling != "poisson" or request.cohort is None:
         return []
     rate = request.cohort / request.population
     if request.minimum is not None:

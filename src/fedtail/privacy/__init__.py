@@ -2,7 +2,8 @@
 
 from fedtail.privacy.accounting import Guarantee, delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.audit import Attack, gaussian_epsilon
-from fedtail.privacy.calibration import NoiseLevels, minimum_for, noise_for, rate_given_minimum, smallest_noise
+from fedtail.privacy.calibration import NoiseLevels, noise_for, smallest_noise
+from fedtail.privacy.cohorts import decisive_share, minimum_for
 from fedtail.privacy.discrete_gaussian import Table, exact, probability
 from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
@@ -11,7 +12,7 @@ from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRando
 
 __all__ = [
     "Attack", "BudgetSpent", "DiscreteNoise", "GaussianNoise", "Guarantee", "Ledger", "Mechanism", "NoPrivacy", "Noise",
-    "NoiseLevels", "NoisySum", "Randomness", "SeededRandomness", "SystemRandomness", "Table", "Terms", "delta_at", "epsilon_at",
-    "exact", "gaussian_epsilon", "guarantee", "minimum_for", "noise_for", "probability", "rate_given_minimum",
+    "NoiseLevels", "NoisySum", "Randomness", "SeededRandomness", "SystemRandomness", "Table", "Terms", "decisive_share",
+    "delta_at", "epsilon_at", "exact", "gaussian_epsilon", "guarantee", "minimum_for", "noise_for", "probability",
     "rounds_affordable", "smallest_noise",
 ]

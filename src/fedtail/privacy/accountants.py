@@ -38,6 +38,7 @@ class Step:
     multiplier: float
     rate: float = 1.0
     scheme: Scheme = "none"
+    decisive: float = 0.0           # how likely it took part for sure, in a round of Poisson sampling that was held
 
 
 Steps = tuple[tuple[Step, int], ...]
@@ -70,6 +71,9 @@ class PrivacyLosses:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
+        """With what rounds cost in which the client took part for sure paid out of delta, as if it failed there."""
+        if (delta := delta - self.failure) <= 0:
+            return math.inf
         if self._in_closed_form:
             import dp_accounting
 
@@ -79,7 +83,12 @@ class PrivacyLosses:
     def delta(self, epsilon: float) -> float:
         if self._in_closed_form:
             return _gaussian_delta(in_one(self.steps), epsilon)
-        return float(_composed(self.steps, _interval(self.steps)).get_delta_for_epsilon(epsilon))
+        return min(1.0, float(_composed(self.steps, _interval(self.steps)).get_delta_for_epsilon(epsilon)) + self.failure)
+
+    @property
+    def failure(self) -> float:
+        """How likely any of the rounds was not amplified."""
+        return math.fsum(count * step.decisive for step, count in self.steps)
 
     @property
     def _in_closed_form(self) -> bool:
@@ -189,6 +198,8 @@ class RenyiDivergences:
 def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     if step.scheme == "poisson-exchange":
         return _exchanged(step, orders)
+    if step.decisive:
+        return _mixed(step, orders)
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
@@ -202,6 +213,13 @@ def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
         divergences = RdpAccountant(list(orders), relation).compose(event).rdp
     slack = ROUNDING / (np.array(orders) - 1) if step.scheme != "none" else 0.0
     return np.maximum(divergences, 0.0) + slack
+
+
+def _mixed(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+    """A round that is not amplified with a probability that anybody may know: the moments of the two mix."""
+    less = np.array(orders) - 1
+    amplified, full = _divergences(replace(step, decisive=0.0), orders), _divergences(Step(step.multiplier), orders)
+    return np.logaddexp(less * amplified + math.log1p(-step.decisive), less * full + math.log(step.decisive)) / less
 
 
 def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:

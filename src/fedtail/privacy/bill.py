@@ -26,6 +26,7 @@ from fedtail.privacy.events import (
 AccountantName = Literal["pld", "rdp", "zcdp"]
 NAMES = {PoissonSampling: "poisson", FixedSampling: "fixed", NoSampling: "none"}
 UNTRUSTED = 1e-12               # a delta below which rounding shows in convolutions by Fourier transforms
+NEGLIGIBLE = 1e-3               # of delta: what rounds that only one client made large enough may cost there
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Bill:
     def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
         sampled = any(step.scheme != "none" for step, _ in self.steps)
         if wanted is None:
-            wanted = ("rdp" if sampled else "zcdp") if self.whole else "rdp" if sampled and delta < UNTRUSTED else "pld"
+            coarse = sampled and (delta < UNTRUSTED or PrivacyLosses(self.steps).failure > NEGLIGIBLE * delta)
+            wanted = ("rdp" if sampled else "zcdp") if self.whole else "rdp" if coarse else "pld"
         if wanted == "pld" and self.whole:
             raise ValueError("privacy loss distributions (pld) are for continuous noise: integer noise in several coordinates "
                              "does not reduce to one. Use rdp, or zcdp without sampling.")
@@ -141,9 +143,10 @@ def amplified(event: RoundEvent, adjacency: Adjacency) -> Step:
     if rate == 1:
         return full
     if isinstance(sampling, PoissonSampling) and adjacency == "zero-out":
-        return Step(full.multiplier, rate, "poisson")
+        return Step(full.multiplier, rate, "poisson", sampling.decisive)
     if isinstance(sampling, PoissonSampling):       # one client is x or x' where it was asked, and nothing where it was not
-        return Step(min(composed(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange")
+        return Step(min(composed(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
+                    sampling.decisive)
     if adjacency == "replace-one" and not _in_integers(event):
         return Step(full.multiplier, rate, "fixed")
     return full
@@ -188,6 +191,8 @@ def _check_sampling(sampling: Sampling) -> None:
         raise TypeError(f"no accountant knows {sampling!r}. Cohorts are drawn by PoissonSampling, FixedSampling or NoSampling.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:
         raise ValueError(f"the rate of Poisson sampling must be in [0, 1], got {sampling.rate:g}.")
+    if isinstance(sampling, PoissonSampling) and not 0 <= sampling.decisive < 1:
+        raise ValueError(f"the share of rounds that hang on one client must be in [0, 1), got {sampling.decisive:g}.")
     if isinstance(sampling, FixedSampling) and not 1 <= sampling.cohort <= sampling.population:
         raise ValueError(f"a cohort must be between 1 and the population, got {sampling.cohort} of {sampling.population}.")
 

@@ -62,9 +62,13 @@ Release = GaussianRelease | LatticeRelease | NonPrivateRelease
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Every client takes part independently with probability `rate` (q)."""
+    """Every client takes part independently with probability `rate` (q).
+
+    Where small cohorts are not asked, `decisive` is how often a round was held only because a given client came.
+    """
 
     rate: float
+    decisive: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ class RunFolder:
         if not found.get("private"):
             return None
         simulated = ", simulated" if found["guarantee"].startswith("simulated") else ""
-        return (f"epsilon {found['epsilon']:.4g} at delta {found['delta']:g} ({found['adjacency']}, {found['sampling']} sampling, "
-                f"{found['accountant']}{simulated})")
+        how = f"{found['adjacency']}, {found['sampling']} sampling, {found['accountant']}{simulated}"
+        return f"epsilon {found['epsilon']:.4g} at delta {found['delta']:g} ({how})"
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -1,0 +1,74 @@
+"""Cohorts by Poisson sampling that may be too small to be asked, and what it reveals that one was large enough."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+
+@lru_cache(maxsize=64)
+def decisive_share(rate: float, population: int, minimum: int) -> float:
+    """How often a round that is held was held only because a given client came: then it hides nobody behind a coin.
+
+    q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients and rounds
+    of fewer than `minimum` not held. Whatever the others are, a client comes with probability q, unless exactly min - 1 of
+    them came: then a round that is held has it for sure. So such a round is, with this probability, not amplified at all,
+    and otherwise amplified at q; the average rate of participation would understate the first. Whether a round is held
+    depends on who came and not on what they say, so it reveals nothing about data that are zeroed or exchanged.
+    """
+    _check_draw(rate, population)
+    if not 0 <= minimum <= population:
+        raise ValueError(f"the minimum must be between 0 and the population of {population}, got {minimum}.")
+    held = _at_least(minimum, rate, population)
+    if held == 0:
+        raise ValueError(f"rounds of {minimum} clients or more practically never happen at a rate of {rate:g} from {population}. "
+                         "Lower the minimum, or draw more.")
+    others = _probabilities(rate, population - 1)
+    return min(1.0, rate * float(others[minimum - 1]) / held) if minimum else 0.0
+
+
+def skip_probability(rate: float, population: int, minimum: int) -> float:
+    """P(Bin(n, q) < minimum): how likely Poisson sampling draws too few."""
+    if minimum > population:
+        return 1.0
+    return float(_probabilities(rate, population)[:max(minimum, 0)].sum())
+
+
+@lru_cache(maxsize=64)
+def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
+    """The largest minimum for which rounds are skipped less often than `failure`.
+
+    >>> minimum_for(0.04, 2500)
+    61
+    """
+    _check_draw(rate, population)
+    skipped = np.cumsum(_probabilities(rate, population))          # P(Bin <= k), so P(Bin < k + 1)
+    minimum = int(np.searchsorted(skipped, failure, side="left"))
+    if minimum == 0:
+        raise ValueError(f"Poisson sampling at a rate of {rate:g} from {population} clients draws nobody with probability "
+                         f"{skipped[0]:.2g}: any minimum is missed more often than {failure:g}. Draw more.")
+    return min(minimum, population)
+
+
+def _at_least(minimum: int, rate: float, population: int) -> float:
+    """P(Bin(n, q) >= minimum)."""
+    return float(_probabilities(rate, population)[minimum:].sum()) if minimum > 0 else 1.0
+
+
+@lru_cache(maxsize=8)
+def _probabilities(rate: float, population: int) -> np.ndarray:
+    """P(Bin(n, q) = k) for k = 0, ..., n, each from the one before, outwards from the largest."""
+    if rate >= 1:
+        return np.eye(1, population + 1, population)[0]
+    k = np.arange(population)
+    steps = np.log((population - k) / (k + 1)) + math.log(rate) - math.log1p(-rate)
+    logs = np.append(0.0, np.cumsum(steps))
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum()
+
+
+def _check_draw(rate: float, population: int) -> None:
+    if not 0 < rate <= 1 or population < 1:
+        raise ValueError(f"Poisson sampling needs a rate in (0, 1] and clients, got rate={rate:g}, population={population}.")

@@ -1,0 +1,245 @@
+"""A client of one session: messages in, messages out, and what it refuses to do.
+
+Its state is one frozen value that a step replaces only when it succeeds: after a refusal a client is as before. It can be saved
+between messages, in a place that only the client reads: it holds the secrets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedtail.secure.bindings import box_key, commitment, key_digest, told_by
+from fedtail.secure.encoding import U8, U16, U64, Blob, Key, Refused, TooFew, decode, encode
+from fedtail.secure.frames import unwrap, wrap
+from fedtail.secure.identity import Identity, checked
+from fedtail.secure.masks import Told, add_masks, pair_key, residues, self_key, to_wire
+from fedtail.secure.messages import (
+    BOX,
+    Ask,
+    Confirm,
+    KeyList,
+    Keys,
+    Lists,
+    Masked,
+    Session,
+    Shares,
+    Signed,
+    Unmask,
+    Unmasked,
+)
+from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, seal, system, unseal
+from fedtail.secure.shamir import SIZE, share
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """For one query: the mask key, the seed of the mask it adds alone, and its own share of both."""
+
+    mask: Key
+    seed: Key
+    own: Blob = b""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A query this client sent a row for, and what it did since."""
+
+    query: U16
+    told: Key
+    confirmed: Blob = b""           # digest of the lists it signed
+    unmasked: U8 = 0
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """All that a client remembers of a session."""
+
+    session: Session
+    me: U64
+    sealing: Key
+    secrets: tuple[Secrets, ...]
+    key_list: KeyList = KeyList(())
+    members: tuple[U64, ...] = ()
+    answered: tuple[Answered, ...] = ()
+
+
+class Client:
+    """One client in one session. `minimum` is the smallest threshold it agrees to.
+
+    keys() -> shares(list of keys) -> for each query: masked(ask, row, context), [confirm(lists),] unmask(lists).
+    Whatever is out of order, repeated or against the rules raises `Refused` and changes nothing.
+    """
+
+    def __init__(self, session: Session, me: int, minimum: int = 2, identity: Identity | None = None,
+                 random: Randomness = system):
+        if me not in session.points:
+            raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
+        if session.threshold < minimum:
+            raise Refused(f"the session's threshold is {session.threshold}, and this client hides among {minimum} or more.")
+        sealing, secrets = random(KEY), tuple(Secrets(random(KEY), random(KEY)) for _ in range(session.queries))
+        self.state = ClientState(session, me, sealing, secrets)
+        self._identity, self._random = checked(session, identity), random
+
+    @classmethod
+    def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
+        """A client that was saved. Restoring an older state would forget what was answered: keep one copy."""
+        client = cls.__new__(cls)
+        client.state = decode(ClientState, saved)
+        client._identity, client._random = checked(client.state.session, identity), random
+        return client
+
+    def save(self) -> bytes:
+        """Everything to go on with, secrets included."""
+        return encode(self.state)
+
+    def keys(self) -> bytes:
+        """The public keys."""
+        return self._wrap(self._keys())
+
+    def _keys(self) -> Keys:
+        state = self.state
+        committed = tuple(commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
+        keys = Keys(state.me, public_key(state.sealing), tuple(public_key(one.mask) for one in state.secrets), committed)
+        return keys if self._identity is None else self._identity.signed(state.session.id, keys)
+
+    def shares(self, message: bytes) -> bytes:
+        """Everybody's keys came: share the secrets of all queries, sealed for each of the others."""
+        state, heard = self.state, self._unwrap(KeyList, message)
+        if state.key_list.entries:
+            raise Refused("a second list of keys came; shares are given once.")
+        self._check_keys(heard)
+        names, about = [one.sender for one in heard.entries], key_digest(state.session, heard)
+        points = [state.session.points[one] for one in names]
+        given = [self._shared(one, points) for one in state.secrets]                # for each query, for each client
+        agree = agreement(state.sealing)
+        boxes = b"".join(self._sealed(one.sender, agree(one.sealing), about, [shares[place] for shares in given])
+                         for place, one in enumerate(heard.entries) if one.sender != state.me)
+        mine = names.index(state.me)
+        secrets = tuple(replace(one, own=shares[mine]) for one, shares in zip(state.secrets, given, strict=True))
+        self.state = replace(state, key_list=heard, secrets=secrets)
+        return self._wrap(Shares(state.me, about, boxes))
+
+    def _check_keys(self, heard: KeyList) -> None:
+        session, entries = self.state.session, {one.sender: one for one in heard.entries}
+        if not entries.keys() <= session.points.keys() or entries.get(self.state.me) != self._keys():
+            raise Refused("a list of keys names somebody who was not invited, or not this client with the keys it sent.")
+        if len(entries) < session.threshold:
+            raise TooFew(f"{len(entries)} clients sent keys, and the threshold is {session.threshold}.")
+        for one in heard.entries:
+            if len(one.masking) != session.queries:
+                raise Refused(f"client {one.sender} has keys for {len(one.masking)} of {session.queries} queries.")
+            if self._identity is not None:
+                self._identity.check(session.id, one)
+
+    def _shared(self, one: Secrets, points: list[int]) -> list[bytes]:
+        threshold = self.state.session.threshold
+        seeds, masks = (share(secret, threshold, points, self._random) for secret in (one.seed, one.mask))
+        return [seed + mask for seed, mask in zip(seeds, masks, strict=True)]
+
+    def _sealed(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
+        key = box_key(shared, about, self.state.me, to)
+        return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
+
+    def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
+        """A query came: the row, a vector of integers, under masks that depend on everything this client was told.
+
+        `context` is what the caller was told besides: the question, the model, the dual. It stays here.
+        """
+        state, ask = self.state, self._unwrap(Ask, message)
+        self._check_ask(ask)
+        values = residues(row, ask.modulus_bits)
+        if len(values) != ask.width:
+            raise Refused(f"asked was a row of {ask.width} entries, and this client's has {len(values)}.")
+        told = told_by(state.session, state.key_list, ask, context)
+        add_masks(values, *self._mask_keys(told, ask))
+        self.state = replace(state, members=ask.members, answered=(*state.answered, Answered(ask.query, told.digest)))
+        return self._wrap(Masked(state.me, ask.query, told.digest, to_wire(values, ask.modulus_bits)))
+
+    def _check_ask(self, ask: Ask) -> None:
+        state, known = self.state, {one.sender for one in self.state.key_list.entries}
+        if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
+            raise Refused(f"query {ask.query} was answered, passed over, or is beyond the session's {state.session.queries}.")
+        if state.me not in ask.members or not known.issuperset(ask.members):
+            raise Refused("a query is not about this client, or about somebody whose keys never came.")
+        if state.members and ask.members != state.members:
+            raise Refused("the list of members changed since the last query.")
+        if len(ask.members) < state.session.threshold:
+            raise TooFew(f"{len(ask.members)} members are left, and the threshold is {state.session.threshold}.")
+
+    def _mask_keys(self, told: Told, ask: Ask) -> tuple[list[bytes], list[bytes]]:
+        """The keys of the masks it adds, its own first, and of those it subtracts."""
+        me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
+        agree = agreement(secret.mask)
+        pairs = {one: pair_key(agree(publics[one]), told, me, one) for one in ask.members if one != me}
+        plus = [self_key(secret.seed, told, me)] + [key for one, key in pairs.items() if me < one]
+        return plus, [key for one, key in pairs.items() if me > one]
+
+    def _public_keys(self, query: int) -> dict[int, bytes]:
+        return {one.sender: one.masking[query] for one in self.state.key_list.entries}
+
+    def confirm(self, message: bytes) -> bytes:
+        """Whose row came: sign it, once, so that everybody unmasks the same sum."""
+        lists = self._unwrap(Confirm, message).lists
+        answered = self._check_lists(lists)
+        if self._identity is None or answered.confirmed:
+            raise Refused("lists were signed for this query already, or the session is not signed.")
+        text = lists.digest(answered.told)
+        self._replace(replace(answered, confirmed=text))
+        return self._wrap(Signed(self.state.me, lists.query, self._identity.sign(text)))
+
+    def _check_lists(self, lists: Lists) -> Answered:
+        """What a client may unmask: a query it answered, once, with exactly the members it masked for."""
+        state = self.state
+        answered = next((one for one in state.answered if one.query == lists.query), None)
+        if answered is None or answered.unmasked:
+            raise Refused(f"query {lists.query} was not answered by this client, or is unmasked already: once is all it gets.")
+        if state.me not in lists.alive or tuple(sorted(lists.alive + lists.dropped)) != state.members:
+            raise Refused("alive and dropped are not exactly the members this client answered with, itself alive.")
+        if len(lists.alive) < state.session.threshold:
+            raise TooFew(f"{len(lists.alive)} rows came, and the threshold is {state.session.threshold}.")
+        return answered
+
+    def unmask(self, message: bytes) -> bytes:
+        """Whose row came: a share of the seed of each of these, a share of the mask key of each of the others; never both."""
+        state, request = self.state, self._unwrap(Unmask, message)
+        answered = self._check_lists(request.lists)
+        self._check_signatures(request, answered)
+        held, alive = self._held(request), set(request.lists.alive)
+        shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in state.members)
+        self._replace(replace(answered, unmasked=1))
+        return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.told), shares))
+
+    def _check_signatures(self, request: Unmask, answered: Answered) -> None:
+        if self._identity is None:
+            return
+        text = request.lists.digest(answered.told)
+        if text != answered.confirmed or any(one.sender not in request.lists.alive or one.query != answered.query
+                                             or not self._identity.vouches(one.sender, one.signature, text)
+                                             for one in request.signatures):
+            raise Refused("the lists are not those this client signed, or a signature of them is wrong.")
+        if len(request.signatures) < self.state.session.threshold:
+            raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {self.state.session.threshold}.")
+
+    def _held(self, request: Unmask) -> dict[int, bytes]:
+        """This client's shares of everybody's two secrets for the query."""
+        state, query = self.state, request.lists.query
+        others = [one for one in state.members if one != state.me]
+        if request.to != state.me or len(request.boxes) != BOX * len(others):
+            raise Refused("sealed shares are for another client, or not one for each of the others.")
+        about, entries = key_digest(state.session, state.key_list), {one.sender: one for one in state.key_list.entries}
+        held, agree = {state.me: state.secrets[query].own}, agreement(state.sealing)
+        for place, one in enumerate(others):
+            key = box_key(agree(entries[one].sealing), about, one, state.me)
+            held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
+        return held
+
+    def _replace(self, changed: Answered) -> None:
+        answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
+        self.state = replace(self.state, answered=answered)
+
+    def _wrap(self, message: Any) -> bytes:
+        return wrap(self.state.session.id, message)
+
+    def _unwrap(self, kind: Any, message: bytes) -> Any:
+        return unwrap(kind, message, self.state.session.id, self.state.session.most_bytes)

@@ -1,0 +1,154 @@
+"""Values as bytes, in exactly one way: fixed widths, lengths before lists, nothing optional.
+
+A value is a frozen dataclass whose fields are annotated with the sizes below, with tuples of them, or with other such
+dataclasses. Reading is strict: what would not be written again to the same bytes is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+U8 = Annotated[int, 1]
+U16 = Annotated[int, 2]
+U32 = Annotated[int, 4]
+U64 = Annotated[int, 8]
+Key = Annotated[bytes, 32]          # a key, a seed or a digest
+Blob = Annotated[bytes, None]       # of any length, which is written before it
+
+
+class Refused(ValueError):
+    """A message that is malformed, repeated, late, too early or against the rules. Whoever refused it is as before."""
+
+
+class TooFew(Refused):
+    """Fewer are left than the threshold: nothing can be released, and nothing is."""
+
+
+class Reader:
+    """Bytes that are taken from the front; too few of them are refused."""
+
+    def __init__(self, data: bytes | memoryview):
+        self.rest = memoryview(data)
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.rest):
+            raise Refused(f"a message ends {size - len(self.rest)} bytes too early.")
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return bytes(taken)
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+
+class Code(Protocol):
+    """How one kind of value is written and read."""
+
+    def write(self, value: Any, out: list[bytes]) -> None: ...
+
+    def read(self, data: Reader) -> Any: ...
+
+
+class Whole:
+    """A non-negative integer in a fixed number of bytes, the most significant first."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def write(self, value: int, out: list[bytes]) -> None:
+        if not 0 <= value < 1 << 8 * self.size:
+            raise Refused(f"{value} does not fit in {self.size} bytes.")
+        out.append(int(value).to_bytes(self.size, "big"))
+
+    def read(self, data: Reader) -> int:
+        return data.number(self.size)
+
+
+class Fixed:
+    """So many bytes."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def write(self, value: bytes, out: list[bytes]) -> None:
+        if len(value) != self.size:
+            raise Refused(f"{len(value)} bytes came where {self.size} are needed.")
+        out.append(value)
+
+    def read(self, data: Reader) -> bytes:
+        return data.take(self.size)
+
+
+class Lengthy:
+    """Bytes after their number."""
+
+    def write(self, value: bytes, out: list[bytes]) -> None:
+        out += [len(value).to_bytes(4, "big"), value]
+
+    def read(self, data: Reader) -> bytes:
+        return data.take(data.number(4))
+
+
+class Many:
+    """Values of one kind after their number."""
+
+    def __init__(self, one: Code):
+        self.one = one
+
+    def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
+        out.append(len(value).to_bytes(4, "big"))
+        for each in value:
+            self.one.write(each, out)
+
+    def read(self, data: Reader) -> tuple[Any, ...]:
+        count = data.number(4)
+        if count > len(data.rest):                    # every value has at least a byte: do not begin what cannot end
+            raise Refused(f"a message announces {count} values and has {len(data.rest)} bytes left.")
+        return tuple(self.one.read(data) for _ in range(count))
+
+
+class Record:
+    """The fields of a dataclass, in order; it checks itself when it is built."""
+
+    def __init__(self, kind: type):
+        self.kind, hints = kind, get_type_hints(kind, include_extras=True)
+        self.fields = [(one.name, _code(hints[one.name])) for one in fields(kind)]
+
+    def write(self, value: Any, out: list[bytes]) -> None:
+        for name, code in self.fields:
+            code.write(getattr(value, name), out)
+
+    def read(self, data: Reader) -> Any:
+        return self.kind(*[code.read(data) for _, code in self.fields])
+
+
+@cache
+def _code(hint: Any) -> Code:
+    if is_dataclass(hint) and isinstance(hint, type):
+        return Record(hint)
+    if get_origin(hint) is tuple:
+        return Many(_code(get_args(hint)[0]))
+    kind, size = get_args(hint)
+    if size is None:
+        return Lengthy()
+    return Whole(size) if kind is int else Fixed(size)
+
+
+def encode(value: Any) -> bytes:
+    """The bytes of a frozen dataclass."""
+    out: list[bytes] = []
+    code: Code = _code(type(value))      # type: ignore[arg-type]
+    code.write(value, out)
+    return b"".join(out)
+
+
+def decode(kind: type[T], data: bytes | memoryview) -> T:
+    """The value again; anything but exactly its bytes is `Refused`."""
+    reader = Reader(data)
+    value = _code(kind).read(reader)      # type: ignore[arg-type]
+    if len(reader.rest):
+        raise Refused(f"a message goes on for {len(reader.rest)} bytes after its end.")
+    return value

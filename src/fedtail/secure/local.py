@@ -1,0 +1,69 @@
+"""All clients in one process, with the real cryptography: for tests, and for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedtail.secure.encoding import Refused
+from fedtail.secure.identity import Identity
+from fedtail.secure.messages import Ask, Session
+from fedtail.secure.participant import Participant
+from fedtail.secure.primitives import Randomness, system
+from fedtail.secure.rounds import Rounds
+from fedtail.secure.server import Contents, Sum
+
+KEYS, SHARES, ROW, UNMASK = range(4)      # the exchanges of a round with one query
+Absent = Mapping[int, Container[int]]     # client -> the exchanges, counted from 0, that it misses
+
+
+class LocalClients:
+    """An exchange whose clients are all here. Before each query set `rows`, by client, and `context`.
+
+    `vanish`: a client never hears of these exchanges. `lose`: it does, but its answers do not arrive.
+    """
+
+    def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,
+                 repetitions: int = 1, identities: Mapping[int, Identity] | None = None, random: Randomness = system):
+        known = identities or {}
+        self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random) for one in names}
+        self.vanish, self.lose = vanish or {}, lose or {}
+        self.rows: Mapping[int, Any] = {}
+        self.context = b""
+        self.exchanges = 0
+        self.refused: list[tuple[int, Refused]] = []
+
+    def __call__(self, contents: Contents) -> Contents:
+        now, self.exchanges = self.exchanges, self.exchanges + 1
+        heard = {one: self._answer(one, content) for one, content in contents.items() if now not in self.vanish.get(one, ())}
+        return {one: answer for one, answer in heard.items() if now not in self.lose.get(one, ())}
+
+    def _answer(self, one: int, content: bytes) -> bytes:
+        answer, refused = self.participants[one].answer(content, lambda round, ask: self._row(one, ask))
+        self.refused += [(one, why) for why in refused]
+        return answer
+
+    def _row(self, one: int, ask: Ask) -> tuple[Any, bytes]:
+        return self.rows[one], self.context
+
+
+def secure_sum(rows: Any, threshold: int, modulus_bits: int = 62, vanish: Absent | None = None, lose: Absent | None = None,
+               context: bytes = b"", random: Randomness = system) -> Sum:
+    """The sum of integer rows, (clients, width), modulo 2^modulus_bits, by the whole protocol in one process.
+
+    `vanish` names the exchanges a client misses, of KEYS, SHARES, ROW and UNMASK; `lose` those whose answer is lost. The sum is
+    over those whose row came; fewer than `threshold` at any step raise `TooFew`.
+
+    >>> secure_sum([[1, 2], [3, 4], [5, 6]], threshold=2, vanish={1: range(ROW, 9)})
+    Sum(total=array([6, 8]), survivors=(0, 2))
+    """
+    rows = [np.asarray(row) for row in rows]
+    names = tuple(range(len(rows)))
+    session = Session(b"secure_sum", 0, names, threshold)
+    clients = LocalClients(names, session.name, threshold, vanish, lose, random=random)
+    clients.rows, clients.context = dict(enumerate(rows)), context
+    rounds = Rounds(clients)
+    rounds.open(session)
+    return rounds.sum(len(rows[0]), modulus_bits, context)

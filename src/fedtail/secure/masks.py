@@ -1,0 +1,128 @@
+"""Rows of integers modulo M = 2^bits, and the masks that hide them.
+
+A mask is the key stream of a key that is derived for one pair of clients, one query and everything the clients were told. The
+one with the smaller name adds it, the other subtracts it, so masks cancel between two who were told the same and nowhere else.
+Words of 32 or 64 bits are uniform, and so are their lowest `bits`: M divides 2^32 or 2^64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedtail.secure.encoding import U8, U16, U32, U64, Key, Refused, encode
+from fedtail.secure.primitives import CipherContext, derive, digest, fill, key_stream
+
+VERSION = 1
+MOST_BITS = 62
+BLOCK = 1 << 17      # bytes of a stream at a time: with the row they meet, they stay in the cache
+STREAMS = 1 << 10    # open at a time
+
+
+@dataclass(frozen=True)
+class Told:
+    """Everything a client was told when it masks a row. Two who were told anything else derive other masks."""
+
+    session: Key                    # digest: run, round, invited, threshold, number of queries
+    keys: Key                       # digest: everybody's public keys
+    members: tuple[U64, ...]        # whose rows are summed
+    round: U64
+    query: U16
+    attempt: U16
+    width: U32
+    modulus_bits: U8
+    context: Key                    # digest of what the caller says: question, model, dual, ...
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest("fedtail secure: told", bytes([VERSION]), encode(self))
+
+    def label(self, purpose: str, *names: int) -> bytes:
+        """Version, purpose, round, query, attempt and whom it concerns, for HKDF; the digest goes in as its salt."""
+        numbers = (self.round, self.query, self.attempt, *names)
+        return f"fedtail secure {VERSION}: {purpose}".encode() + b"".join(n.to_bytes(8, "big") for n in numbers)
+
+
+def pair_key(shared: bytes, told: Told, one: int, other: int) -> bytes:
+    """The key of the mask between two clients, from what their key pairs share."""
+    return derive(shared, told.digest, told.label("mask of a pair", min(one, other), max(one, other)))
+
+
+def self_key(seed: bytes, told: Told, one: int) -> bytes:
+    """The key of the mask that a client adds alone, which protects its row if it comes too late."""
+    return derive(seed, told.digest, told.label("mask of one", one))
+
+
+def word(modulus_bits: int) -> np.dtype:
+    """The words that rows modulo 2^modulus_bits are held in: they wrap modulo a multiple of M."""
+    return np.dtype("<u4" if modulus_bits <= 32 else "<u8")
+
+
+def add_masks(row: np.ndarray, plus: Iterable[bytes], minus: Iterable[bytes]) -> None:
+    """Add and subtract the masks of these keys, in place; `row` is of `word`s."""
+    todo = [(key, np.add) for key in plus] + [(key, np.subtract) for key in minus]
+    for first in range(0, len(todo), STREAMS):
+        _add_streams(row, [(key_stream(key), change) for key, change in todo[first:first + STREAMS]])
+
+
+def _add_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
+    step = min(BLOCK // row.itemsize, len(row)) or 1
+    buffer, zeros = np.empty(step, row.dtype), np.zeros(step, row.dtype)
+    for start in range(0, len(row), step):
+        part = row[start:start + step]
+        mask, nothing = buffer[:len(part)], zeros[:len(part)]
+        for stream, change in streams:
+            fill(stream, mask, nothing)
+            change(part, mask, out=part)
+
+
+def residues(row: Any, modulus_bits: int) -> np.ndarray:
+    """A vector of integers as words modulo M; negative ones are -x = M - x. Always a copy."""
+    row = np.asarray(row)
+    if row.ndim != 1 or row.dtype.kind not in "iu":
+        raise TypeError(f"a row must be a vector of integers, got {row.dtype} of shape {row.shape}. Encode it first.")
+    words = row.astype("<u8")
+    words &= np.uint64((1 << modulus_bits) - 1)
+    return words.astype(word(modulus_bits), copy=False)
+
+
+def centred(total: np.ndarray, modulus_bits: int) -> np.ndarray:
+    """Residues modulo M as integers in [-M/2, M/2), int64.
+
+    >>> centred(np.array([1, 255]), 8)
+    array([ 1, -1])
+    """
+    total = np.asarray(total).astype(np.int64)
+    return np.where(total >= 1 << (modulus_bits - 1), total - (1 << modulus_bits), total)
+
+
+def entry_bytes(modulus_bits: int) -> int:
+    """Bytes of one entry on the wire."""
+    return -(-modulus_bits // 8)
+
+
+def to_wire(row: np.ndarray, modulus_bits: int) -> bytes:
+    """Entries modulo M, each in the fewest whole bytes, the least significant first."""
+    row = row & row.dtype.type((1 << modulus_bits) - 1)
+    size = entry_bytes(modulus_bits)
+    return row.tobytes() if size == row.itemsize else row.view(np.uint8).reshape(-1, row.itemsize)[:, :size].tobytes()
+
+
+def from_wire(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
+    """The row again, as words; another length, or an entry of M or more, is refused."""
+    size, kind = entry_bytes(modulus_bits), word(modulus_bits)
+    if len(data) != width * size:
+        raise Refused(f"a row has {len(data)} bytes where {width} entries modulo 2^{modulus_bits} have {width * size}.")
+    if size == kind.itemsize:
+        row = np.frombuffer(data, kind)
+    else:
+        wide = np.zeros((width, kind.itemsize), np.uint8)
+        wide[:, :size] = np.frombuffer(data, np.uint8).reshape(width, size)
+        row = wide.view(kind).reshape(-1)
+    if modulus_bits % 8 and width and int(row.max()) >> modulus_bits:
+        raise Refused(f"a row has an entry of 2^{modulus_bits} or more.")
+    return row

@@ -1,0 +1,265 @@
+"""What client and server say to each other, as frozen data that checks itself.
+
+Every answer carries a digest of what it answers (`heard`, `told`), so a client that was told something else, by damage on the way
+or by design, is found out at once instead of spoiling a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Any
+
+from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, encode
+from fedtail.secure.masks import MOST_BITS, VERSION, entry_bytes
+from fedtail.secure.primitives import SIGNATURE, TAG, digest
+from fedtail.secure.shamir import SIZE
+
+MOST_MEMBERS = 1 << 14
+MOST_QUERIES = 1 << 8
+MOST_ENTRIES = 1 << 28
+PAIR = 2 * SIZE                 # a share of the seed, a share of the mask key
+BOX = PAIR + TAG                # the same, sealed
+
+
+def increasing(names: Any, what: str) -> None:
+    """Lists are sorted and name nobody twice, so there is one way to write them."""
+    if any(one >= after for one, after in pairwise(names)):
+        raise Refused(f"{what} must be in increasing order, each once.")
+
+
+@dataclass(frozen=True)
+class Session:
+    """One round: who is invited, how many must stay, and how many queries at most. Also the invitation itself.
+
+    A sum over one client is its row, so the threshold is 2 or more. Twice the threshold exceeds the members, so that no two
+    groups can be asked for different halves of one client's secrets. `signed`: clients sign their keys and the lists of
+    survivors, against a server that departs from the protocol.
+    """
+
+    name: Blob                      # the run, the same for all its rounds
+    round: U64
+    members: tuple[U64, ...]        # increasing
+    threshold: U32
+    queries: U16 = 1
+    signed: U8 = 0
+
+    def __post_init__(self) -> None:
+        count = len(self.members)
+        increasing(self.members, "members")
+        if not 1 <= len(self.name) <= 64 or not 1 <= self.queries <= MOST_QUERIES or self.signed not in (0, 1):
+            raise Refused(f"a session needs a name of 1..64 bytes, 1..{MOST_QUERIES} queries and signed 0 or 1; got "
+                          f"{len(self.name)} bytes, {self.queries} and {self.signed}.")
+        if not 2 <= count <= MOST_MEMBERS:
+            raise Refused(f"a session needs 2..{MOST_MEMBERS} members, got {count}.")
+        if not 2 <= self.threshold <= count or 2 * self.threshold <= count:
+            raise Refused(f"threshold must be at least 2 and more than half of the {count} members, at most all of them; got "
+                          f"{self.threshold}. Write {max(2, count // 2 + 1)} or more.")
+
+    @cached_property
+    def id(self) -> bytes:
+        """A digest of all of it, in every message."""
+        return digest("fedtail secure: session", bytes([VERSION]), encode(self))
+
+    @cached_property
+    def points(self) -> dict[int, int]:
+        """Where the polynomials are evaluated for each member."""
+        return {one: place for place, one in enumerate(self.members, 1)}
+
+    @property
+    def most_bytes(self) -> int:
+        """No message but a row is longer."""
+        return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A client's public keys: one to seal shares with, and for each query one for masks, and its seed's commitment."""
+
+    sender: U64
+    sealing: Key
+    masking: tuple[Key, ...]
+    commitments: tuple[Key, ...]
+    signature: Blob = b""           # of the rest, in a signed session
+
+    def __post_init__(self) -> None:
+        if len(self.masking) != len(self.commitments) or len(self.signature) not in (0, SIGNATURE):
+            raise Refused("a client's keys need a commitment for each mask key, and a signature of 64 bytes or none.")
+
+
+@dataclass(frozen=True)
+class KeyList:
+    """Everybody's keys, to everybody."""
+
+    entries: tuple[Keys, ...]
+
+    def __post_init__(self) -> None:
+        increasing([one.sender for one in self.entries], "senders in a list of keys")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A client's shares of its secrets, sealed: for each other client, in order, a box for each query."""
+
+    sender: U64
+    heard: Key                      # digest of the list of keys it heard
+    boxes: Blob
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A query: whose rows are summed, how wide they are, modulo what."""
+
+    query: U16
+    members: tuple[U64, ...]
+    width: U32
+    modulus_bits: U8
+
+    def __post_init__(self) -> None:
+        increasing(self.members, "members")
+        if not 1 <= self.modulus_bits <= MOST_BITS or self.width > MOST_ENTRIES:
+            raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; asked were {self.width} modulo "
+                          f"2^{self.modulus_bits}.")
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * entry_bytes(self.modulus_bits)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A row under its masks."""
+
+    sender: U64
+    query: U16
+    told: Key
+    row: Blob
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Whose row came and whose did not."""
+
+    query: U16
+    alive: tuple[U64, ...]
+    dropped: tuple[U64, ...]
+
+    def __post_init__(self) -> None:
+        increasing(self.alive, "survivors")
+        increasing(self.dropped, "dropped")
+        if not set(self.alive).isdisjoint(self.dropped):
+            raise Refused("somebody is listed both as alive and as dropped: that would ask for both halves of a secret.")
+
+    def digest(self, told: bytes) -> bytes:
+        return digest("fedtail secure: survivors", told, encode(self))
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Will you sign these lists?"""
+
+    lists: Lists
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A client's signature of the lists."""
+
+    sender: U64
+    query: U16
+    signature: Annotated[bytes, SIGNATURE]
+
+
+@dataclass(frozen=True)
+class Unmask:
+    """To one client: the lists, the boxes sealed for it for this query, in order of their senders, and who signed the lists."""
+
+    to: U64
+    lists: Lists
+    boxes: Blob
+    signatures: tuple[Signed, ...] = ()
+
+    def __post_init__(self) -> None:
+        increasing([one.sender for one in self.signatures], "signers")
+
+
+@dataclass(frozen=True)
+class Unmasked:
+    """For each member, in order, a share: of its seed if it is alive, of its mask key if it dropped."""
+
+    sender: U64
+    query: U16
+    heard: Key                      # digest of the lists it answers
+    shares: Blob
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the two-exchange mode: all or nothing, keys agreed once. Also the invitation itself."""
+
+    name: Blob
+    members: tuple[U64, ...]
+    signed: U8 = 0
+
+    def __post_init__(self) -> None:
+        increasing(self.members, "members")
+        if not 1 <= len(self.name) <= 64 or not 2 <= len(self.members) <= MOST_MEMBERS or self.signed not in (0, 1):
+            raise Refused(f"a run needs a name of 1..64 bytes and 2..{MOST_MEMBERS} members; got {len(self.name)} bytes and "
+                          f"{len(self.members)}.")
+
+    @cached_property
+    def id(self) -> bytes:
+        return digest("fedtail secure: run", bytes([VERSION]), encode(self))
+
+    @property
+    def most_bytes(self) -> int:
+        return 1024 + len(self.members) * 256
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """A client's public key for all masks of a run."""
+
+    sender: U64
+    public: Key
+    signature: Blob = b""
+
+    def __post_init__(self) -> None:
+        if len(self.signature) not in (0, SIGNATURE):
+            raise Refused("a signature has 64 bytes, or there is none.")
+
+
+@dataclass(frozen=True)
+class RunKeyList:
+    """Everybody's key, to everybody."""
+
+    entries: tuple[RunKeys, ...]
+
+    def __post_init__(self) -> None:
+        increasing([one.sender for one in self.entries], "senders in a list of keys")
+
+
+@dataclass(frozen=True)
+class AskAll:
+    """A query that everybody listed must answer; `attempt` counts repetitions with fewer."""
+
+    round: U64
+    attempt: U16
+    ask: Ask
+
+
+@dataclass(frozen=True)
+class MaskedForAll:
+    """A row under the masks of all pairs."""
+
+    round: U64
+    attempt: U16
+    masked: Masked
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What travels in one exchange: messages of one or more sessions. Each has its own frame."""
+
+    messages: tuple[Blob, ...]

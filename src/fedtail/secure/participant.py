@@ -1,0 +1,115 @@
+"""A client over many rounds: it takes what one exchange brought, for whichever session, and gives what goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedtail.secure.client import Client, ClientState
+from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, encode
+from fedtail.secure.frames import bundled, invitation, peek, unbundled, unwrap
+from fedtail.secure.identity import Identity
+from fedtail.secure.messages import Ask, AskAll, Confirm, KeyList, Run, RunKeyList, Session, Unmask
+from fedtail.secure.primitives import Randomness, system
+from fedtail.secure.together import TogetherClient, TogetherState
+
+RowFor = Callable[[int, Ask], tuple[Any, bytes]]      # (round, ask) -> (the row, the context)
+LIVE = 2                                              # sessions at a time: this round's and the next one's
+
+
+@dataclass(frozen=True)
+class ParticipantState:
+    """All that a participant remembers."""
+
+    me: U64
+    name: Blob
+    minimum: U32
+    repetitions: U16
+    next_round: U64                                   # the first round in which it has not sent a row
+    clients: tuple[ClientState, ...]
+    together: tuple[TogetherState, ...]
+
+
+class Participant:
+    """One client of the run `name`. It agrees to thresholds of `minimum` or more, and never to the same round twice."""
+
+    def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 1, identity: Identity | None = None,
+                 random: Randomness = system):
+        self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
+        self._identity, self._random, self._next_round = identity, random, 0
+        self._clients: dict[bytes, Client] = {}
+        self._together: dict[bytes, TogetherClient] = {}
+
+    @classmethod
+    def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Participant:
+        """A participant that was saved. Restoring an older state would forget what was answered: keep one copy."""
+        state = decode(ParticipantState, saved)
+        one = cls(state.me, state.name, state.minimum, state.repetitions, identity, random)
+        one._next_round = state.next_round
+        one._clients = {c.session.id: Client.restore(encode(c), identity, random) for c in state.clients}
+        one._together = {c.run.id: TogetherClient.restore(encode(c), identity) for c in state.together}
+        return one
+
+    def save(self) -> bytes:
+        """Everything to go on with, secrets included: for a place that only this client reads."""
+        return encode(ParticipantState(self.me, self.name, self.minimum, self.repetitions, self._next_round,
+                                       tuple(one.state for one in self._clients.values()),
+                                       tuple(one.state for one in self._together.values())))
+
+    def answer(self, content: bytes, row_for: RowFor) -> tuple[bytes, list[Refused]]:
+        """What goes back, and what was refused; a refused message does not keep the others of its exchange from an answer."""
+        answers, refused = [], []
+        for message in unbundled(content):
+            try:
+                answers.append(self._step(message, row_for))
+            except Refused as why:
+                refused.append(why)
+        return bundled([one for one in answers if one]), refused
+
+    def _step(self, message: bytes, row_for: RowFor) -> bytes:
+        kind, session = peek(message)
+        if kind is Session:
+            return self._invited(invitation(Session, message))
+        if kind is Run:
+            return self._invited_to_run(invitation(Run, message))
+        if session in self._together:
+            return self._step_together(self._together[session], kind, message, row_for)
+        if session not in self._clients:
+            raise Refused("a message belongs to a session that this client is not in, or no longer.")
+        return self._step_alone(self._clients[session], kind, message, row_for)
+
+    def _step_alone(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
+        session = client.state.session
+        if kind is Ask:
+            ask = unwrap(Ask, message, session.id, session.most_bytes)
+            answer = client.masked(message, *row_for(session.round, ask))
+            self._next_round = max(self._next_round, session.round + 1)
+            return answer
+        steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Confirm: client.confirm, Unmask: client.unmask}
+        if kind not in steps:
+            raise Refused(f"{kind.__name__} is nothing that a server says.")
+        return steps[kind](message)
+
+    def _step_together(self, client: TogetherClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
+        if kind is RunKeyList:
+            client.hear(message)
+            return b""
+        asked = unwrap(AskAll, message, client.state.run.id, client.state.run.most_bytes)
+        return client.masked(message, *row_for(asked.round, asked.ask))
+
+    def _invited(self, session: Session) -> bytes:
+        if session.name != self.name or session.id in self._clients or session.round < self._next_round:
+            raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
+                          "this client has sent a row.")
+        client = Client(session, self.me, self.minimum, self._identity, self._random)
+        kept = {key: one for key, one in self._clients.items() if one.state.session.round != session.round}
+        self._clients = dict([*kept.items(), (session.id, client)][-LIVE:])
+        return client.keys()
+
+    def _invited_to_run(self, run: Run) -> bytes:
+        if run.name != self.name or self._together:
+            raise Refused("an invitation is to another run, or came already.")
+        client = TogetherClient(run, self.me, self.minimum, self.repetitions, self._identity, self._random)
+        self._together[run.id] = client
+        return client.keys()

@@ -1,0 +1,154 @@
+"""Which messages share an exchange: a thin layer over the steps of client and server.
+
+The steps of a server are written as generators that yield what goes to each client and are sent what came back, so that two of
+them can share their exchanges. A round of two queries whose keys travelled with the round before takes four exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar
+
+from fedtail.secure.encoding import Refused
+from fedtail.secure.frames import bundled, peek, unbundled
+from fedtail.secure.messages import Run, Session
+from fedtail.secure.server import Contents, Server, Sum
+from fedtail.secure.together import TogetherServer
+
+T = TypeVar("T")
+Exchange = Callable[[Contents], Mapping[int, bytes]]      # contents for clients -> what those who answered said
+Messages = dict[int, list[bytes]]
+Steps = Generator[Messages, Messages, T]
+
+
+def set_up(server: Server) -> Steps[None]:
+    """Keys, then shares: two exchanges."""
+    take(server, server.session.id, (yield singly(server.invite())))
+    take(server, server.session.id, (yield singly(server.key_list())))
+
+
+def query(server: Server, width: int, modulus_bits: int, context: bytes) -> Steps[Sum]:
+    """Rows, then shares to unmask their sum: two exchanges, three where lists are signed."""
+    take(server, server.session.id, (yield singly(server.ask(width, modulus_bits, context))))
+    if server.session.signed:
+        take(server, server.session.id, (yield singly(server.confirm())))
+    take(server, server.session.id, (yield singly(server.unmask())))
+    return server.total()
+
+
+def singly(contents: Contents) -> Messages:
+    return {one: [message] for one, message in contents.items()}
+
+
+def take(server: Server | TogetherServer, session: bytes, answers: Messages) -> None:
+    """Give a server what belongs to it; whose message is refused has not answered, and `server.refused` says why."""
+    for sender, messages in answers.items():
+        for message in messages:
+            try:
+                if peek(message)[1] == session:
+                    server.receive(sender, message)
+            except Refused as why:
+                server.refused.append((sender, why))
+
+
+def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
+    """Several at once, in the exchanges of the longest. Each is carried to its end, then the first refusal is raised."""
+    results: dict[int, Any] = {}
+    refused: list[Refused] = []
+    answers: Messages | None = None
+    while True:
+        contents: Messages = {}
+        for place, steps in enumerate(running):
+            if place in results:
+                continue
+            try:
+                for one, messages in steps.send(answers).items():      # type: ignore[arg-type]      # the first is sent None
+                    contents.setdefault(one, []).extend(messages)
+            except StopIteration as end:
+                results[place] = end.value
+            except Refused as why:
+                results[place] = None
+                refused.append(why)
+        if len(results) == len(running):
+            break
+        answers = yield contents
+    if refused:
+        raise refused[0]
+    return [results[place] for place in range(len(running))]
+
+
+def carry(steps: Steps[T], exchange: Exchange) -> T:
+    """Carry steps to their end over an exchange. An answer that is no bundle of messages counts as none."""
+    try:
+        contents = next(steps)
+        while True:
+            answers: Messages = {}
+            for sender, content in exchange({one: bundled(messages) for one, messages in contents.items()}).items():
+                try:
+                    answers[sender] = list(unbundled(content))
+                except Refused:
+                    continue
+            contents = steps.send(answers)
+    except StopIteration as end:
+        return end.value
+
+
+class Rounds:
+    """Sums over an exchange, round after round.
+
+    rounds.open(session)                                two exchanges, none if it was set up ahead
+    rounds.sum(width, bits, context)                    two exchanges
+    rounds.sum(width, bits, context, ahead=session)     the same two; the next session is set up in them
+    """
+
+    def __init__(self, exchange: Exchange):
+        self.server: Server | None = None
+        self._exchange, self._ahead = exchange, dict[bytes, Server]()
+
+    def open(self, session: Session) -> None:
+        """Begin a round; the one before is over."""
+        prepared = self._ahead.pop(session.id, None)
+        self.server = Server(session) if prepared is None else prepared
+        if prepared is None:
+            carry(set_up(self.server), self._exchange)
+
+    def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None) -> Sum:
+        """The sum over those who stay, as the session's next query. Fewer than the threshold: `TooFew`."""
+        if self.server is None:
+            raise Refused("no round is open. Write rounds.open(session) first.")
+        steps = query(self.server, width, modulus_bits, context)
+        if ahead is None:
+            return carry(steps, self._exchange)
+        self._ahead = {ahead.id: Server(ahead)}
+        total, _ = carry(side_by_side(steps, set_up(self._ahead[ahead.id])), self._exchange)
+        return total
+
+
+class TogetherRounds:
+    """Sums of the two-exchange mode: all or nothing, one exchange for each query, and one before the first.
+
+    If somebody is missing, `sum` raises `Missing`; `again` then asks the rest, whose rows should carry fresh noise.
+    """
+
+    def __init__(self, exchange: Exchange, run: Run):
+        self.server, self._exchange, self._unheard = TogetherServer(run), exchange, Messages()
+        carry(self._invited(), exchange)
+
+    def sum(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",
+            members: tuple[int, ...] | None = None) -> Sum:
+        """The sum over all, or over these."""
+        return carry(self._asked(self.server.ask(round, query, width, modulus_bits, context, members)), self._exchange)
+
+    def again(self, context: bytes = b"") -> Sum:
+        """The same query, over those who answered."""
+        return carry(self._asked(self.server.again(context)), self._exchange)
+
+    def _invited(self) -> Steps[None]:
+        take(self.server, self.server.run.id, (yield singly(self.server.invite())))
+        self._unheard = singly(self.server.key_list())
+
+    def _asked(self, contents: Contents) -> Steps[Sum]:
+        """The list of keys travels with the first query that reaches a client."""
+        heard = {one: [*self._unheard.pop(one, []), message] for one, message in contents.items()}
+        take(self.server, self.server.run.id, (yield heard))
+        return self.server.total()

@@ -1,0 +1,244 @@
+"""The server of one session: it collects, lists who is there, and learns of each query the sum over those who stayed.
+
+Rows are added as they come; none is kept. A message that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedtail.secure.bindings import commitment, key_digest, told_by
+from fedtail.secure.encoding import Refused, TooFew
+from fedtail.secure.frames import unwrap, wrap
+from fedtail.secure.masks import Told, add_masks, from_wire, pair_key, self_key, word
+from fedtail.secure.messages import (
+    BOX,
+    Ask,
+    Confirm,
+    KeyList,
+    Keys,
+    Lists,
+    Masked,
+    Session,
+    Shares,
+    Signed,
+    Unmask,
+    Unmasked,
+)
+from fedtail.secure.primitives import agreement, public_key
+from fedtail.secure.shamir import SIZE, combine, element, weights
+
+Contents = dict[int, bytes]      # a message for each client
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What the server learns: the sum modulo M over those who stayed, int64 in [0, M), and who they are."""
+
+    total: np.ndarray
+    survivors: tuple[int, ...]
+
+
+@dataclass
+class Query:
+    """A query under way."""
+
+    ask: Ask
+    told: Told
+    total: np.ndarray                                              # of the masked rows
+    alive: set[int] = field(default_factory=set)
+    signatures: dict[int, Signed] = field(default_factory=dict)
+    shares: dict[int, list[bytes]] = field(default_factory=dict)   # from a client, for each member
+
+    @cached_property
+    def lists(self) -> Lists:
+        """Fixed when it is first looked at: from then on no row is accepted."""
+        alive = tuple(sorted(self.alive))
+        return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
+
+
+class Server:
+    """invite() -> key_list() -> for each query: ask(...), [confirm(),] unmask(), total().
+
+    Each gives a message for each client; in between `receive` what they answer. Who does not answer has dropped out. A step for
+    which too few are left raises `TooFew`, and what was asked is not released.
+    """
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.members: tuple[int, ...] = ()              # those who shared their secrets; fixed by the first query
+        self._keys: dict[int, Keys] = {}
+        self._list: KeyList | None = None
+        self._boxes: dict[int, bytes] = {}
+        self._query: Query | None = None
+        self._asked = 0
+        self._expected: type = Keys
+        self.refused: list[tuple[int, Refused]] = []    # what came and was not taken, from whom
+
+    def receive(self, sender: int, message: bytes) -> None:
+        """Take in what a client answered; `sender` is whom the transport knows it to be from."""
+        if self._expected is Sum:
+            raise Refused("no answer is expected now: the query is done, and the next has not been asked.")
+        steps: dict[type, Callable[[Any], None]] = {Keys: self._keys_came, Shares: self._shares_came, Masked: self._masked_came,
+                                                    Signed: self._signed_came, Unmasked: self._unmasked_came}
+        row = self._query.ask.row_bytes if self._query is not None else 0
+        came: Any = unwrap(self._expected, message, self.session.id, self.session.most_bytes + row)
+        if came.sender != sender:
+            raise Refused(f"a message from client {sender} says that it is from {came.sender}.")
+        steps[self._expected](came)
+
+    def invite(self) -> Contents:
+        """Tell everybody invited about the session."""
+        return self._to(self.session.members, self.session)
+
+    def _keys_came(self, keys: Keys) -> None:
+        if keys.sender not in self.session.points or keys.sender in self._keys:
+            raise Refused(f"client {keys.sender} was not invited, or sent its keys already.")
+        if len(keys.masking) != self.session.queries or bool(keys.signature) != bool(self.session.signed):
+            raise Refused(f"client {keys.sender} has keys for {len(keys.masking)} of {self.session.queries} queries, or its "
+                          "signature is missing or not wanted.")
+        self._keys[keys.sender] = keys
+
+    def key_list(self) -> Contents:
+        """Everybody's keys, to all who sent theirs."""
+        self._next(Keys, Shares, len(self._keys), "sent keys")
+        self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
+        return self._to(sorted(self._keys), self._list)
+
+    @cached_property
+    def _key_digest(self) -> bytes:
+        return key_digest(self.session, self._list or KeyList(()))
+
+    def _shares_came(self, shares: Shares) -> None:
+        if shares.sender not in self._keys or shares.sender in self._boxes:
+            raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
+        if shares.heard != self._key_digest or len(shares.boxes) != (len(self._keys) - 1) * self.session.queries * BOX:
+            raise Refused(f"client {shares.sender} heard another list of keys, or has not a box for each client and query.")
+        self._boxes[shares.sender] = shares.boxes
+
+    def ask(self, width: int, modulus_bits: int, context: bytes = b"") -> Contents:
+        """The next query: rows of `width` entries modulo 2^modulus_bits. `context` must be what the clients were told."""
+        if self._list is None or self._asked >= self.session.queries:
+            raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
+                          "session has no more. Plan more queries.")
+        self._enough(len(self._boxes), "shared their secrets")
+        self.members = self.members or tuple(sorted(self._boxes))
+        ask = Ask(self._asked, self.members, width, modulus_bits)
+        told = told_by(self.session, self._list, ask, context)
+        self._query, self._expected, self._asked = Query(ask, told, np.zeros(width, word(modulus_bits))), Masked, self._asked + 1
+        return self._to(self.members, ask)
+
+    def _masked_came(self, masked: Masked) -> None:
+        query = self._now()
+        if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
+            raise Refused(f"client {masked.sender} is no member, answers another query, or answered this one already.")
+        if masked.told != query.told.digest:
+            raise Refused(f"client {masked.sender} was told something else than this server: another context, members or keys.")
+        query.total += from_wire(masked.row, query.ask.width, query.ask.modulus_bits)
+        query.alive.add(masked.sender)
+
+    def confirm(self) -> Contents:
+        """In a signed session: ask those whose row came to sign who they are."""
+        if not self.session.signed:
+            raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
+        query = self._now()
+        self._next(Masked, Signed, len(query.alive), "sent a row")
+        return self._to(query.lists.alive, Confirm(query.lists))
+
+    def _signed_came(self, signed: Signed) -> None:
+        query = self._now()
+        if signed.query != query.ask.query or signed.sender not in query.alive or signed.sender in query.signatures:
+            raise Refused(f"client {signed.sender} has no row here, answers another query, or signed already.")
+        query.signatures[signed.sender] = signed
+
+    def unmask(self) -> Contents:
+        """Ask those whose row came (and who signed) for their shares, sending each the boxes that are for it."""
+        query = self._now()
+        if self.session.signed:
+            self._next(Signed, Unmasked, len(query.signatures), "signed the lists")
+        else:
+            self._next(Masked, Unmasked, len(query.alive), "sent a row")
+        signatures = tuple(query.signatures[one] for one in sorted(query.signatures))
+        asked = sorted(query.signatures) if self.session.signed else query.lists.alive
+        return {one: wrap(self.session.id, Unmask(one, query.lists, self._boxes_for(one, query.ask.query), signatures))
+                for one in asked}
+
+    def _boxes_for(self, to: int, query: int) -> bytes:
+        names, queries = sorted(self._keys), self.session.queries
+        place = names.index(to)
+        starts = {one: BOX * ((place - (one < to)) * queries + query) for one in self.members if one != to}
+        return b"".join(self._boxes[one][start:start + BOX] for one, start in starts.items())      # nobody has a box from itself
+
+    def _unmasked_came(self, unmasked: Unmasked) -> None:
+        query = self._now()
+        if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
+            raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
+        if unmasked.heard != query.lists.digest(query.told.digest) or len(unmasked.shares) != SIZE * len(self.members):
+            raise Refused(f"client {unmasked.sender} heard other lists, or has not a share for each member.")
+        shares = [unmasked.shares[start:start + SIZE] for start in range(0, len(unmasked.shares), SIZE)]
+        for one in shares:
+            element(one)
+        query.shares[unmasked.sender] = shares
+
+    def total(self) -> Sum:
+        """The sum over those whose row came, once enough have given their shares."""
+        query = self._now()
+        self._check(Unmasked, len(query.shares), "gave their shares")
+        self._remove_masks(query, self._secrets(query))
+        self._query, self._expected = None, Sum
+        total = query.total & query.total.dtype.type((1 << query.ask.modulus_bits) - 1)
+        return Sum(total.astype(np.int64), query.lists.alive)
+
+    def _secrets(self, query: Query) -> dict[int, bytes]:
+        """The seed of each survivor and the mask key of each who dropped, compared with what they said beforehand."""
+        from_whom = sorted(query.shares)[:self.session.threshold]
+        counts, points = weights([self.session.points[one] for one in from_whom]), self.session.points
+        found = {}
+        for place, one in enumerate(self.members):
+            secret = combine({points[giver]: query.shares[giver][place] for giver in from_whom}, counts)
+            keys, number = self._keys[one], query.ask.query
+            fits = (commitment(self.session, one, number, secret) == keys.commitments[number] if one in query.alive
+                    else public_key(secret) == keys.masking[number])
+            if not fits:
+                raise Refused(f"the shares of client {one}'s secret do not fit what it announced: somebody gave a wrong share, "
+                              "and the sum cannot be unmasked.")
+            found[one] = secret
+        return found
+
+    def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
+        alone = [self_key(secrets[one], query.told, one) for one in query.lists.alive]
+        added: list[bytes] = []
+        subtracted: list[bytes] = []
+        for gone in query.lists.dropped:
+            agree = agreement(secrets[gone])
+            for one in query.lists.alive:
+                shared = agree(self._keys[one].masking[query.ask.query])
+                (added if one < gone else subtracted).append(pair_key(shared, query.told, one, gone))
+        add_masks(query.total, subtracted, alone + added)
+
+    def _now(self) -> Query:
+        if self._query is None:
+            raise Refused("no query is under way. Ask first.")
+        return self._query
+
+    def _next(self, now: type, after: type, count: int, did: str) -> None:
+        self._check(now, count, did)
+        self._expected = after
+
+    def _check(self, now: type, count: int, did: str) -> None:
+        if self._expected is not now:
+            raise Refused(f"the server is not at this step: it expects {self._expected.__name__}, not {now.__name__}.")
+        self._enough(count, did)
+
+    def _enough(self, count: int, did: str) -> None:
+        if count < self.session.threshold:
+            raise TooFew(f"{count} of {len(self.session.members)} clients {did}, and the threshold is {self.session.threshold}: "
+                         "nothing is released.")
+
+    def _to(self, names: Any, message: Any) -> Contents:
+        return dict.fromkeys(names, wrap(self.session.id, message))

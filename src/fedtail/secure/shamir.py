@@ -1,0 +1,73 @@
+"""Shares of a 32-byte secret: any `threshold` of them give it back, fewer say nothing about it.
+
+A polynomial with the secret at zero and uniform coefficients over the integers modulo a prime; share x is its value at x.
+The prime is the largest of 33 bytes, so secrets fit whole, and a draw of 33 bytes is practically never drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedtail.secure.encoding import Refused
+from fedtail.secure.primitives import Randomness, system
+
+PRIME = 2**264 - 275
+SIZE = 33             # bytes of a share
+SECRET = 32
+
+
+def share(secret: bytes, threshold: int, points: Sequence[int], random: Randomness = system) -> list[bytes]:
+    """One share for each point; points are distinct and positive."""
+    if len(secret) != SECRET or not 1 <= threshold <= len(points):
+        raise ValueError(f"needs a secret of {SECRET} bytes and a threshold in 1..{len(points)}, the number of shares; got "
+                         f"{len(secret)} bytes and {threshold}.")
+    if len(set(points)) < len(points) or min(points) < 1:
+        raise ValueError("points must be distinct and positive: the value at 0 is the secret.")
+    coefficients = [_element(random) for _ in range(threshold - 1)] + [int.from_bytes(secret, "big")]
+    return [_value(coefficients, x).to_bytes(SIZE, "big") for x in points]
+
+
+def _element(random: Randomness) -> int:
+    """A uniform element of the field, without bias."""
+    while (drawn := int.from_bytes(random(SIZE), "big")) >= PRIME:
+        pass
+    return drawn
+
+
+def _value(coefficients: list[int], x: int) -> int:
+    total = 0
+    for one in coefficients:      # reduced once, at the end: points are small, and a division costs more than longer numbers
+        total = total * x + one
+    return total % PRIME
+
+
+def weights(points: Sequence[int]) -> dict[int, int]:
+    """What each share counts in the value at zero, by Lagrange: prod_j x_j / (x_j - x_i)."""
+    found = {}
+    for x in points:
+        above, below = 1, 1
+        for other in points:
+            if other != x:
+                above, below = above * other % PRIME, below * (other - x) % PRIME
+        found[x] = above * pow(below, -1, PRIME) % PRIME
+    return found
+
+
+def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None) -> bytes:
+    """The secret from as many shares as the threshold, by their points; `counts` are their `weights`, if known.
+
+    Too few shares, or wrong ones, give something else or are refused: compare with a public key or a commitment.
+    """
+    counts = weights(list(shares)) if counts is None else counts
+    total = sum(counts[x] * element(one) for x, one in shares.items()) % PRIME
+    if total >> 8 * SECRET:
+        raise Refused("shares do not belong together: they give no secret of 32 bytes.")
+    return total.to_bytes(SECRET, "big")
+
+
+def element(one: bytes) -> int:
+    """A share as a number of the field; one that is not is refused."""
+    value = int.from_bytes(one, "big")
+    if len(one) != SIZE or value >= PRIME:
+        raise Refused("a share is not a number of the field.")
+    return value
