@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults docs bench clean
+.PHONY: demo test lint types unit wheel faults fuzz docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -22,6 +22,11 @@ unit: $(VENV)/.installed-test $(VENV)/.browser
 # Runs that are killed at any moment, many times: too long for every test run.
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m faults
+
+# Messages that nobody should send, against both sides of secure sums.
+CASES ?= 1000000
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python tests/fuzz_secure.py --cases $(CASES)
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -50,6 +50,12 @@ noise = { noise_multiplier = 1.5 }
 [privacy]
 delta = 0.01
 """
+METHODS["private family"] = METHODS["private"].replace("""part = "AdaptiveClip"
+clip_norm = 0.1
+total = 2.5
+""", """part = "PrivateMean"
+clip_norm = 0.1
+""") + "[family.risk.risk]\ntail_fraction = [1.0, 0.5]\n"
 BITWISE = ("metrics.jsonl", "rounds.jsonl", "clients.parquet", "result.json", "experiment.toml", "privacy.json",
            "initial.safetensors", "model.safetensors", "model-0.safetensors", "model-1.safetensors", "model-2.safetensors")
 

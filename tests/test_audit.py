@@ -562,7 +562,7 @@ def drift(seen: Observed) -> Tensor:
 
 def test_dividing_by_the_exact_number_of_clients_is_caught():
     fair = dp_fedavg()
-    leaky = replace(fair, aggregate=ByRealisedCount(CLIP, GaussianNoise(UPDATE)))
+    leaky = replace(fair, aggregate=ByRealisedCount(CLIP, GaussianNoise(UPDATE), 1.0))
     promise = promised_by_training(leaky)
     assert promise.epsilon == promised_by_training(fair).epsilon
     assert attack_on_training(fair, read=drift).epsilon_if_normal(DELTA) < promise.epsilon

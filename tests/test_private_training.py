@@ -34,7 +34,8 @@ from fedtail.deployment import Node, RemoteFleet, Roster
 from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy.accounting import epsilon_at
-from fedtail.privacy.cohorts import decisive_share
+from fedtail.privacy.calibration import noise_for
+from fedtail.privacy.cohorts import decisive_share, minimum_for
 from fedtail.privacy.events import PoissonSampling
 from fedtail.quantiles.noisy_histogram import trimmed
 from fedtail.questions import converse
@@ -333,3 +334,27 @@ def test_an_adaptive_clip_uses_only_what_earlier_rounds_released_and_bounds_its_
     rows = aggregate.rows(longer, Seen(torch.zeros(3).double(), torch.ones(3).double()), question, None)
     assert float(rows.norm(dim=1).max()) <= aggregate.mechanism.clip_norm
     assert rows[:, -1].tolist() == [0.25, -0.25, 0.25]
+
+
+@pytest.mark.parametrize(("noise", "ratio"), [("gaussian", 0.25), ("discrete", 0.25)])
+def test_noise_calibrated_for_some_rounds_lasts_for_them_and_no_more(noise, ratio):
+    rounds, planned = 50, minimum_for(0.04, 2500)
+    drawn = PoissonSampling(0.04, decisive_share(0.04, 2500, planned if noise == "discrete" else 1))
+    levels = noise_for(3.0, 1e-4, rounds, drawn, ratio, discrete=noise == "discrete")
+    algorithm = fedtail.dp_delta_fl(0.5, 2500, 0.1, levels.update, levels.quantile, 3.0, noise=noise, **LOCAL)
+    crowd = replace(small_population(2500), mass=torch.ones(2500, dtype=torch.float64))
+    event = planned_round(algorithm, crowd, PlainChannel(), 18)
+    assert event.sampling == drawn
+    assert rounds <= fedtail.Ledger(Terms(3.0, 1e-4)).affordable(event) <= rounds + 1
+
+
+def test_the_mechanism_of_the_histogram_is_looked_at_before_anything_is_asked():
+    mixed = replace(dp_delta_fl(z=1.0, zq=1.0, noise="discrete", planned_clients=10),
+                    risk=Binned(Superquantile(0.5), NoisyHistogram(3.0, 30.0, GaussianNoise(1.0))))
+    with pytest.raises(ValueError, match="Binned adds GaussianNoise on the server, to the exact sum"):
+        train(mixed, TASK, PEOPLE, rounds=0, channel=IntegerChannel())
+
+
+def test_a_tilted_risk_with_a_public_bound_asks_nothing_and_is_private():
+    algorithm = replace(dp_fedavg(z=1.0), risk=Tilted(1.0, loss_bound=3.0), aggregate=PrivateMean(0.05, GaussianNoise(1.0), 10.0))
+    assert train(algorithm, TASK, PEOPLE, rounds=2).ledger.guarantee(1e-3).epsilon < math.inf

@@ -129,6 +129,12 @@ def test_the_ledger_of_a_private_run_says_all_that_was_released(whole):
     assert Ledger(path=folder / "ledger.jsonl").rounds == trained("private").ledger.rounds
 
 
+def test_a_private_family_releases_as_much_for_each_of_its_models(whole):
+    told = json.loads((whole["private family"].path / "privacy.json").read_text())
+    assert [release["times"] for release in told["releases"]] == [12, 12]
+    assert whole["private family"].members == ["tail_fraction 1.0", "tail_fraction 0.5"]
+
+
 def test_what_is_asked_again_after_a_crash_is_charged_again(tmp_path):
     """Stopped without a word after round 5, the last checkpoint being of round 4."""
     child = subprocess.run([sys.executable, "-c", (

@@ -15,7 +15,7 @@ from fedtail.version import __version__
 if TYPE_CHECKING:
     from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
     from fedtail.algorithm import Family, FederatedAlgorithm, SmallTailWarning, State, run_round
-    from fedtail.channel import IntegerChannel, PlainChannel
+    from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.data import Population
     from fedtail.evaluation import Distribution, Evaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _HOME = {
     "aggregation": ("AdaptiveClip", "CurvatureMean", "PrivateMean", "WeightedMean"),
     "algorithm": ("FederatedAlgorithm", "Family", "SmallTailWarning", "State", "run_round"),
-    "channel": ("IntegerChannel", "PlainChannel"),
+    "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "evaluation": ("Distribution", "Evaluation", "choose", "evaluate", "evaluate_family", "finetune"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),

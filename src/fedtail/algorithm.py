@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated, Aggregator
-from fedtail.channel.base import Channel, Fleet
+from fedtail.aggregation.private_mean import PrivateMean
+from fedtail.channel.base import Channel, Fleet, RoundLost
 from fedtail.clients import Broadcast
 from fedtail.data.population import Population
 from fedtail.iterates import Iterate, LastIterate
@@ -30,6 +31,10 @@ RESOLVED = 15.0      # exp(-15) of a weight still leaves updates a few digits in
 
 class SmallTailWarning(UserWarning):
     """Few clients count in a round: what the cohort optimises is far from the risk over all clients."""
+
+
+class RoundLostWarning(UserWarning):
+    """Too few clients stayed, or counted, for a sum that may be released."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,11 @@ class FederatedAlgorithm:
         """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
         self.sample.check(population)
         self.risk.check(population, self.sample)
-        channel.refuse(self.mechanism, self.aggregate.gathers, type(self.aggregate).__name__)
         risk = type(self.risk).__name__
+        channel.refuse(self.mechanism, self.aggregate.gathers, type(self.aggregate).__name__)
+        channel.refuse(self.risk.mechanism, False, risk)
+        if isinstance(self.aggregate, PrivateMean):
+            self.aggregate.check(self.risk)
         if self.mechanism.private and self.risk.not_private:
             raise ValueError(f"{risk} cannot be trained privately: {self.risk.not_private}. Use Binned(Superquantile(...), "
                              "...), or WeightedMean without privacy.")
@@ -114,6 +122,7 @@ class FederatedAlgorithm:
         if fleet.forgets and not self.risk.survives_lost_memory:
             raise ValueError(f"{risk} cannot run on a fleet that may lose its clients' memory: {self.risk.lost_memory}.")
         expected = self.sample.expected_size(population)
+        channel.refuse_parts(self.risk, expected, fleet)
         tail = self.risk.expected_tail(expected)
         if tail < min(ENOUGH_IN_TAIL, expected) and not self.sample.takes_everyone(population):
             warnings.warn(f"{risk} counts about {tail:g} of {expected:g} clients a round; what such a cohort optimises is far "
@@ -128,7 +137,7 @@ class FederatedAlgorithm:
     @property
     def minimum(self) -> int:
         """The fewest clients a round may be asked of."""
-        return max([self.mechanism.minimum, self.risk.minimum])
+        return max(self.mechanism.minimum, self.risk.mechanism.minimum)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """What a round reveals, at most, of a model with `dim` parameters."""
@@ -204,8 +213,12 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
         fleet.close(finished=False)
         return algorithm.skip(state, seed)
     planned = planned_round(algorithm, fleet.population, channel, broadcast.params.shape[-1])
-    with channel.open(fleet, cohort, broadcast, ledger, planned) as ask:
-        return converse(algorithm.conversation(state, seed), ask)
+    try:
+        with channel.open(fleet, cohort, broadcast, ledger, planned) as ask:
+            return converse(algorithm.conversation(state, seed), ask)
+    except RoundLost as reason:
+        warnings.warn(f"round {broadcast.round} is lost, and the model stays as it was: {reason}", RoundLostWarning, stacklevel=2)
+        return algorithm.skip(state, seed)
 
 
 def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:

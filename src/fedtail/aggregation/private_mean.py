@@ -13,6 +13,7 @@ from fedtail.data.arrays import sent
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
+from fedtail.risk.base import Risk
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class PrivateMean:
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
         sums = yield train
-        total = self.total if self.total is not None else train.risk.counted(train.dual)
-        if total is None:
-            raise ValueError(f"PrivateMean needs a total: {type(train.risk).__name__} does not release how much counts. Write "
+        return sums / (self.total if self.total is not None else train.risk.counted(train.dual))
+
+    def check(self, risk: Risk) -> None:
+        """Refuse, before anything is asked, a risk that leaves nothing to divide by."""
+        if self.total is None and not risk.tells_counted:
+            raise ValueError(f"PrivateMean needs a total: {type(risk).__name__} does not release how much counts. Write "
                              "total=theta * m, the weight the tail is expected to have.")
-        return sums / total
 
     def width(self, dim: int) -> int:
         return dim

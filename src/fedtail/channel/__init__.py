@@ -1,7 +1,8 @@
 """The one door between clients and server: what crosses, and what the server learns of it."""
 
-from fedtail.channel.base import Channel
+from fedtail.channel.base import Channel, RoundLost
 from fedtail.channel.integer import FixedPoint, IntegerChannel
 from fedtail.channel.plain import PlainChannel
+from fedtail.channel.secure import SecureChannel
 
-__all__ = ["Channel", "FixedPoint", "IntegerChannel", "PlainChannel"]
+__all__ = ["Channel", "FixedPoint", "IntegerChannel", "PlainChannel", "RoundLost", "SecureChannel"]

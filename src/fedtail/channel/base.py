@@ -60,11 +60,24 @@ class Fleet(Protocol):
         ...
 
 
-class Channel:
-    """Opens a round over a fleet. `minimum` is the smallest cohort it asks; `reveals_rows` whether single rows may cross."""
+class RoundLost(Exception):
+    """Too few stayed, or count: what was asked stays charged, nothing of the round is used, and the model stays as it was."""
 
-    minimum: ClassVar[int] = 1
+
+class Channel:
+    """Opens a round over a fleet. `reveals_rows` says whether single rows may cross."""
+
     reveals_rows: ClassVar[bool] = True
+
+    @property
+    def minimum(self) -> int:
+        """The smallest cohort it asks."""
+        return 1
+
+    @property
+    def label(self) -> str:
+        """What the server sees, for what is recorded."""
+        return type(self).__name__
 
     def encoding(self, clients: int, mass: float) -> Encoder:
         """The code for one round: so many clients, of at most so much mass each."""
@@ -78,15 +91,16 @@ class Channel:
         What a question reveals is on the ledger before it is asked.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
-        ledger.open(broadcast.round, planned)
+        ledger.open(broadcast.round, planned, self.label)
         number = count()
 
         def ask(question: Any) -> Any:
             questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
             for one in questions:
-                self.refuse(one.mechanism, one.gather, type(getattr(one, "aggregate", one)).__name__)
+                self.refuse(one.mechanism, one.gather, type(getattr(one, "aggregate", None) or one.part).__name__)
+                self.refuse_tail(one, cohort)
             ledger.charge([one.release(dim) for one in questions])
-            totals = zip(questions, fleet.collect(questions, encoding), strict=True)
+            totals = zip(questions, self.collect(questions, encoding, fleet, cohort, broadcast), strict=True)
             return arranged(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
@@ -101,6 +115,17 @@ class Channel:
         finally:
             fleet.close(finished)
             ledger.close()
+
+    def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort,
+                broadcast: Broadcast) -> list[Tensor]:
+        """For each question the encoded sum, or the encoded rows where it gathers."""
+        return fleet.collect(questions, encoding)
+
+    def refuse_parts(self, risk: Any, expected: float, fleet: Fleet) -> None:
+        """Refuse, when parts are put together, a risk or a fleet that this channel cannot serve; `expected` clients a round."""
+
+    def refuse_tail(self, question: Any, cohort: Cohort) -> None:
+        """Lose the round rather than ask a question that would single clients out."""
 
     def refuse(self, mechanism: Mechanism, gathers: bool, name: str) -> None:
         """Refuse, by name, what needs single rows where only sums cross, or noise where nobody may see the exact sum."""

@@ -25,16 +25,29 @@ class IntegerChannel(Channel):
     modulus_bits: int = 62
 
     def __post_init__(self) -> None:
-        if not 8 <= self.modulus_bits <= 62:
-            raise ValueError(f"modulus_bits must be in 8..62, got {self.modulus_bits}. Sums are held in 64-bit integers.")
+        check_modulus(self.modulus_bits)
+
+    @property
+    def label(self) -> str:
+        return "sums of integers, not masked"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        code = FixedPoint(clients, mass, self.modulus_bits)
-        if code.row_bits < FEWEST_BITS:
-            needed = self.modulus_bits + FEWEST_BITS - code.row_bits
-            raise ValueError(f"modulus_bits={self.modulus_bits} leaves {max(code.row_bits, 0)} bits for a row when {clients} are "
-                             f"added; {FEWEST_BITS} are needed to be of use. Write modulus_bits={needed} or more (at most 62).")
-        return code
+        return fixed_point(clients, mass, self.modulus_bits)
+
+
+def check_modulus(modulus_bits: int) -> None:
+    if not 8 <= modulus_bits <= 62:
+        raise ValueError(f"modulus_bits must be in 8..62, got {modulus_bits}. Sums are held in 64-bit integers.")
+
+
+def fixed_point(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
+    """The code for so many clients; refused where it would be too coarse to be of use."""
+    code = FixedPoint(clients, mass, modulus_bits)
+    if code.row_bits < FEWEST_BITS:
+        needed = modulus_bits + FEWEST_BITS - code.row_bits
+        raise ValueError(f"modulus_bits={modulus_bits} leaves {max(code.row_bits, 0)} bits for a row when {clients} are "
+                         f"added; {FEWEST_BITS} are needed to be of use. Write modulus_bits={needed} or more (at most 62).")
+    return code
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from fedtail.channel.base import Channel, Encoder
 class PlainChannel(Channel):
     """Rows cross in the clear, in float64: for simulation, and for servers that may see them."""
 
+    @property
+    def label(self) -> str:
+        return "rows in the clear"
+
     def encoding(self, clients: int, mass: float) -> Encoder:
         return Plain(clients, mass)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedtail.privacy.ledger import Ledger
     from fedtail.runs import RunFolder
 
-COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: keep them."
+COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: keep them back."
 
 
 def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
@@ -54,7 +54,8 @@ def show(folder: RunFolder, found: dict[str, Any]) -> None:
     lines = [
         (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _number(found["epsilon"])),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
-        ("adjacency", found["adjacency"]), ("sampling", found["sampling"]), ("against", found["observer"]),
+        ("what the server sees", found["channel"]), ("adjacency", found["adjacency"]),
+        ("sampling", found["sampling"]), ("against", found["observer"]),
         ("against a server that knows who was asked: asked once", _number(found["one_participation"])),
         ("against a server that knows who was asked: asked every time", _number(found["against_server"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]

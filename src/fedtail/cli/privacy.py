@@ -49,6 +49,7 @@ def privacy(
                                           help="By default pld, the sharpest."),
     plot: Path | None = typer.Option(None, "--plot", metavar="FILE.html", show_default=False,
                                      help="Draw epsilon against rounds."),
+    discrete: bool = typer.Option(False, "--discrete", help="Noise in integers, in shares from the clients."),
     anyway: bool = typer.Option(False, "--anyway", help="Also for so few clients that it will be useless."),
     for_release: bool = typer.Option(False, "--for-release", help="Refuse a RUN whose guarantee is only a simulated one."),
     as_json: bool = options.JSON,
@@ -68,7 +69,8 @@ def privacy(
     named = {"--population": population, "--rounds": rounds, "--delta": delta,
              **({"--cohort": cohort} if sampling != "none" else {})}
     request = Request(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
-                      sampling=sampling, minimum=minimum, adjacency=adjacency, accountant=accountant)
+                      sampling=sampling, minimum=_minimum(minimum, discrete, sampling, population, cohort),
+                      adjacency=adjacency, accountant=accountant, discrete=discrete)
     check(request, anyway)
     if plot and plot.suffix != ".html":
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
@@ -98,6 +100,7 @@ class Request:
     minimum: int | None
     adjacency: Any
     accountant: Any
+    discrete: bool = False
 
     @property
     def event(self) -> Sampling:
@@ -111,6 +114,15 @@ class Request:
             return FixedSampling(self.cohort, self.population)
         rate = self.cohort / self.population
         return PoissonSampling(rate, decisive_share(rate, self.population, 1 if self.minimum is None else self.minimum))
+
+
+def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
+    """The smallest cohort that is asked: where noise comes in shares, by default one that is rarely missed."""
+    if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
+        return minimum
+    from fedtail.privacy.cohorts import minimum_for
+
+    return minimum_for(cohort / population, population)
 
 
 def _given(named: dict[str, Any]) -> tuple[int, int, float]:
@@ -149,7 +161,7 @@ def solved(request: Request) -> NoiseLevels:
     from fedtail.privacy.calibration import levels, noise_for
 
     rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
-            request.accountant)
+            request.accountant, request.discrete)
     if request.noise is not None:
         return levels(request.noise, *rest)
     assert request.epsilon is not None

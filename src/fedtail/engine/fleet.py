@@ -76,6 +76,7 @@ class LocalFleet:
     """
 
     forgets = False
+    in_one_process = True      # with its workers: what is gathered here crosses nothing
 
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -144,8 +144,10 @@ class Experiment:
         method = {name: written(getattr(first, name)) for name in METHOD}
         family = {}
         if self.family is not None:
-            section, name = self.family.field.split(".")
-            family = {"family": {section: {name: [written(value) for value in self.family.values]}}}
+            varied: Any = [written(value) for value in self.family.values]
+            for name in reversed(self.family.field.split(".")):
+                varied = {name: varied}
+            family = {"family": varied}
         evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
         engine = {k: v for k, v in written(self.engine).items() if k != "part"}
         privacy = {k: v for k, v in written(self.privacy).items() if k != "part" and v != "none"}
@@ -258,18 +260,23 @@ def experiment_of(source: Source, name: str) -> Experiment:
 def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
     if "family" not in source.tables:
         return _member(source), None
-    varied = [(section, name, values) for section, inner in source.table("family").items()
-              for name, values in (inner.items() if isinstance(inner, dict) else [("", inner)])]
-    if len(varied) != 1 or varied[0][0] not in METHOD or not isinstance(varied[0][2], list) or len(varied[0][2]) < 2:
+    varied = list(_leaves(source.table("family")))
+    if len(varied) != 1 or varied[0][0][0] not in METHOD or not isinstance(varied[0][1], list) or len(varied[0][1]) < 2:
         raise source.refuse(("family",), "a family varies one field of a part over two values or more. Write "
                                          "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
-    section, name, values = varied[0]
+    key, values = varied[0]
     if len(set(map(repr, values))) < len(values):
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
-    by = source.where("family", section, name)
-    members = tuple(_member(source.changed((section, name), value, by)) for value in values)
+    by = source.where("family", *key)
+    members = tuple(_member(source.changed(key, value, by)) for value in values)
     family = Plan("family", Family, {"members": members}, source, ("family",)).make()
-    return family, FamilyPlan(f"{section}.{name}", tuple(values))
+    return family, FamilyPlan(".".join(key), tuple(values))
+
+
+def _leaves(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What stands in nested tables: ("risk", "tail_fraction"), [1.0, 0.5]."""
+    for name, value in table.items():
+        yield from _leaves(value, (*key, name)) if isinstance(value, dict) else [((*key, name), value)]
 
 
 def _member(source: Source) -> FederatedAlgorithm:

@@ -50,6 +50,25 @@ every = {every}                  # rounds between evaluations and checkpoints
 # tensorboard = true
 # finetune = {{ learning_rate = 0.05, epochs = 5 }}                          # a copy for each test client, at the end
 
+# Differential privacy (`fedtail privacy --help` says which noise a promise takes; some hundred clients at least). Replace the
+# sections above by these:
+# [sample]
+# part = "Poisson"
+# rate = 0.1
+# [risk]                                                                    # without it, DP-FedAvg
+# part = "Binned"
+# risk = {{ part = "Superquantile", tail_fraction = 0.5 }}
+# histogram = {{ loss_bound = 4.0, expected_clients = 100.0, noise = {{ noise_multiplier = 2.5 }} }}
+# [aggregate]
+# part = "PrivateMean"
+# clip_norm = 0.1                                                           # of an update, not of a gradient
+# total = 50.0                                                              # tail_fraction times the clients expected
+# noise = {{ noise_multiplier = 1.25 }}                                       # part = "DiscreteNoise" for release
+# [privacy]
+# epsilon = 5.0
+# delta = 1e-4
+# randomness = "seed"                                                       # "os" for release
+
 # Several methods on the same cohorts and batches (`fedtail compare {name}`): remove the # below.
 # [[method]]
 # name = "FedAvg"

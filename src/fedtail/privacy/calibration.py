@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from fedtail.privacy.accounting import Guarantee, epsilon_at, guarantee
 from fedtail.privacy.bill import AccountantName, sampling_rate
 from fedtail.privacy.concentrated import check_target
-from fedtail.privacy.events import Adjacency, GaussianRelease, RoundEvent, Sampling
+from fedtail.privacy.discrete_gaussian import as_fraction
+from fedtail.privacy.events import Adjacency, GaussianRelease, LatticeRelease, RoundEvent, Sampling
 
 CLOSE = 2e-5                    # relative: how near to the smallest noise
 LEAST, GREATEST = 1e-2, 1e6     # noise multipliers that are looked at
+LARGE = 2.0**12                 # sensitivity in integers
 FEWEST = 100                    # clients of a population that noise for one of them does not drown
 
 
@@ -31,24 +33,26 @@ class NoiseLevels:
 
 
 def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
-              models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> NoiseLevels:
+              models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None,
+              discrete: bool = False) -> NoiseLevels:
     """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private, each client counting as one.
 
     `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23, section 7.7]; 0 or None
-    is no quantile. A family of `models` releases so many histograms and updates in every round.
+    is no quantile. A family of `models` releases so many histograms and updates in every round. `discrete` is for noise in
+    integers (`DiscreteNoise`), which other accountants price.
     """
     def event(noise: float) -> RoundEvent:
-        return round_event(noise, sampling, quantile_ratio, models)
+        return round_event(noise, sampling, quantile_ratio, models, discrete)
 
     noise = smallest_noise(event, rounds, epsilon, delta, adjacency, accountant)
-    return levels(noise, delta, rounds, sampling, quantile_ratio, models, adjacency, accountant)
+    return levels(noise, delta, rounds, sampling, quantile_ratio, models, adjacency, accountant, discrete)
 
 
 def levels(noise: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
-           adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> NoiseLevels:
+           adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None, discrete: bool = False) -> NoiseLevels:
     """What given `noise`, z of the whole round, buys."""
     quantile, update = split(noise, quantile_ratio, models)
-    event = round_event(noise, sampling, quantile_ratio, models)
+    event = round_event(noise, sampling, quantile_ratio, models, discrete)
     check_rounds(rounds)
     return NoiseLevels(noise, quantile, update, guarantee([(event, rounds)], delta, adjacency, accountant))
 
@@ -73,11 +77,18 @@ def split(noise: float, quantile_ratio: float | None, models: int = 1) -> tuple[
     return (update / math.sqrt(ratio) if ratio else None), update
 
 
-def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1) -> RoundEvent:
-    """A round of clipped updates and, with a ratio, of flat histograms, with continuous noise."""
+def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
+                discrete: bool = False) -> RoundEvent:
+    """A round of clipped updates and, with a ratio, of flat histograms."""
     quantile, update = split(noise, quantile_ratio, models)
-    histograms = (GaussianRelease(quantile, math.sqrt(2), "a histogram of losses"),) if quantile else ()
-    return RoundEvent((*histograms, GaussianRelease(update, 2.0, "an update")) * models, sampling)
+    release = _in_integers if discrete else GaussianRelease
+    histograms = (release(quantile, math.sqrt(2), "a histogram of losses"),) if quantile else ()
+    return RoundEvent((*histograms, release(update, 2.0, "an update")) * models, sampling)
+
+
+def _in_integers(noise: float, exchange: float, what: str) -> LatticeRelease:
+    """Shares so large that their sum is a discrete Gaussian to all digits: nothing then depends on how many there are."""
+    return LatticeRelease(LARGE, as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what)
 
 
 def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: float, delta: float,

@@ -62,6 +62,7 @@ class Ledger:
         self.terms = terms
         self._file = LedgerFile(path) if path else None
         self._done: Counter[RoundEvent] = Counter(self._file.read() if self._file else ())
+        self.channels: tuple[str, ...] = self._file.channels if self._file else ()      # what the server saw
         self._planned: RoundEvent | None = None
         self._asked: tuple[Release, ...] = ()
         self._left: tuple[RoundEvent, int] | None = None       # rounds of one kind that still fit
@@ -69,7 +70,7 @@ class Ledger:
     def copy(self) -> Ledger:
         """The same history, in memory, to go on from."""
         twin = Ledger(self.terms)
-        twin._done = Counter(dict(self.rounds))
+        twin._done, twin.channels = Counter(dict(self.rounds)), self.channels
         return twin
 
     @property
@@ -84,8 +85,11 @@ class Ledger:
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
-    def open(self, round: int, planned: RoundEvent) -> None:
-        """A round begins that will release at most what is planned; refused where that would exceed the budget."""
+    def open(self, round: int, planned: RoundEvent, channel: str = "") -> None:
+        """A round begins that will release at most what is planned; refused where that would exceed the budget.
+
+        `channel` says in words what the server sees.
+        """
         self.close()
         if self.terms.epsilon is not None:
             left = self._affords(planned)
@@ -93,8 +97,9 @@ class Ledger:
                 raise BudgetSpent(f"round {round} would exceed epsilon = {self.terms.epsilon:g} at delta = {self.terms.delta:g}")
             self._left = (planned, left - 1)
         self._planned = planned
+        self.channels = tuple(dict.fromkeys([*self.channels, *filter(None, [channel])]))
         if self._file:
-            self._file.open(round, planned.sampling)
+            self._file.open(round, planned.sampling, channel)
 
     def charge(self, releases: Sequence[Release]) -> None:
         """These are about to be asked for. When this returns they are on the ledger, and on disk."""

@@ -40,6 +40,7 @@ class LedgerFile:
 
     def __init__(self, path: Path):
         self.path = path
+        self.channels: tuple[str, ...] = ()
         self._numbers: dict[Release, int] = {}
 
     def read(self) -> Iterator[RoundEvent]:
@@ -57,6 +58,7 @@ class LedgerFile:
                 elif "open" in line:
                     yield from [RoundEvent(asked, sampling)] if sampling is not None and asked else []
                     sampling, asked = _built(line["sampling"]), ()
+                    self.channels = tuple(dict.fromkeys([*self.channels, *filter(None, [line.get("channel")])]))
                 else:
                     asked += tuple(known[number] for number in line["ask"])
         except (KeyError, IndexError, TypeError, ValueError) as reason:
@@ -65,8 +67,8 @@ class LedgerFile:
         yield from [RoundEvent(asked, sampling)] if sampling is not None and asked else []
         self._numbers = {release: number for number, release in enumerate(known)}
 
-    def open(self, round: int, sampling: Sampling) -> None:
-        self._write({"open": round, "sampling": _plain(sampling)}, safely=False)
+    def open(self, round: int, sampling: Sampling, channel: str = "") -> None:
+        self._write({"open": round, "sampling": _plain(sampling), "channel": channel}, safely=False)
 
     def charge(self, releases: Sequence[Release]) -> None:
         new = [release for release in dict.fromkeys(releases) if release not in self._numbers]

@@ -21,18 +21,21 @@ def statement(ledger: Ledger, rounds: int, delta: float | None = None) -> dict[s
     crossed = ledger.non_private
     counts = Counter[str]()
     for event, times in ledger.rounds:
-        counts.update({release.what: times for release in event.releases})
+        for release in event.releases:
+            counts[release.what] += times
     releases = [{"what": what, "times": times} for what, times in counts.items()]
     if crossed or not ledger.rounds:
         why = f"without a mechanism crossed: {'; '.join(crossed)}" if crossed else "nothing was asked yet"
-        return {"private": False, "epsilon": "infinity" if crossed else 0.0, "rounds": rounds, "why": why}
+        return {"private": False, "epsilon": "infinity" if crossed else 0.0, "rounds": rounds, "why": why,
+                "channel": "; ".join(ledger.channels)}
     found = ledger.guarantee(delta)
     numbers = {"epsilon": found.epsilon, "delta": found.delta, "adjacency": found.adjacency, "sampling": found.sampling,
                "accountant": found.accountant, "observer": OBSERVER, "against_server": found.against_server,
                "one_participation": found.one_participation,
                "second_opinion": list(found.second_opinion) if found.second_opinion else None}
     return {"private": True, **{name: _written(value) for name, value in numbers.items()}, "rounds": rounds,
-            "releases": releases, "randomness": ledger.terms.randomness, "guarantee": "; ".join(standing(ledger)),
+            "releases": releases, "channel": "; ".join(ledger.channels),
+            "randomness": ledger.terms.randomness, "guarantee": "; ".join(standing(ledger)),
             "notes": [*found.notes, SEARCHED]}
 
 

@@ -71,7 +71,7 @@ class QuantileRelease:
         """Of any level, read off the same histogram, inside its bin."""
         return float(reading.quantiles(self.histogram, self.plan.edges, np.array([level]))[0])
 
-    def cdf(self, values: np.ndarray | float) -> np.ndarray:
+    def cdf(self, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
         """The estimated share of clients at or below each value."""
         return reading.cdf(self.histogram, self.plan.edges, values)
 

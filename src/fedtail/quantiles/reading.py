@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -35,7 +36,7 @@ def monotone_cdf(cumulative: np.ndarray, total: float) -> np.ndarray:
     return np.clip(isotonic(cumulative), 0.0, total) / total
 
 
-def cdf(histogram: np.ndarray, edges: Edges, values: np.ndarray | float) -> np.ndarray:
+def cdf(histogram: np.ndarray, edges: Edges, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
     """The share of clients at or below each value, even within bins."""
     heights = np.append(0.0, np.cumsum(histogram))
     return np.asarray(np.interp(values, edges.array, heights / heights[-1]))

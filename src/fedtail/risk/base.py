@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtail.clients import Seen
 from fedtail.privacy.events import NonPrivateRelease, Release
+from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Conversation, converse
 from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
@@ -53,14 +54,23 @@ class Risk:
         asks = type(self).fit is not Risk.fit
         return (NonPrivateRelease(f"what {type(self).__name__} asks about the losses"),) if asks else ()
 
-    def counted(self, dual: Tensor) -> float | None:
-        """How much counts in all, where the dual tells: a number that may be divided by."""
-        return None
+    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+        """At least how many clients count, of at most so much mass each, as far as the dual shows; by default everybody does."""
+        return math.inf
 
     @property
-    def minimum(self) -> int:
-        """The fewest clients its questions may be asked of."""
-        return 1
+    def tells_counted(self) -> bool:
+        """Whether its dual tells how much counts in all."""
+        return type(self).counted is not Risk.counted
+
+    def counted(self, dual: Tensor) -> float:
+        """How much counts in all, as released: a number that may be divided by."""
+        raise TypeError(f"{type(self).__name__} does not release how much counts.")
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What happens to the rows that answer its questions."""
+        return NoPrivacy()
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
         """Client: the row that answers one of `fit`'s questions."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtail.clients import Seen
 from fedtail.privacy.events import Release
+from fedtail.privacy.mechanisms import Mechanism
 from fedtail.quantiles.noisy_histogram import NoisyHistogram
 from fedtail.questions import Conversation, Statistic
 from fedtail.risk.base import Risk, fit_locally
@@ -60,8 +61,11 @@ class Binned(Risk):
         return (question.release(0),)
 
     @property
-    def minimum(self) -> int:
-        return self.histogram.mechanism.minimum
+    def mechanism(self) -> Mechanism:
+        return self.histogram.mechanism
+
+    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+        return float(dual[0])
 
     def counted(self, dual: Tensor) -> float:
         return float(dual[0])

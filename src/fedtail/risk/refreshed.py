@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtail.clients import Seen
 from fedtail.privacy.events import Release
+from fedtail.privacy.mechanisms import Mechanism
 from fedtail.questions import Conversation
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
@@ -52,12 +53,19 @@ class Refreshed(Risk):
     def releases(self) -> tuple[Release, ...]:
         return self.risk.releases()
 
-    def counted(self, dual: Tensor) -> float | None:
+    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+        return self.risk.fewest_counted(dual[1:], mass) if dual[0] == 0 else 0.0      # a stale dual shows nothing
+
+    def counted(self, dual: Tensor) -> float:
         return self.risk.counted(dual[1:])
 
     @property
-    def minimum(self) -> int:
-        return self.risk.minimum
+    def mechanism(self) -> Mechanism:
+        return self.risk.mechanism
+
+    @property
+    def tells_counted(self) -> bool:
+        return self.risk.tells_counted
 
     def unused(self, dual: Tensor) -> Tensor | None:
         """A stale dual that counts nobody is fitted anew in the next round."""

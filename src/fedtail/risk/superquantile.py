@@ -46,6 +46,9 @@ class Superquantile(Risk):
         low, high, share, _ = dual
         return torch.where(seen.losses >= high, 1.0, share * (seen.losses >= low))
 
+    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+        return float(dual[3]) / mass
+
     def tail_start(self, dual: Tensor) -> float:
         return float(dual[0])
 
@@ -73,6 +76,9 @@ class TailFilter(Risk):
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
         return (seen.losses >= dual[0]).to(seen.mass.dtype)
+
+    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+        return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
         return float(dual[0])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
+from fedtail.privacy.events import Release
 from fedtail.quantiles import extreme_loss
 from fedtail.questions import Conversation
 from fedtail.risk.base import Risk, check_positive, uniform_mass
@@ -56,6 +57,9 @@ class Tilted(Risk):
         else:
             shift = yield from extreme_loss(largest=self.tilt > 0)
         return torch.tensor([shift or 0.0], dtype=torch.float64)
+
+    def releases(self) -> tuple[Release, ...]:
+        return super().releases() if self.loss_bound is None and self.tilt != 0 else ()
 
     @property
     def dynamic_range(self) -> float:

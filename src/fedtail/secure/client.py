@@ -141,13 +141,18 @@ class Client:
         key = box_key(shared, about, self.state.me, to)
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
+    def asked(self, message: bytes) -> Ask:
+        """What a query asks, if it is one to answer: before the row is computed."""
+        ask = self._unwrap(Ask, message)
+        self._check_ask(ask)
+        return ask
+
     def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
         """A query came: the row, a vector of integers, under masks that depend on everything this client was told.
 
         `context` is what the caller was told besides: the question, the model, the dual. It stays here.
         """
-        state, ask = self.state, self._unwrap(Ask, message)
-        self._check_ask(ask)
+        state, ask = self.state, self.asked(message)
         values = residues(row, ask.modulus_bits)
         if len(values) != ask.width:
             raise Refused(f"asked was a row of {ask.width} entries, and this client's has {len(values)}.")

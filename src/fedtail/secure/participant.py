@@ -8,9 +8,9 @@ from typing import Any
 
 from fedtail.secure.client import Client, ClientState
 from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, encode
-from fedtail.secure.frames import bundled, invitation, peek, unbundled, unwrap
+from fedtail.secure.frames import bundled, invitation, peek, unbundled
 from fedtail.secure.identity import Identity
-from fedtail.secure.messages import Ask, AskAll, Confirm, KeyList, Run, RunKeyList, Session, Unmask
+from fedtail.secure.messages import Ask, Confirm, KeyList, Run, RunKeyList, Session, Unmask
 from fedtail.secure.primitives import Randomness, system
 from fedtail.secure.together import TogetherClient, TogetherState
 
@@ -82,8 +82,7 @@ class Participant:
     def _step_alone(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
         session = client.state.session
         if kind is Ask:
-            ask = unwrap(Ask, message, session.id, session.most_bytes)
-            answer = client.masked(message, *row_for(session.round, ask))
+            answer = client.masked(message, *row_for(session.round, client.asked(message)))
             self._next_round = max(self._next_round, session.round + 1)
             return answer
         steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Confirm: client.confirm, Unmask: client.unmask}
@@ -95,7 +94,7 @@ class Participant:
         if kind is RunKeyList:
             client.hear(message)
             return b""
-        asked = unwrap(AskAll, message, client.state.run.id, client.state.run.most_bytes)
+        asked = client.asked(message)
         return client.masked(message, *row_for(asked.round, asked.ask))
 
     def _invited(self, session: Session) -> bytes:

@@ -51,30 +51,29 @@ def take(server: Server | TogetherServer, session: bytes, answers: Messages) -> 
                 server.refused.append((sender, why))
 
 
+def attempted(steps: Steps[T]) -> Steps[T | Refused]:
+    """Steps whose refusal is their result, so that it does not end what runs beside them."""
+    try:
+        return (yield from steps)
+    except Refused as why:
+        return why
+
+
 def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
-    """Several at once, in the exchanges of the longest. Each is carried to its end, then the first refusal is raised."""
+    """Several at once, in the exchanges of the longest."""
     results: dict[int, Any] = {}
-    refused: list[Refused] = []
-    answers: Messages | None = None
+    answers: Any = None
     while True:
         contents: Messages = {}
         for place, steps in enumerate(running):
-            if place in results:
-                continue
             try:
-                for one, messages in steps.send(answers).items():      # type: ignore[arg-type]      # the first is sent None
+                for one, messages in (steps.send(answers).items() if place not in results else ()):
                     contents.setdefault(one, []).extend(messages)
             except StopIteration as end:
                 results[place] = end.value
-            except Refused as why:
-                results[place] = None
-                refused.append(why)
         if len(results) == len(running):
-            break
+            return [results[place] for place in range(len(running))]
         answers = yield contents
-    if refused:
-        raise refused[0]
-    return [results[place] for place in range(len(running))]
 
 
 def carry(steps: Steps[T], exchange: Exchange) -> T:
@@ -103,12 +102,14 @@ class Rounds:
 
     def __init__(self, exchange: Exchange):
         self.server: Server | None = None
-        self._exchange, self._ahead = exchange, dict[bytes, Server]()
+        self._exchange, self._ahead = exchange, dict[bytes, tuple[Server, Refused | None]]()
 
     def open(self, session: Session) -> None:
-        """Begin a round; the one before is over."""
+        """Begin a round; the one before is over. Fewer keys or shares than the threshold: `TooFew`."""
         prepared = self._ahead.pop(session.id, None)
-        self.server = Server(session) if prepared is None else prepared
+        self.server, refused = prepared or (Server(session), None)
+        if refused is not None:
+            raise refused
         if prepared is None:
             carry(set_up(self.server), self._exchange)
 
@@ -119,8 +120,11 @@ class Rounds:
         steps = query(self.server, width, modulus_bits, context)
         if ahead is None:
             return carry(steps, self._exchange)
-        self._ahead = {ahead.id: Server(ahead)}
-        total, _ = carry(side_by_side(steps, set_up(self._ahead[ahead.id])), self._exchange)
+        server = Server(ahead)
+        total, refused = carry(side_by_side(attempted(steps), attempted(set_up(server))), self._exchange)
+        self._ahead = {ahead.id: (server, refused)}
+        if isinstance(total, Refused):
+            raise total
         return total
 
 
@@ -148,7 +152,8 @@ class TogetherRounds:
         self._unheard = singly(self.server.key_list())
 
     def _asked(self, contents: Contents) -> Steps[Sum]:
-        """The list of keys travels with the first query that reaches a client."""
-        heard = {one: [*self._unheard.pop(one, []), message] for one, message in contents.items()}
-        take(self.server, self.server.run.id, (yield heard))
+        """The list of keys travels along until a client has answered."""
+        answers = yield {one: [*self._unheard.get(one, []), message] for one, message in contents.items()}
+        take(self.server, self.server.run.id, answers)
+        self._unheard = {one: unheard for one, unheard in self._unheard.items() if one not in answers}
         return self.server.total()

@@ -163,7 +163,7 @@ class Server:
             self._next(Signed, Unmasked, len(query.signatures), "signed the lists")
         else:
             self._next(Masked, Unmasked, len(query.alive), "sent a row")
-        signatures = tuple(query.signatures[one] for one in sorted(query.signatures))
+        signatures = tuple(query.signatures[one] for one in sorted(query.signatures)[:self.session.threshold])
         asked = sorted(query.signatures) if self.session.signed else query.lists.alive
         return {one: wrap(self.session.id, Unmask(one, query.lists, self._boxes_for(one, query.ask.query), signatures))
                 for one in asked}

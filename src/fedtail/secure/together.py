@@ -77,20 +77,27 @@ class TogetherClient:
         return keys if self._identity is None else self._identity.signed(self.state.run.id, keys)
 
     def hear(self, message: bytes) -> None:
-        """Everybody's keys came; there is nothing to answer."""
+        """Everybody's keys came; there is nothing to answer. The same list may come again, another may not."""
         heard, run = unwrap(RunKeyList, message, self.state.run.id, self.state.run.most_bytes), self.state.run
         entries = {one.sender: one for one in heard.entries}
-        if self.state.key_list.entries or entries.get(self.state.me) != self._keys() or not entries.keys() <= set(run.members):
-            raise Refused("a list of keys came a second time, names somebody who was not invited, or not this client.")
+        if self.state.key_list.entries and heard != self.state.key_list:
+            raise Refused("another list of keys came than before: keys are agreed once for a run.")
+        if entries.get(self.state.me) != self._keys() or not entries.keys() <= set(run.members):
+            raise Refused("a list of keys names somebody who was not invited, or not this client with the key it sent.")
         if self._identity is not None:
             for one in heard.entries:
                 self._identity.check(run.id, one)
         self.state = replace(self.state, key_list=heard)
 
+    def asked(self, message: bytes) -> AskAll:
+        """What a query asks, if it is one to answer: before the row is computed."""
+        asked = unwrap(AskAll, message, self.state.run.id, self.state.run.most_bytes)
+        self._check_ask(asked)
+        return asked
+
     def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
         """A query came: the row under masks with each of the others; see `Client.masked`."""
-        state, asked = self.state, unwrap(AskAll, message, self.state.run.id, self.state.run.most_bytes)
-        self._check_ask(asked)
+        state, asked = self.state, self.asked(message)
         values, ask, me = residues(row, asked.ask.modulus_bits), asked.ask, state.me
         if len(values) != ask.width:
             raise Refused(f"asked was a row of {ask.width} entries, and this client's has {len(values)}.")

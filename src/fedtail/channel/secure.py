@@ -1,0 +1,141 @@
+"""Secure summation: the server learns the sum over those who stayed, and no single row."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtail.channel.base import Channel, Encoder, Fleet, RoundLost
+from fedtail.channel.integer import check_modulus, fixed_point
+from fedtail.clients import Broadcast
+from fedtail.draws import hashed, uniform
+from fedtail.privacy.mechanisms import Mechanism
+from fedtail.questions import Train
+from fedtail.sampling import Cohort
+
+RUN = b"fedtail simulation"
+WORDS = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class SecureChannel(Channel):
+    """Rows of integers modulo 2^`modulus_bits`, masked by the clients so that only the sum of many can be read.
+
+    A sum is released over at least `threshold` clients, and more than half of those asked; where fewer stay, the round is lost.
+    Smaller cohorts are not asked, and integer noise may count on so many shares. A tail hides a client among those who count,
+    not among all: a risk that trains fewer than `hides_among` is refused.
+
+    Here all clients are in one process. `masks` "real" runs the whole protocol of `fedtail.secure` between them; "none" adds the
+    same integers without masks, for speed, and says so in what is recorded. `dropout` is how likely a client vanishes after
+    it was asked and before its row arrives, to see what that does.
+    """
+
+    reveals_rows: ClassVar[bool] = False
+    threshold: int
+    hides_among: int = 10
+    modulus_bits: int = 62
+    masks: Literal["real", "none"] = "real"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_modulus(self.modulus_bits)
+        if self.threshold < 2:
+            raise ValueError(f"threshold must be at least 2, got {self.threshold}: the sum over one client is its row.")
+        if self.hides_among < 2:
+            raise ValueError(f"hides_among must be at least 2, got {self.hides_among}: a tail of one client is that client.")
+        if self.masks not in ("real", "none"):
+            raise ValueError(f"masks must be real or none, got {self.masks!r}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout:g}. It is how likely a client vanishes.")
+
+    @property
+    def minimum(self) -> int:
+        return self.threshold
+
+    @property
+    def label(self) -> str:
+        seen = f"sums over at least {self.threshold} clients"
+        return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
+
+    def encoding(self, clients: int, mass: float) -> Encoder:
+        return fixed_point(clients, mass, self.modulus_bits)
+
+    def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort,
+                broadcast: Broadcast) -> list[Tensor]:
+        if self.masks == "none" and not self.dropout:
+            return fleet.collect(questions, encoding)
+        rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
+        gone = [self._vanished(cohort, broadcast, one.number) for one in questions]
+        if self.masks == "none":
+            return [self._unmasked(mine, lost) for mine, lost in zip(rows, gone, strict=True)]
+        return self._masked(questions, rows, gone, cohort, broadcast)
+
+    def refuse(self, mechanism: Mechanism, gathers: bool, name: str) -> None:
+        super().refuse(mechanism, gathers, name)
+        if mechanism.minimum > self.threshold:
+            raise ValueError(f"{name} counts on the noise of {mechanism.minimum} clients, but SecureChannel releases sums over "
+                             f"{self.threshold}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
+
+    def refuse_parts(self, risk: Any, expected: float, fleet: Fleet) -> None:
+        if risk.expected_tail(expected) < self.hides_among:
+            raise ValueError(f"{type(risk).__name__} counts about {risk.expected_tail(expected):g} of {expected:g} clients a "
+                             f"round: a sum over so few tells about each (hides_among={self.hides_among}). Draw more clients, or "
+                             "raise tail_fraction.")
+        if expected < self.threshold:
+            raise ValueError(f"about {expected:g} clients are drawn a round, and sums are released over {self.threshold} or "
+                             "more. Lower threshold, or draw more clients.")
+        if not getattr(fleet, "in_one_process", False):
+            raise ValueError("SecureChannel sums over clients in this process only: nodes that mask their own rows come with the "
+                             "deployment. Use IntegerChannel with nodes that may be seen.")
+
+    def refuse_tail(self, question: Any, cohort: Cohort) -> None:
+        if isinstance(question, Train):
+            fewest = question.risk.fewest_counted(question.dual, cohort.mass_bound)
+            if fewest < self.hides_among:
+                raise RoundLost(f"as few as {fewest:.3g} clients may be in the tail, and one must hide among {self.hides_among}.")
+
+    def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
+        """Who is gone before a row arrives, (clients,) bool."""
+        return uniform(hashed(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
+
+    def _unmasked(self, rows: Tensor, gone: Tensor) -> Tensor:
+        stayed = int((~gone).sum())
+        if stayed < self._threshold(len(gone)):
+            raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {self._threshold(len(gone))}.")
+        return rows[~gone].sum(0) % (1 << self.modulus_bits)
+
+    def _masked(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
+                broadcast: Broadcast) -> list[Tensor]:
+        """The protocol between clients who know the round, the model, the question and each other."""
+        from fedtail.secure import ROW, LocalClients, Rounds, Session, TooFew
+
+        names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
+        for question, mine, lost in zip(questions, rows, gone, strict=True):
+            session = Session(RUN, broadcast.round, tuple(sorted(names)), self._threshold(len(names)))
+            vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
+            clients = LocalClients(names, RUN, self.threshold, vanish)
+            clients.rows = dict(zip(names, mine.numpy(), strict=True))
+            clients.context = told(question, broadcast, names)
+            rounds = Rounds(clients)
+            try:
+                rounds.open(session)
+                total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context).total
+            except TooFew as reason:
+                raise RoundLost(str(reason)) from reason
+            totals.append(torch.from_numpy(total))
+        return totals
+
+    def _threshold(self, clients: int) -> int:
+        return max(self.threshold, clients // 2 + 1)
+
+
+def told(question: Any, broadcast: Broadcast, names: list[int]) -> bytes:
+    """A digest of everything the clients of a question were told: masks of clients who were told other things do not cancel."""
+    from fedtail.wire import pack
+
+    everything = pack((broadcast.round, broadcast.seed, broadcast.params, question, tuple(map(str, sorted(names)))))
+    return hashlib.sha256(everything).digest()
