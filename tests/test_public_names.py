@@ -14,7 +14,7 @@ import pytest
 import fedtail
 
 HEAVY = ["scipy", "sklearn", "pyarrow", "msgpack", "typer", "rich", "datasets", "flwr_datasets", "PIL", "pandas", "plotly", "jinja2",
-         "optuna", "safetensors", "tomli_w", "dp_accounting"]
+         "optuna", "safetensors", "tomli_w", "dp_accounting", "cryptography"]
 MODULES = ["fedtail", *(m.name for m in pkgutil.walk_packages(fedtail.__path__, "fedtail."))]
 
 

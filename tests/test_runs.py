@@ -164,6 +164,7 @@ def test_a_run_ends_before_it_would_exceed_its_budget_and_is_finished(tmp_path, 
     monkeypatch.setitem(METHODS, "budget", PRIVATE_BUDGET)
     watch = Onlooker()
     folder = run(experiment("budget", "rounds=60"), 3, tmp_path / "run", watch)
+    assert any(note.startswith("a guarantee for each of 8 clients will be useless") for note in watch.notes)
     done = folder.result["round"]
     assert 1 <= done < 60
     told = json.loads((folder.path / "privacy.json").read_text())

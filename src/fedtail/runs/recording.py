@@ -87,6 +87,7 @@ class Recorder:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
         self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
+        self._doubt_privacy()
         if checkpoint and not self.ledger.terms.replayable:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
@@ -199,6 +200,16 @@ class Recorder:
     def _save(self, trained: Trained) -> None:
         self.checkpoints.save(trained, {name: lines.flush() for name, lines in self._lines.items()})
         self._write_privacy(trained)
+
+    def _doubt_privacy(self) -> None:
+        """Say what a promise for so few clients is worth, where one is made."""
+        from fedtail.privacy.calibration import check_population
+
+        if self.ledger.terms.delta is not None:
+            try:
+                check_population(len(self.splits["train"]))
+            except ValueError as reason:
+                self.note(str(reason))
 
     def _write_privacy(self, trained: Trained) -> None:
         from fedtail.privacy.statement import statement

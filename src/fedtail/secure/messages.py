@@ -35,7 +35,7 @@ class Session:
 
     A sum over one client is its row, so the threshold is 2 or more. Twice the threshold exceeds the members, so that no two
     groups can be asked for different halves of one client's secrets. `signed`: clients sign their keys and the lists of
-    survivors, against a server that departs from the protocol.
+    survivors, against a server that departs from the protocol; it may have c clients on its side while 2t > members + c.
     """
 
     name: Blob                      # the run, the same for all its rounds
