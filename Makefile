@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults fuzz docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy fuzz docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -22,6 +22,10 @@ unit: $(VENV)/.installed-test $(VENV)/.browser
 # Runs that are killed at any moment, many times: too long for every test run.
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 -m faults
+
+# A deployment on this machine whose processes are killed, late and lie: about a quarter of an hour.
+test-deploy: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m deploy
 
 # Messages that nobody should send, against both sides of secure sums.
 CASES ?= 1000000

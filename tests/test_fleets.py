@@ -17,10 +17,12 @@ import fedtail
 from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, train
 from fedtail.algorithm import planned_round
 from fedtail.channel import FixedPoint
-from fedtail.deployment import PARTS, Node, RemoteFleet, Roster
-from fedtail.deployment.node import Ask, Close, Failure, Open
+from fedtail.deployment import PARTS, Node, RemoteFleet, Roster, Site
+from fedtail.deployment.node import Ask, Close, Open
 from fedtail.local import Cosine, Stragglers
 from fedtail.questions import Statistic, Train, side_by_side
+from fedtail.sampling import Cohort
+from fedtail.secure import Refused
 from fedtail.wire import named, pack, unpack
 
 from cases import small_population
@@ -96,6 +98,10 @@ def processes(request, tmp_path_factory):
     nodes.close()
 
 
+def site_of(population, kind):
+    return Site(lambda: Node(population, make_task(kind)))
+
+
 def params_of(trained):
     states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
     return torch.cat([s.params for s in states])
@@ -154,18 +160,17 @@ def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
         train(fedtail.afl(0.5, **LOCAL), make_task(processes.kind), POPULATION, rounds=1, fleet=fleet)
 
 
-def test_a_node_builds_only_what_it_was_given_and_says_what_failed():
+def test_a_node_builds_only_what_it_was_given_and_says_so():
     node = Node(POPULATION, make_task("linear"))
     algorithm = replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8))
     broadcast = algorithm.broadcast(algorithm.start(make_task("linear").params(), 0), 0)
-    assert unpack(node.handle(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast))), named(PARTS)) == ()
-    reply = unpack(node.handle(pack(Statistic(Expectile(0.8), torch.zeros(1)))), named(PARTS))
-    assert isinstance(reply, Failure)
-    assert "'Expectile', which this node was not given" in reply.reason
-    fleet = RemoteFleet(lambda messages: {n: pack(Failure("ValueError: out of luck")) for n in messages},
-                        Roster(POPULATION.key, POPULATION.mass, torch.zeros(12, dtype=torch.int64), torch.arange(12)))
-    with pytest.raises(RuntimeError, match="node 0 failed: ValueError: out of luck"):
-        train(fedtail.fedavg(8, **LOCAL), make_task("linear"), POPULATION, rounds=1, fleet=fleet)
+    node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
+    question = Ask(0, (Statistic(Expectile(0.8), torch.zeros(1)),), PlainChannel().encoding(8, 30.0))
+    with pytest.raises(Refused, match="'Expectile', which this node was not given"):
+        node.answer(pack(question))
+    for wrong in (Cohort, 3):
+        with pytest.raises(Refused, match="a node cannot be"):
+            node.tell(pack(algorithm.sample(POPULATION, 0, 0) if wrong is Cohort else wrong))
 
 
 def test_every_part_crosses_as_bytes_and_comes_back_equal():
@@ -239,7 +244,7 @@ def test_whole_numbers_cross_exactly():
 
 def test_nodes_of_one_client_with_their_own_arrays_train_the_simulators_model():
     """Each builds a population of its own, whose only client has key 0: the roster's key is what its draws follow."""
-    nodes = {k: Node(fedtail.Population.from_clients([POPULATION.client(k)]), make_task("module")) for k in range(12)}
+    nodes = {k: site_of(fedtail.Population.from_clients([POPULATION.client(k)]), "module") for k in range(12)}
     roster = Roster(POPULATION.key, POPULATION.mass, torch.arange(12), torch.zeros(12, dtype=torch.int64))
     fleet = RemoteFleet(lambda messages: {n: nodes[n].handle(m) for n, m in messages.items()}, roster)
     for name in ("fedavg", "delta_fl exact", "stragglers"):
@@ -253,15 +258,16 @@ def test_a_node_answers_only_about_the_round_that_is_open():
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
     types, code = named(PARTS), PlainChannel().encoding(8, 30.0)
 
-    def reply(message):
-        return unpack(node.handle(pack(message)), types)
-
-    assert "round 0 is asked about, but round -1 is open" in reply(Ask(0, (question,), code)).reason
-    assert reply(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))) == ()
-    assert len(reply(Ask(0, (question,), code))) == 1
-    assert "round 1 is asked about, but round 0 is open" in reply(Ask(1, (question,), code)).reason
-    assert reply(Close(True)) == ()
-    assert isinstance(reply(Ask(0, (question,), code)), Failure)
+    for round, opened in ((0, -1), (1, 0)):
+        with pytest.raises(Refused, match=f"round {round} is asked about, but round {opened} is open"):
+            node.answer(pack(Ask(round, (question,), code)))
+        node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), algorithm.broadcast(state, 0))))
+    assert len(unpack(node.answer(pack(Ask(0, (question,), code))), types)) == 1
+    node.tell(pack(Close(3, True)))                                   # of another round: told again, too late
+    assert node.round == 0
+    node.tell(pack(Close(0, True)))
+    with pytest.raises(Refused, match="round -1 is open"):
+        node.answer(pack(Ask(0, (question,), code)))
 
 
 def test_two_parts_of_one_name_are_refused():

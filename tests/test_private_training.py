@@ -30,7 +30,7 @@ from fedtail import (
 )
 from fedtail.algorithm import planned_round
 from fedtail.clients import Seen
-from fedtail.deployment import Node, RemoteFleet, Roster
+from fedtail.deployment import Node, RemoteFleet, Roster, Site
 from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy.accounting import epsilon_at
@@ -143,7 +143,7 @@ def test_integer_noise_crosses_a_channel_of_integers_unharmed():
 
 def nodes_for(population):
     home = torch.arange(len(population)) * 2 // len(population)
-    nodes = [Node(population.select(home == n), TASK) for n in range(2)]
+    nodes = [Site(lambda n=n: Node(population.select(home == n), TASK)) for n in range(2)]
     place = torch.cat([torch.arange(int((home == n).sum())) for n in range(2)])
     roster = Roster(population.key, population.mass, home, place, None)
     return nodes, roster

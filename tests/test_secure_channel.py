@@ -126,7 +126,7 @@ def roster_fleet():
     (lambda: train(fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=16, **LOCAL), TASK, PEOPLE, rounds=1, channel=CHANNEL), "PrivateMean adds GaussianNoise on the server, to the exact sum, which SecureChannel is there to hide."),
     (lambda: train(RECIPES["dp_fedavg"], TASK, PEOPLE, rounds=1, channel=SecureChannel(7, hides_among=3)), "PrivateMean counts on the noise of 8 clients, but SecureChannel releases sums over 7. Write threshold=8, or plan for fewer clients."),
     (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, PEOPLE, rounds=1, channel=SecureChannel(20, hides_among=3)), "about 14 clients are drawn a round, and sums are released over 20 or more. Lower threshold, or draw more clients."),
-    (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, fleet=roster_fleet(), rounds=1, channel=CHANNEL), "SecureChannel sums over clients in this process only"),
+    (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, fleet=roster_fleet(), rounds=1, channel=CHANNEL), "1 node holds all clients, and a sum over one node is that node's. Secure sums need two or more."),
     (lambda: SecureChannel(1), "threshold must be at least 2, got 1: the sum over one client is its row."),
     (lambda: SecureChannel(5, hides_among=1), "hides_among must be at least 2, got 1: a tail of one client is that client."),
     (lambda: SecureChannel(5, modulus_bits=63), "modulus_bits must be in 8..62, got 63."),

@@ -309,7 +309,10 @@ def test_what_an_all_or_nothing_server_refuses():
 
 def test_a_run_is_joined_once():
     clients, rounds = together()
-    run = rounds.server.run
+    run, invited = rounds.server.run, bundled([wrap(rounds.server.run.id, rounds.server.run)])
+    again = [clients.participants[0].answer(invited, lambda round, ask: None) for _ in range(2)]
+    assert again[0] == again[1]                # nobody's keys are listed yet: the same ones again
+    rounds.sum(0, 0, 3, 8)
     participant_refuses(clients.participants[0], wrap(run.id, run), "came already")
     other = Run(b"other", (0, 1))
     participant_refuses(Participant(0, b"run"), wrap(other.id, other), "is to another run")

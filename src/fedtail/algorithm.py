@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Conversation, Train, about, converse, side_by_side
 from fedtail.risk.base import Risk
-from fedtail.sampling import Sampler
+from fedtail.sampling import Cohort, Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
 
 ENOUGH_IN_TAIL = 10
@@ -208,7 +210,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     """
     private_seed = seed if ledger.terms.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
-    cohort = algorithm.sample(fleet.population, private_seed, broadcast.round)
+    cohort = drawn(fleet, partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
     if len(cohort.ids) < fewest(algorithm, channel):
         fleet.close(finished=False)
         return algorithm.skip(state, seed)
@@ -219,6 +221,12 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     except RoundLost as reason:
         warnings.warn(f"round {broadcast.round} is lost, and the model stays as it was: {reason}", RoundLostWarning, stacklevel=2)
         return algorithm.skip(state, seed)
+
+
+def drawn(fleet: Fleet, draw: Callable[[int], Cohort], round: int) -> Cohort:
+    """The cohort of a round; a fleet whose keys travel ahead has drawn it with the round before."""
+    ahead = getattr(fleet, "draw", None)
+    return draw(round) if ahead is None else ahead(draw, round)
 
 
 def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:

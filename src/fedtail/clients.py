@@ -146,17 +146,16 @@ class Shard:
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
-    def report(self, low: int, high: int) -> Report:
-        """What is known of some consecutive clients beside their answers."""
-        some = slice(low, high)
-        return Report(self.counted[:, some], self.failed[some], {name: rows[some] for name, rows in self.remembered.items()})
+    def report(self, place: Tensor) -> Report:
+        """What is known of the clients at some places beside their answers."""
+        return Report(self.counted[:, place], self.failed[place], {name: rows[place] for name, rows in self.remembered.items()})
 
-    def add(self, low: int, high: int, report: Report) -> None:
+    def add(self, place: Tensor, report: Report) -> None:
         """Note what another process found out about them."""
-        self.counted[:, low:high] |= report.counted
-        self.failed[low:high] |= report.failed
+        self.counted[:, place] |= report.counted
+        self.failed[place] |= report.failed
         for name, rows in report.remembered.items():
-            self.clients(low, high).remember(name, rows)
+            Clients(self, place).remember(name, rows)
 
     def clients(self, low: int = 0, high: int | None = None) -> Clients:
         return Clients(self, torch.arange(low, len(self.population) if high is None else high))

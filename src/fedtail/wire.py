@@ -29,7 +29,7 @@ def named(types: Iterable[type]) -> dict[str, type]:
 
 
 def pack(value: Any) -> bytes:
-    """A value made of numbers, strings, tensors, tuples and frozen dataclasses, as bytes."""
+    """A value made of numbers, strings, bytes, tensors, tuples and frozen dataclasses, as bytes."""
     return msgpack.packb(_plain(value))
 
 
@@ -39,7 +39,7 @@ def unpack(data: bytes, types: Types) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, np.generic):
         return value.item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Protocol
 
@@ -79,6 +80,10 @@ class Channel:
         """What the server sees, for what is recorded."""
         return type(self).__name__
 
+    def described(self, fleet: Fleet) -> str:
+        """The same, for a round over these clients."""
+        return self.label
+
     def encoding(self, clients: int, mass: float) -> Encoder:
         """The code for one round: so many clients, of at most so much mass each."""
         raise TypeError(f"{type(self).__name__} has no encoding.")
@@ -91,7 +96,7 @@ class Channel:
         What a question reveals is on the ledger before it is asked.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
-        ledger.open(broadcast.round, planned, self.label)
+        ledger.open(broadcast.round, planned, self.described(fleet))
         number = count()
 
         def ask(question: Any) -> Any:
@@ -99,8 +104,11 @@ class Channel:
             for one in questions:
                 self.refuse(one.mechanism, one.gather, type(getattr(one, "aggregate", None) or one.part).__name__)
                 self.refuse_tail(one, cohort)
-            ledger.charge([one.release(dim) for one in questions])
-            totals = zip(questions, self.collect(questions, encoding, fleet, cohort, broadcast), strict=True)
+            charge = partial(ledger.charge, [one.release(dim) for one in questions])
+            charge()
+            found = self.collect(questions, encoding, fleet, cohort, broadcast, charge)
+            self.lose_few(questions, fleet)
+            totals = zip(questions, found, strict=True)
             return arranged(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
@@ -116,10 +124,17 @@ class Channel:
             fleet.close(finished)
             ledger.close()
 
-    def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort,
-                broadcast: Broadcast) -> list[Tensor]:
-        """For each question the encoded sum, or the encoded rows where it gathers."""
+    def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
+                again: Callable[[], None]) -> list[Tensor]:
+        """For each question the encoded sum, or the encoded rows where it gathers; `again` charges for asking once more."""
         return fleet.collect(questions, encoding)
+
+    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
+        """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise."""
+        answered = getattr(fleet, "answered", None)         # a fleet in which nobody can fail does not say
+        needed = max(self.minimum, *(one.mechanism.minimum for one in questions))
+        if answered is not None and answered < needed:
+            raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
 
     def refuse_parts(self, risk: Any, expected: float, fleet: Fleet) -> None:
         """Refuse, when parts are put together, a risk or a fleet that this channel cannot serve; `expected` clients a round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -29,9 +30,10 @@ class SecureChannel(Channel):
     Smaller cohorts are not asked, and integer noise may count on so many shares. A tail hides a client among those who count,
     not among all: a risk that trains fewer than `hides_among` is refused.
 
-    Here all clients are in one process. `masks` "real" runs the whole protocol of `fedtail.secure` between them; "none" adds the
-    same integers without masks, for speed, and says so in what is recorded. `dropout` is how likely a client vanishes after
-    it was asked and before its row arrives, to see what that does.
+    Over a `RemoteFleet` every node masks the sum of its own clients' rows, and so many nodes must stay that any of them hold
+    `threshold` clients. In the simulator all clients are in one process: `masks` "real" runs the whole protocol of
+    `fedtail.secure` between them; "none" adds the same integers without masks, for speed, and says so in what is recorded.
+    `dropout` is how likely a client vanishes there after it was asked and before its row arrives, to see what that does.
     """
 
     reveals_rows: ClassVar[bool] = False
@@ -61,11 +63,18 @@ class SecureChannel(Channel):
         seen = f"sums over at least {self.threshold} clients"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
+    def described(self, fleet: Fleet) -> str:
+        here = getattr(fleet, "in_one_process", False)
+        return self.label if here else f"sums over at least {self.threshold} clients, masked by the nodes"
+
     def encoding(self, clients: int, mass: float) -> Encoder:
         return fixed_point(clients, mass, self.modulus_bits)
 
-    def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort,
-                broadcast: Broadcast) -> list[Tensor]:
+    def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
+                again: Callable[[], None]) -> list[Tensor]:
+        if not getattr(fleet, "in_one_process", False):
+            masked: Any = fleet
+            return masked.collect_masked(questions, encoding, self.threshold, again)
         if self.masks == "none" and not self.dropout:
             return fleet.collect(questions, encoding)
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
@@ -89,8 +98,18 @@ class SecureChannel(Channel):
             raise ValueError(f"about {expected:g} clients are drawn a round, and sums are released over {self.threshold} or "
                              "more. Lower threshold, or draw more clients.")
         if not getattr(fleet, "in_one_process", False):
-            raise ValueError("SecureChannel sums over clients in this process only: nodes that mask their own rows come with the "
-                             "deployment. Use IntegerChannel with nodes that may be seen.")
+            self._refuse_fleet(fleet)
+
+    def _refuse_fleet(self, fleet: Any) -> None:
+        if not hasattr(fleet, "collect_masked"):
+            raise ValueError(f"{type(fleet).__name__} holds clients who cannot mask their own rows. Use IntegerChannel, or a "
+                             "LocalFleet or RemoteFleet.")
+        if self.masks == "none" or self.dropout:
+            raise ValueError('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the '
+                             "simulator. Leave them out.")
+        if fleet.population.nodes < 2:
+            raise ValueError(f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure "
+                             "sums need two or more.")
 
     def refuse_tail(self, question: Any, cohort: Cohort) -> None:
         if isinstance(question, Train):

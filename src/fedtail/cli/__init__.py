@@ -8,6 +8,7 @@ import typer
 
 from fedtail.cli.compare import compare
 from fedtail.cli.demo import demo
+from fedtail.cli.deploy import deploy
 from fedtail.cli.files import init, show
 from fedtail.cli.looking import choose, data, report
 from fedtail.cli.privacy import privacy
@@ -39,6 +40,7 @@ COMMANDS = (
 for command, brief in COMMANDS:
     app.command(short_help=brief)(command)
 app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
 
 
 def _version(wanted: bool) -> None:

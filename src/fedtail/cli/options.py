@@ -13,6 +13,9 @@ SEEDS = typer.Option(None, "--seeds", metavar="SEEDS", help="0..4, or 0,1,7; by 
 METHOD = typer.Option(None, "--method", metavar="NAME", help="Which of the file's [[method]] entries.", show_default=False)
 RESUME = typer.Option(False, "--resume", help="Go on with what is in the folder, from its last checkpoint.")
 DEVICE = typer.Option(None, "--device", metavar="DEVICE", help="cpu or cuda; by default that of the file.", show_default=False)
+ENGINE = typer.Option(None, "--engine", metavar="ENGINE", help="local or ray; by default that of the file.", show_default=False)
+ADDRESS = typer.Option(None, "--address", metavar="HOST:PORT", show_default=False,
+                       help="Of the Ray cluster, or auto; by default a Ray is started here.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
 
 X = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False)
@@ -26,6 +29,11 @@ def one_or_more(names: list[str] | None) -> str | list[str] | None:
 
 def with_device(settings: list[str], device: str | None) -> list[str]:
     return settings if device is None else [*settings, f'device="{device}"']
+
+
+def with_engine(settings: list[str], engine: str | None, address: str | None) -> list[str]:
+    given = {"kind": engine, "address": address}
+    return [*settings, *(f'engine.{name}="{value}"' for name, value in given.items() if value is not None)]
 
 
 def seeds_or(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,6 +32,8 @@ def run(
     method: str | None = options.METHOD,
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
+    engine: str | None = options.ENGINE,
+    address: str | None = options.ADDRESS,
     as_json: bool = options.JSON,
 ) -> None:
     """Train the method of an experiment file and keep everything in a run folder.
@@ -41,7 +43,7 @@ def run(
     """
     from fedtail.experiment import read_experiment
 
-    wanted = read_experiment(experiment, options.with_device(settings, device), method)
+    wanted = read_experiment(experiment, options.with_engine(options.with_device(settings, device), engine, address), method)
     numbers = options.seeds_or(seeds, wanted.seeds)
 
     def jobs(folder: Path) -> list[Job]:

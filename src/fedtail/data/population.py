@@ -38,7 +38,8 @@ class Population:
     `inputs` is a tensor or a dict of tensors (a module is then called with keywords), `targets` are classes, numbers or
     sequences. `mass` is any positive number, by default the client's size. `group` is a small integer per client
     (hospital chain, country) for the risks that work by group. `key` names a client's random streams: it stays with the
-    client when clients are selected or split. Nothing here costs a Python object per client.
+    client when clients are selected or split. `folder` is where the examples are mapped from, if they are: a machine that
+    sees it opens them there. Nothing here costs a Python object per client.
     """
 
     inputs: Examples                      # (examples, ...)
@@ -49,6 +50,7 @@ class Population:
     key: Tensor                           # (clients,) int64
     group: Tensor | None = None           # (clients,) int64
     names: np.ndarray | None = None       # (clients,) what the data called them
+    folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.size)
@@ -167,7 +169,7 @@ class Population:
     def to(self, device: Any) -> Population:
         """The same clients with their examples on a device, so that rounds and evaluations there copy nothing."""
         device = torch.device(device)
-        return replace(self, inputs=on(self.inputs, device), targets=sent(self.targets, device))
+        return replace(self, inputs=on(self.inputs, device), targets=sent(self.targets, device), folder=None)
 
     def at_least(self, examples: int) -> Population:
         """The clients that hold at least so many examples (the papers keep writers with 100 images or more)."""
@@ -228,7 +230,7 @@ class Population:
 
     def _share(self, rows: Tensor, size: Tensor) -> Population:
         return replace(self, inputs=rows_of(self.inputs, rows), targets=self.targets[rows], size=size,
-                       start=size.cumsum(0) - size, mass=self.mass * size / self.size)
+                       start=size.cumsum(0) - size, mass=self.mass * size / self.size, folder=None)
 
     @classmethod
     def _of(

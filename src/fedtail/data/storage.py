@@ -57,7 +57,7 @@ def open_population(folder: str | Path) -> Population:
     return Population(
         inputs=inputs or tensors["inputs"], targets=tensors["targets"], start=tensors["start"], size=tensors["size"],
         mass=tensors["mass"], key=tensors["key"], group=tensors.get("group"),
-        names=np.asarray(arrays["names"]) if "names" in arrays else None,
+        names=np.asarray(arrays["names"]) if "names" in arrays else None, folder=place.resolve(),
     )
 
 

@@ -1,6 +1,26 @@
-"""Clients in other processes, whatever carries the bytes."""
+"""Clients in other processes, whatever carries the bytes.
 
-from fedtail.deployment.node import PARTS, Node
-from fedtail.deployment.remote import RemoteFleet, Roster
+The names below load when they are first used, so that what a node does without tensors starts without torch.
+"""
 
-__all__ = ["PARTS", "Node", "RemoteFleet", "Roster"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtail.deployment.node import PARTS, Node
+    from fedtail.deployment.remote import RemoteFleet
+    from fedtail.deployment.report import Answers
+    from fedtail.deployment.roster import Roster
+    from fedtail.deployment.site import Site
+
+_HOME = {"PARTS": "node", "Node": "node", "RemoteFleet": "remote", "Answers": "report", "Roster": "roster", "Site": "site"}
+
+__all__ = ["PARTS", "Answers", "Node", "RemoteFleet", "Roster", "Site"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"fedtail.deployment has no {name!r}.")
+    return getattr(importlib.import_module(f"fedtail.deployment.{_HOME[name]}"), name)

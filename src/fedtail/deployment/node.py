@@ -1,18 +1,20 @@
-"""A process that holds its own clients and answers bytes with bytes."""
+"""The part of a node that holds its own clients and computes."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
-from fedtail.clients import Broadcast
+from fedtail.clients import Broadcast, ClientMemory
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
 from fedtail.local import Constant, Cosine, FullWork, LocalSGD, NoPenalty, Proximal, StepDecay, Stragglers
@@ -37,6 +39,7 @@ from fedtail.risk import (
 )
 from fedtail.risk.ascent import Surplus
 from fedtail.sampling import Cohort
+from fedtail.secure.encoding import Refused
 from fedtail.task import Task
 from fedtail.wire import named, pack, unpack
 
@@ -51,29 +54,35 @@ class Open:
 
 @dataclass(frozen=True)
 class Ask:
-    """Questions about the round that is open, and the code for their answers."""
+    """Questions about the round that is open, and the code for their answers; `attempt` counts repetitions with fewer nodes."""
 
     round: int
     questions: tuple[Any, ...]
     encoding: Any
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Close:
     """The round is over, held to its end or not."""
 
+    round: int
     finished: bool
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What went wrong on the node, in words."""
+class Computed:
+    """What a node remembers between letters: losing it costs time, and what clients kept."""
 
-    reason: str
+    opened: bytes
+    memo: tuple[tuple[int, Tensor], ...]
+    given: tuple[tuple[bytes, tuple[Tensor, ...]], ...]
+    kept: tuple[tuple[str, Tensor], ...]
+    remembered: tuple[tuple[str, Tensor], ...]
 
 
 PARTS: tuple[type, ...] = (                         # what a node is willing to build; give it your own parts as well
-    Open, Ask, Close, Failure, Cohort, Broadcast, Statistic, Train, Plain, FixedPoint,
+    Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Plain, FixedPoint,
     LocalSGD, NoPenalty, Proximal, Constant, StepDecay, Cosine, FullWork, Stragglers,
     Mean, Superquantile, TailFilter, SmoothedSuperquantile, QuadraticSuperquantile, Tilted, PowerFair, Worst,
     Ascent, GroupAscent, Surplus, Refreshed, ExactQuantile, Digit, MajoriseMinimise, PinballStep, MassAbove,
@@ -83,43 +92,106 @@ PARTS: tuple[type, ...] = (                         # what a node is willing to 
 
 
 class Node:
-    """Answers for its own population: `handle(message) -> reply`, bytes both ways, no transport in here.
+    """Answers for its own population; `Site` is its front, and what a transport talks to.
 
     `parts` are classes beside fedtail's own that questions may hold, a user's risk for example.
     """
 
-    def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None):
+    def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
+                 workers: int | None = None):
         task.check(population)
-        self.fleet = LocalFleet(population, task, dtype=dtype)
-        self.round = -1                                 # no round is open
-        self.given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
+        self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers)
         self.types = named((*PARTS, *parts))
+        self._forget()
 
-    def handle(self, message: bytes) -> bytes:
-        try:
-            return pack(self._reply(unpack(message, self.types)))
-        except Exception as reason:
-            return pack(Failure(f"{type(reason).__name__}: {reason}"))
+    def _forget(self) -> None:
+        self._opened = b""                                     # the round that is open, as it was told
+        self._broadcast: Broadcast | None = None
+        self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
+        self._private: set[bytes] = set()                      # and which of it must not be drawn again
 
-    def _reply(self, message: Any) -> tuple[Tensor, ...]:
-        if isinstance(message, Open):
-            told = replace(message.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
-            self.fleet.open(message.cohort, told)
-            self.round, self.given = told.round, {}
-        elif isinstance(message, Ask):
-            if message.round != self.round:
-                raise ValueError(f"round {message.round} is asked about, but round {self.round} is open (-1: none).")
-            return self._answer(message)
-        elif isinstance(message, Close):
-            self.fleet.close(message.finished)
-            self.round = -1
+    @property
+    def round(self) -> int:
+        return -1 if self._broadcast is None else self._broadcast.round
+
+    def tell(self, message: bytes) -> None:
+        """A round begins or ends. The same may be told again, and changes nothing: fresh noise could be averaged away."""
+        if message == self._opened:
+            return
+        told = self._read(message)
+        if isinstance(told, Open):
+            self._open(message, told)
+        elif isinstance(told, Close):
+            if told.round == self.round:
+                self.fleet.close(told.finished)
+                self._forget()
         else:
-            raise TypeError(f"a node cannot be sent a {type(message).__name__}.")
-        return ()
+            raise Refused(f"a node cannot be told a {type(told).__name__}.")
 
-    def _answer(self, message: Ask) -> tuple[Tensor, ...]:
+    def _open(self, message: bytes, told: Open) -> None:
+        broadcast = replace(told.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
+        self._forget()
+        self.fleet.open(told.cohort, broadcast)
+        self._opened, self._broadcast = message, broadcast
+
+    def answer(self, ask: bytes) -> bytes:
+        """The partial sums, or the rows where a question gathers, packed."""
+        return pack(self._sums(ask))
+
+    def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
+        """All partial sums as one row of integers, and the digest of everything that was told."""
+        asked = self._asked(ask)
+        if getattr(asked.encoding, "modulus_bits", None) != modulus_bits or any(one.gather for one in asked.questions):
+            raise Refused("masked are sums of integers, modulo what they are encoded for.")
+        sums = self._sums(ask)
+        assert self._broadcast is not None
+        return np.concatenate([one.numpy() for one in sums]), told_digest(self._broadcast, ask)
+
+    def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """A question asked again is answered as before: fresh noise could be averaged away."""
-        asked = pack(message)
-        if asked not in self.given:
-            self.given[asked] = tuple(self.fleet.collect(message.questions, message.encoding))
-        return self.given[asked]
+        asked, name = self._asked(ask), hashlib.sha256(ask).digest()
+        if name not in self._given:
+            self._given[name] = tuple(self.fleet.collect(asked.questions, asked.encoding))
+            self._private |= {name} if any(one.mechanism.private for one in asked.questions) else set()
+        return self._given[name]
+
+    def _asked(self, ask: bytes) -> Ask:
+        asked = self._read(ask)
+        if not isinstance(asked, Ask):
+            raise Refused(f"a node cannot be asked a {type(asked).__name__}.")
+        if asked.round != self.round:
+            raise Refused(f"round {asked.round} is asked about, but round {self.round} is open (-1: none).")
+        return asked
+
+    def _read(self, message: bytes) -> Any:
+        try:
+            return unpack(message, self.types)
+        except (ValueError, TypeError, KeyError) as why:
+            raise Refused(f"a message could not be read: {why}") from why      # which is about the message
+
+    def save(self) -> bytes:
+        """What to go on with in another process."""
+        memo, remembered = self.fleet.notes()
+        given = tuple((name, sums) for name, sums in self._given.items() if name in self._private)
+        return pack(Computed(self._opened, tuple(memo.items()), given, tuple(self.fleet.memory().kept.items()),
+                             tuple(remembered.items())))
+
+    def recall(self, saved: bytes) -> None:
+        """Go on from what was saved; from nothing, where it is empty."""
+        self.fleet.close(False)
+        self._forget()
+        if not saved:
+            self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
+            return
+        was: Computed = unpack(saved, {**self.types, **named([Computed])})
+        self.fleet.recall(ClientMemory(self.fleet.population.key, dict(was.kept)))
+        if was.opened:
+            self._open(was.opened, self._read(was.opened))
+            self.fleet.note(dict(was.memo), dict(was.remembered))
+        self._given = dict(was.given)
+        self._private = set(self._given)
+
+
+def told_digest(broadcast: Broadcast, ask: bytes) -> bytes:
+    """A digest of everything that all nodes of a question are told: where one is told something else, masks do not cancel."""
+    return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params)) + ask).digest()

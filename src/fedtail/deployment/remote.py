@@ -2,67 +2,116 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, ClientMemory
-from fedtail.deployment.node import PARTS, Ask, Close, Failure, Open
-from fedtail.questions import Question
+from fedtail.channel.base import Encoder, RoundLost
+from fedtail.clients import Broadcast, ClientMemory, Seen
+from fedtail.deployment.letters import Letter, Reply, replied, written
+from fedtail.deployment.masking import AllOrNothing, Masking, Surviving
+from fedtail.deployment.node import PARTS, Ask, Close, Open, told_digest
+from fedtail.deployment.report import Answers
+from fedtail.deployment.roster import Roster
+from fedtail.questions import Question, Train
 from fedtail.sampling import Cohort
+from fedtail.secure.encoding import Refused
+from fedtail.secure.frames import peek, unbundled
+from fedtail.secure.messages import Ask as MaskedAsk
+from fedtail.secure.messages import AskAll
 from fedtail.wire import named, pack, unpack
 
-Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a message for some nodes, a reply from each
-
-
-@dataclass(frozen=True)
-class Roster:
-    """What a server knows of its clients: enough to draw a cohort and to find them."""
-
-    key: Tensor                 # (clients,) int64, as in the population
-    mass: Tensor                # (clients,) float64
-    node: Tensor                # (clients,) int64, ascending: which node holds the client
-    place: Tensor               # (clients,) int64: where in that node's population
-    group: Tensor | None = None  # (clients,) int64
-
-    def __len__(self) -> int:
-        return len(self.key)
+Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a letter for some nodes, replies from those who answer
+Schedule = Literal["ahead", "simple", "together"]
+LONGEST = 200                                                        # of what a node says about a problem
 
 
 class RemoteFleet:
-    """Asks nodes by bytes; each returns one partial sum for each question. `forgets` says whether nodes may lose memory."""
+    """Asks nodes by letters; each returns one partial sum for each question, in the clear or under masks.
 
-    def __init__(self, exchange: Exchange, roster: Roster, forgets: bool = True):
-        self.exchange, self.population, self.forgets = exchange, roster, forgets
-        self.types = named(PARTS)
-        self.nodes: list[int] = []
-        self.round = -1
+    Whoever is missing from what `exchange` returns has failed, and so has whoever answers with something else than it should;
+    their clients are out of that question, and `reports` says so. `schedule` is how masked sums share their exchanges (see
+    `fedtail.deployment.masking`). `forgets` says whether nodes may lose what their clients remember.
+    """
+
+    in_one_process = False
+
+    def __init__(self, exchange: Exchange, roster: Roster, forgets: bool = True, schedule: Schedule = "ahead"):
+        if schedule not in ("ahead", "simple", "together"):
+            raise ValueError(f"schedule must be ahead, simple or together, got {schedule!r}.")
+        self.exchange, self.population, self.forgets, self.schedule = exchange, roster, forgets, schedule
+        self.answered = 0                                    # clients whose answer to the last question counts
+        self.reports: list[Answers] = []                     # of the round under way, or the last one
+        self._types, self._run, self._letters = named(PARTS), secrets.token_bytes(16), 0
+        self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "together"
+                                  else Surviving(self._exchange_masked, self._run, schedule == "ahead"))
+        self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
+        self._counts: dict[int, int] = {}                    # clients asked in this round, by node
+        self._untold: dict[int, list[bytes]] = {}            # what each node has still to be told
+        self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
+        self._masked_round = -1
+        self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
+
+    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+        """The cohort of a round. Where keys travel ahead the next one is drawn with it, and kept."""
+        cohort = self._drawn.pop(round, None) or draw(round)
+        self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
+        return cohort
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        home, self.round = self.population.node[cohort.ids], broadcast.round
-        self.nodes = home.unique().tolist()
-        messages = {}
-        for node in self.nodes:
-            here = home == node
-            drawn = Cohort(self.population.place[cohort.ids[here]], cohort.key[here], cohort.importance[here], cohort.mass_bound)
-            messages[node] = pack(Open(drawn, broadcast))
-        self._send(messages)
+        """Nothing is sent yet: it travels with the first question."""
+        self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
+        self._counts, self._masked_round = self.population.counts(cohort), -1
+        for node in self._counts:
+            before = self._untold.get(node, [])[-1:]         # how its last round ended
+            self._untold[node] = [*before, pack(Open(self.population.part(cohort, node), self._broadcast))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        replies = self._send(dict.fromkeys(self.nodes, pack(Ask(self.round, questions, encoding))))
+        ask = self._asks(questions, encoding)
+        replies = self._exchange_letters(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
+        found = {node: sums for node, reply in replies.items() if (sums := self._sums(node, reply, questions, encoding))}
+        self._report(sum(self._counts[node] for node in found))
+        if not found:
+            raise RoundLost("no node answered.")
         return [torch.cat(parts) if question.gather else encoding.sum(torch.stack(parts))
-                for question, parts in zip(questions, zip(*replies, strict=True), strict=True)]
+                for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
+
+    def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
+                       again: Callable[[], None]) -> list[Tensor]:
+        """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a repetition."""
+        widths = [width_of(one, self._broadcast.params.shape[-1]) for one in questions]
+        self._asking = self._asks(questions, encoding)
+
+        def repeated() -> bytes:
+            again()
+            self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
+            return told_digest(self._broadcast, self._asking)
+
+        try:
+            self._open_masked(threshold)
+            found = self._masking.sum(sum(widths), encoding.modulus_bits, told_digest(self._broadcast, self._asking), repeated)
+        except Refused as why:
+            self._report(0)
+            raise RoundLost(str(why)) from why
+        for node in self._counts.keys() - set(found.survivors):
+            self._problems.setdefault(node, "its keys or shares did not come in time")
+        self._report(sum(self._counts[node] for node in found.survivors))
+        return list(torch.from_numpy(found.total).split(widths))
 
     def close(self, finished: bool) -> None:
-        nodes, self.nodes = self.nodes, []
-        self._send(dict.fromkeys(nodes, pack(Close(finished))))
+        """Nothing is sent: it travels with the next round."""
+        for node in self._counts:
+            if not self._untold[node]:                       # who never heard of the round need not hear of its end
+                self._untold[node] = [pack(Close(self._broadcast.round, finished))]
+            else:
+                self._untold[node] = self._untold[node][:-1]
+        self._counts = {}
 
     def view(self) -> None:
-        """Nothing that only a simulator could see."""
+        """Nothing that only a simulator could see; `reports` says who answered."""
 
     def memory(self) -> ClientMemory:
         """Nodes keep their own; none of it is seen here."""
@@ -71,11 +120,89 @@ class RemoteFleet:
     def recall(self, memory: ClientMemory) -> None:
         """Nodes remember by themselves."""
 
-    def _send(self, messages: Mapping[int, bytes]) -> list[Any]:
-        """Replies in the order of the nodes."""
-        replies = self.exchange(messages)
-        values = [unpack(replies[node], self.types) for node in messages]
-        for node, value in zip(messages, values, strict=True):
-            if isinstance(value, Failure):
-                raise RuntimeError(f"node {node} failed: {value.reason}")
-        return values
+    def _open_masked(self, threshold: int) -> None:
+        if self._masked_round == self._broadcast.round:
+            return
+        upcoming = self._drawn.get(self._broadcast.round + 1)
+        self._masking.open(self._counts, threshold, None if upcoming is None else self.population.counts(upcoming))
+        if isinstance(self._masking, AllOrNothing):
+            self._masking.begin(tuple(self.population.node.unique().tolist()))
+        self._masked_round = self._broadcast.round
+
+    def _asks(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
+        self._problems, self._exchanges = {}, 0
+        return pack(Ask(self._broadcast.round, questions, encoding))
+
+    def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Messages of the secure sum; those that ask for a row travel with the question itself."""
+        asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
+        return {node: reply.secure for node, reply in self._exchange_letters(contents, asks).items()}
+
+    def _exchange_letters(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
+        """Replies in the order of the nodes; who failed is left out and noted."""
+        letters = {}
+        for node, bundle in secure.items():
+            self._letters += 1
+            told = tuple(self._untold[node]) if node in asks else ()
+            letters[node] = written(Letter(self._run, node, self._letters, told, asks.get(node, b""), bundle))
+        came, self._exchanges = self.exchange(letters), self._exchanges + 1
+        replies = {}
+        for node, letter in letters.items():
+            try:
+                reply = replied(letter, came[node]) if node in came else None
+            except Refused as why:
+                self._problems[node] = str(why)
+                continue
+            if reply is None:
+                self._problems[node] = "no answer"
+                continue
+            if reply.problem:
+                self._problems[node] = reply.problem.decode(errors="replace")[:LONGEST]
+            elif node in asks:
+                self._untold[node] = []
+            replies[node] = reply
+        return replies
+
+    def _sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
+        """What a node answered in the clear, if it is what was asked for."""
+        if reply.problem:
+            return None
+        try:
+            sums = unpack(reply.answer, self._types)
+            dim, counts = self._broadcast.params.shape[-1], self._counts[node]
+            for one, question in zip(sums, questions, strict=True):
+                check_answer(one, (counts,) if question.gather else (), width_of(question, dim), encoding)
+        except Exception as why:                             # whatever garbage makes the reader say
+            self._problems[node] = f"its answer was not taken: {why}"[:LONGEST]
+            return None
+        return sums
+
+    def _report(self, answered: int) -> None:
+        for node, why in self._masking.refused():
+            self._problems.setdefault(node, str(why))
+        self.answered = answered
+        self.reports.append(Answers(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
+                                    dict(self._problems), self._exchanges))
+
+
+def asks_for_row(bundle: bytes) -> bool:
+    return any(peek(message)[0] in (MaskedAsk, AskAll) for message in unbundled(bundle))
+
+
+def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
+    """Refuse what is no sum: another shape or type, numbers that are not finite, integers beyond the modulus."""
+    bits = getattr(encoding, "modulus_bits", None)
+    wanted = torch.float64 if bits is None else torch.int64
+    if not isinstance(one, Tensor) or one.dtype != wanted or tuple(one.shape) != (*lead, width):
+        raise Refused(f"it should be {(*lead, width)} numbers as {wanted}.")
+    if not bool(one.isfinite().all()) or (bits is not None and bool(((one < 0) | (one >= 1 << bits)).any())):
+        raise Refused("it holds numbers that are not finite, or beyond the modulus.")
+
+
+def width_of(question: Any, dim: int) -> int:
+    """How many numbers a row has."""
+    if isinstance(question, Train):
+        return int(question.aggregate.width(dim))
+    nobody = Seen(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
+    return question.part.statistic(nobody, question.trial).shape[1]
+

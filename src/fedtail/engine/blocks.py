@@ -31,6 +31,12 @@ def blocks_of(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Bloc
     count = min(most_blocks(dim), work // GRAIN, len(sizes) // min(stack, TOGETHER))
     if count < 2 or device.type != "cpu":
         return [(0, len(sizes))]
+    return cut(sizes, count)
+
+
+def cut(sizes: Tensor, count: int) -> Blocks:
+    """Consecutive clients in at most `count` blocks, about as many examples in each."""
+    examples = sizes.cumsum(0)
     middle = examples - sizes / 2
     number = (middle * count / examples[-1]).long()                 # the block in which a client's middle example lies
     ends = torch.searchsorted(number, torch.arange(count), right=True).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, ClientMemory, Clients, Memory, Report, RoundView, Shard
+from fedtail.clients import Broadcast, Clients, Memory, Report, Shard
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks
@@ -19,7 +19,8 @@ from fedtail.engine.choice import kernel_for
 from fedtail.engine.kernels import Kernel, own_randomness
 from fedtail.engine.precision import Precision, computing
 from fedtail.engine.shelf import Place, Shelf
-from fedtail.engine.workers import Team, one_thread, workers_for
+from fedtail.engine.simulated import Simulated
+from fedtail.engine.workers import Team, workers_for
 from fedtail.questions import Question, Statistic, Train, answer
 from fedtail.sampling import Cohort
 from fedtail.task import Task
@@ -66,7 +67,7 @@ class Answered(NamedTuple):
     report: Report | None
 
 
-class LocalFleet:
+class LocalFleet(Simulated):
     """Answers questions for a population held here; a cohort is asked in fixed blocks, whose sums are added in order.
 
     Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one counted, by
@@ -75,7 +76,6 @@ class LocalFleet:
     bounds the clients computed side by side. Leaving a `with` block ends the processes; so does the end of this one.
     """
 
-    forgets = False
     in_one_process = True      # with its workers: what is gathered here crosses nothing
 
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
@@ -84,19 +84,14 @@ class LocalFleet:
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
-        self.population = resident(population, self.device)
+        super().__init__(resident(population, self.device))
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
         self.workers = workers_for(self.device, workers)
         self._team, self._home = Team(self._perform, self.workers), os.getpid()
         self._shelf: Shelf | None = None
-        self._rounds = 0
-        self._kept: Memory = {}
         self._opening: Opening | None = None
-        self._shard: Shard | None = None
-        self._view = RoundView.of_nobody()
-        self._restore: Callable[[], None] = _nothing
 
     def __enter__(self) -> LocalFleet:
         return self
@@ -105,42 +100,34 @@ class LocalFleet:
         self._team.close()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        if broadcast.round == 0:
-            self._kept = {}
-        kept = {name: values[cohort.ids] for name, values in self._kept.items()}
-        self._rounds += 1
-        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, kept)
+        self.begin(cohort, broadcast, self._recalled(cohort, broadcast))
+
+    def begin(self, cohort: Cohort, broadcast: Broadcast, memory: Memory) -> None:
+        """Open a round for clients who remember this, whatever is kept here."""
+        self._cohort, self._rounds = cohort, self._rounds + 1
+        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory)
         self._shard = self._shard_of(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share(self._shard.params)
-        self._restore()                                    # of a round that was never closed
-        self._restore = one_thread(self.workers)           # until the round is closed: its server's steps too
+        self._one_thread(self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         return [self._sum(question, encoding) for question in questions]
 
-    def close(self, finished: bool) -> None:
-        self._restore()
-        self._restore = _nothing
-        if self._shard is None or self._opening is None:      # a round in which nobody was asked
-            self._view = RoundView.of_nobody()
-            return
-        ids = self._opening.cohort.ids
-        for name, values in self._shard.remembered.items() if finished else ():
-            if name not in self._kept:
-                self._kept[name] = values.new_full((len(self.population), *values.shape[1:]), float("nan"))
-            self._kept[name] = self._kept[name].index_copy(0, ids, values)
-        self._view = RoundView(ids, self._shard.counted, self._shard.failed)
-        self._shard = self._opening = None
+    def report(self) -> Report:
+        """What is known so far of those who are asked in this round, beside their answers."""
+        _, shard = self._opened()
+        return shard.report(torch.arange(len(shard.population)))
 
-    def view(self) -> RoundView:
-        return self._view
+    def notes(self) -> tuple[dict[int, Tensor], Memory]:
+        """What the open round has found out so far: losses by model, and what clients are to remember; nothing between rounds."""
+        return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
-    def memory(self) -> ClientMemory:
-        return ClientMemory(self.population.key, dict(self._kept))
-
-    def recall(self, memory: ClientMemory) -> None:
-        self._kept = memory.of(self.population.key)
+    def note(self, memo: dict[int, Tensor], remembered: Memory) -> None:
+        """Go on in the open round with what was found out before."""
+        _, shard = self._opened()
+        shard.memo.update(memo)
+        shard.remembered.update(remembered)
 
     def _sum(self, question: Any, encoding: Encoder) -> Tensor:
         opening, shard = self._opened()
@@ -151,7 +138,7 @@ class LocalFleet:
         total: list[Tensor] = []
         for block, (found, report) in zip(shard.blocks, self._answers(question, encoding), strict=True):
             if report is not None:
-                shard.add(*block, report)
+                shard.add(torch.arange(*block), report)
             total = [*total, found] if question.gather or not total else [encoding.sum(torch.stack([*total, found]))]
         return torch.cat(total) if question.gather else total[0]
 
@@ -176,7 +163,7 @@ class LocalFleet:
             found = self._answer(job.question, job.encoding, low, high)
         if not abroad or self._shelf is None:
             return Answered(found, None)
-        return Answered(found if job.question.gather else self._shelf.put(block, found), shard.report(low, high))
+        return Answered(found if job.question.gather else self._shelf.put(block, found), shard.report(torch.arange(low, high)))
 
     def _answer(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum, or rows, of some clients, in pieces small enough for memory and cache."""
@@ -222,10 +209,6 @@ class LocalFleet:
             self._team.close()
             self._shelf = Shelf(models, most_blocks(self.kernel.dim))
         self._shelf.models.copy_(models)
-
-
-def _nothing() -> None:
-    """There are no threads to give back."""
 
 
 def reads_losses(question: Any, shard: Shard) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
+from fedtail.data.population import Population
 from fedtail.experiment.data import DataPlan, data_plan
+from fedtail.experiment.engine import UNSET, EnginePlan
 from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameters_of, part, plan, written
 from fedtail.experiment.source import ExperimentError, Source, nearest
 from fedtail.local import LocalSGD
@@ -50,19 +53,6 @@ class EvaluationPlan:
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
             raise ValueError(f"every must be at least 1 round, got {self.every}.")
-
-
-@dataclass(frozen=True)
-class EnginePlan:
-    """How it is computed. The number of `workers` changes no result, `kernel` the rounding only; `precision` is for GPUs."""
-
-    kernel: Literal["auto", "closed", "stacked", "module"] = "auto"
-    precision: Literal["full", "tf32", "bf16"] = "full"
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers must be at least 0, got {self.workers}. 1 is one process, 0 leaves it to torch's threads.")
 
 
 @dataclass(frozen=True)
@@ -129,6 +119,13 @@ class Experiment:
         engine = self.engine
         return {"device": self.device, "kernel": engine.kernel, "precision": engine.precision, "workers": engine.workers}
 
+    def fleet(self, task: Task, population: Population) -> AbstractContextManager[Any]:
+        """Who trains; None for this process and its workers. Nothing is started before the first round."""
+        if self.engine.kind == "ray" and self.device != "cpu":
+            raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
+                                                         "device = \"cpu\", or kind = \"local\" below [engine].")
+        return self.engine.fleet(task, population, self.source.folder)
+
     @property
     def looking(self) -> dict[str, Any]:
         """The same of `evaluate` and `finetune`, which are always exact."""
@@ -149,7 +146,7 @@ class Experiment:
                 varied = {name: varied}
             family = {"family": varied}
         evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
-        engine = {k: v for k, v in written(self.engine).items() if k != "part"}
+        engine = {k: v for k, v in written(self.engine).items() if k != "part" and (k, v) not in UNSET}
         privacy = {k: v for k, v in written(self.privacy).items() if k != "part" and v != "none"}
         sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel),
                     "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}

@@ -63,9 +63,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
-    trained = train(experiment.algorithm, start.task, recorder.splits["train"], rounds=experiment.rounds - recorder.done(start),
-                    start=start, channel=experiment.channel, **experiment.computing, on_round=recorder.after_round,
-                    privacy=recorder.ledger)
+    people = recorder.splits["train"]
+    with experiment.fleet(start.task, people) as fleet:
+        trained = train(experiment.algorithm, start.task, people, rounds=experiment.rounds - recorder.done(start), start=start,
+                        channel=experiment.channel, fleet=fleet, **experiment.computing, on_round=recorder.after_round,
+                        privacy=recorder.ledger)
     if recorder.done(trained) < experiment.rounds and not trained.stopped:
         raise Interrupted(recorder.folder, recorder.done(trained), experiment.rounds)
     recorder.finish(trained)
@@ -121,8 +123,9 @@ def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")             # they are told when the run begins
-            train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, **experiment.computing,
-                  privacy=experiment.privacy)
+            with experiment.fleet(task, splits["train"]) as fleet:
+                train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, fleet=fleet,
+                      **experiment.computing, privacy=experiment.privacy)
             check_privacy(experiment, task, splits)
         for people in splits.values():
             task.check(people)
@@ -172,9 +175,9 @@ def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> t
 
 
 def _portable(table: dict[str, Any]) -> dict[str, Any]:
-    """An experiment without the places of its files, whose contents are compared by digests, and the number of workers."""
+    """An experiment without the places of its files, whose contents are compared by digests, and what changes no bit of it."""
     data = {key: value for key, value in table["data"].items() if key not in ("path", "test_path", "dataset")}
-    engine = {key: value for key, value in table.get("engine", {}).items() if key != "workers"}      # which change nothing
+    engine = {key: value for key, value in table.get("engine", {}).items() if key not in ("workers", "address")}
     return {**{key: value for key, value in table.items() if key != "folder"}, "data": data, "engine": engine}
 
 

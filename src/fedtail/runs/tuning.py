@@ -60,8 +60,10 @@ def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Wat
     wanted, values = search.experiment(chosen), []
     for seed, (people, judges) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
-        trained = train(wanted.algorithm, wanted.task.make(seed), people, rounds=wanted.rounds, seed=seed, **wanted.computing,
-                        channel=wanted.channel, on_round=partial(_look_on, watch))
+        task = wanted.task.make(seed)
+        with wanted.fleet(task, people) as fleet:
+            trained = train(wanted.algorithm, task, people, rounds=wanted.rounds, seed=seed, fleet=fleet, **wanted.computing,
+                            channel=wanted.channel, on_round=partial(_look_on, watch))
         if watch.stop:
             return None
         found = evaluate(trained, judges, **wanted.looking)[search.settings.metric]

@@ -93,6 +93,12 @@ class Client:
         """Everything to go on with, secrets included."""
         return encode(self.state)
 
+    @property
+    def done(self) -> bool:
+        """Whether its last query is unmasked."""
+        answered = self.state.answered
+        return bool(answered and answered[-1].query == self.state.session.queries - 1 and answered[-1].unmasked)
+
     def keys(self) -> bytes:
         """The public keys."""
         return self._wrap(self._keys())

@@ -15,7 +15,7 @@ from fedtail.secure.primitives import Randomness, system
 from fedtail.secure.together import TogetherClient, TogetherState
 
 RowFor = Callable[[int, Ask], tuple[Any, bytes]]      # (round, ask) -> (the row, the context)
-LIVE = 2                                              # sessions at a time: this round's and the next one's
+LIVE = 3                                              # unfinished sessions: this round's, one that was lost, and the next one's
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,14 @@ class Participant:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
                           "this client has sent a row.")
         client = Client(session, self.me, self.minimum, self._identity, self._random)
-        kept = {key: one for key, one in self._clients.items() if one.state.session.round != session.round}
+        kept = {key: one for key, one in self._clients.items() if one.state.session.round != session.round and not one.done}
         self._clients = dict([*kept.items(), (session.id, client)][-LIVE:])
         return client.keys()
 
     def _invited_to_run(self, run: Run) -> bytes:
+        known = self._together.get(run.id)
+        if known is not None and not known.state.key_list.entries:      # nothing came of it: the same keys again
+            return known.keys()
         if run.name != self.name or self._together:
             raise Refused("an invitation is to another run, or came already.")
         client = TogetherClient(run, self.me, self.minimum, self.repetitions, self._identity, self._random)

@@ -135,6 +135,11 @@ class TogetherServer:
         self._asked: AskAll | None = None
         self.refused: list[tuple[int, Refused]] = []      # what came and was not taken, from whom
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Who sent keys, and may be asked."""
+        return tuple(sorted(self._keys))
+
     def receive(self, sender: int, message: bytes) -> None:
         """Take in what a client answered; `sender` is whom the transport knows it to be from."""
         if self._list is None:

@@ -1,0 +1,76 @@
+"""`fedtail deploy`: the same experiment on nodes that keep their data, over Flower."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import typer
+
+from fedtail.cli.errors import told
+from fedtail.cli.tables import print_json
+
+deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
+MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'"
+
+
+@deploy.command(short_help="Write the folder of a deployment, with its keys.")
+@told
+def init(
+    folder: Path = typer.Argument(..., help="A new folder."),
+    experiment: Path = typer.Option(..., "--experiment", help="The experiment file; what it says of data is not used."),
+    nodes: str = typer.Option("3", help="How many nodes, or their names: 5, or north,south,east."),
+    host: str = typer.Option("127.0.0.1", help="The server's name or address, as nodes reach it."),
+    port: int = typer.Option(8000, min=1, max=65535, help="Its port."),
+    minimum: int = typer.Option(3, min=2, help="Nodes among which a row is masked, at least; each node refuses fewer."),
+) -> None:
+    """Write a folder with an app for `flwr run`, certificates for TLS, and for each node its settings and its key.
+
+    Copy nodes/NAME to each node, name its data in node.toml, and follow the commands that are printed.
+    """
+    from fedtail.deployment.experiment import deployed_experiments
+    from fedtail.deployment.flower.folder import commands, write_deployment
+
+    deployed_experiments(experiment)
+    names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
+    made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)))
+    typer.echo(commands(made, names, host, port))
+
+
+@deploy.command(short_help="A whole deployment on this machine, next to the simulator.")
+@told
+def local(
+    nodes: int = typer.Option(5, min=3, help="Nodes, each with 8 clients."),
+    rounds: int = typer.Option(3, min=1, help="Rounds of each method."),
+    folder: Path | None = typer.Option(None, help="A new folder to keep everything in; by default a temporary one."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
+) -> None:
+    """Start a SuperLink and nodes here, with TLS and node authentication, and run FedAvg and Delta-FL with secure sums.
+
+    Then train both in the simulator on the same cohorts, and print how far the models are apart. Takes about five minutes on
+    two cores. Every process is ended, however it goes.
+    """
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise ImportError(MISSING) from None
+    with tempfile.TemporaryDirectory(prefix="fedtail-deploy-", ignore_cleanup_errors=True) as temporary:
+        _local(folder or Path(temporary) / "deployment", nodes, rounds, as_json)
+
+
+def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from fedtail.cli.tables import show_table
+    from fedtail.deployment.flower.example import run_example
+
+    found = run_example(folder, nodes, rounds, lambda text: typer.echo(text, err=True))
+    if as_json:
+        print_json({"rows": [asdict(one) for one in found]})
+        return
+    cells = [[one.method, f"{one.difference:.3g}", f"{one.moved:.3g}", str(one.exchanges), f"{one.seconds:.1f}"] for one in found]
+    show_table(f"{nodes} nodes and the simulator after {rounds} rounds on the same cohorts",
+               ["method", "largest difference", "largest step", "exchanges", "s each"], cells)
+    typer.echo(f"What the server saw: {found[0].channel}.")
+
+

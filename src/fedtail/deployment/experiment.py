@@ -1,0 +1,56 @@
+"""An experiment as a deployment reads it: the data are at the nodes, sums are masked, and the losses are asked about once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtail.channel import Channel, SecureChannel
+from fedtail.experiment.experiment import Experiment, experiment_of, experiments, pick_method
+from fedtail.experiment.source import ExperimentError, Source
+
+ONE_QUESTION = {"part": "ExactQuantile", "bits": 12}
+TAILS = (None, "Superquantile", "TailFilter")
+BY = "the deployment"
+
+
+def deployed_experiments(path: str | Path, method: str = "") -> list[Experiment]:
+    """The methods of a file, or the one called `method`, with what deployments do otherwise by default."""
+    source = Source.read(path)
+    source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
+    if method:
+        source = pick_method(source, method)
+    views = [one.source for one in experiments(source, Path(path).stem)]
+    return [experiment_of(_asked_once(view), Path(path).stem) for view in views]
+
+
+def deployed_experiment(path: str | Path, method: str = "") -> Experiment:
+    """The one method of a file, or the one called `method`."""
+    found = deployed_experiments(path, method)
+    if len(found) > 1:
+        raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(one.name for one in found)}. Say which one is "
+                              "deployed with method.")
+    return found[0]
+
+
+def _asked_once(source: Source) -> Source:
+    """Where a tail is found by an exact quantile and the file does not say how: by one question, not four."""
+    risk = source.table("risk")
+    if "tail_fraction" not in risk or risk.get("part") not in TAILS or "quantile" in risk:
+        return source
+    return source.changed(("risk", "quantile"), ONE_QUESTION, BY)
+
+
+def channel_for(experiment: Experiment, population: Any) -> Channel:
+    """What the file says; where it says nothing, secure sums over more than half of the clients that are drawn."""
+    if "channel" in experiment.source.tables:
+        return experiment.channel
+    expected = experiment.algorithm.sample.expected_size(population)
+    return SecureChannel(threshold=max(2, experiment.algorithm.minimum, int(expected) // 2 + 1))
+
+
+def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
+    """Everything that was decided, as plain values."""
+    table = replace(experiment, channel=channel).table(seed)
+    return {name: value for name, value in table.items() if name not in ("data", "engine", "evaluate", "folder")}

@@ -1,0 +1,22 @@
+"""Deployments over Flower: its SuperLink and SuperNodes carry our letters.
+
+`server_app:app` and `node_app:app` are the two apps that `fedtail deploy init` names; `TailStrategy` is for people who already
+have ClientApps of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtail.deployment.flower.strategy import TailStrategy
+
+__all__ = ["TailStrategy"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TailStrategy":
+        raise AttributeError(f"fedtail.deployment.flower has no {name!r}.")
+    from fedtail.deployment.flower.strategy import TailStrategy
+
+    return TailStrategy

@@ -1,0 +1,126 @@
+"""`fedtail deploy local`: FedAvg and Delta-FL over nodes on this machine, next to the simulator on the same cohorts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedtail.channel import IntegerChannel
+from fedtail.data import Population, digits
+from fedtail.deployment.experiment import deployed_experiment
+from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment
+from fedtail.deployment.flower.loopback import Loopback
+from fedtail.training import train
+
+EXPERIMENT = """\
+name = "loopback"
+rounds = {rounds}
+
+[task.module]
+part = "SoftmaxRegression"
+features = 64
+classes = 10
+
+[sample]
+cohort_size = {cohort}
+
+[local]
+learning_rate = 0.1
+
+[channel]
+part = "SecureChannel"
+threshold = {threshold}
+hides_among = 3
+
+[[method]]
+name = "FedAvg"
+
+[[method]]
+name = "Delta-FL"
+risk = {{ part = "Superquantile", tail_fraction = 0.5 }}
+"""
+METHODS = ("FedAvg", "Delta-FL")
+CLIENTS = 8             # at each node
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method on the deployment and in the simulator."""
+
+    method: str
+    rounds: int
+    difference: float                   # largest over the parameters
+    moved: float                        # how far the model went from its start
+    exchanges: int
+    seconds: float                      # of one exchange, the median
+    channel: str
+
+
+def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
+                  share: float = 0.5) -> tuple[DeploymentFolder, Population]:
+    """A deployment on the digits, a `share` of whose clients is drawn; the data of each node are beside its settings."""
+    people = digits(clients=CLIENTS * nodes)
+    cohort = int(len(people) * share)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise FileExistsError(f"{path} is not empty. Choose a new folder.")
+    text = EXPERIMENT.format(rounds=rounds, cohort=cohort, threshold=cohort // 2 + 1)
+    written = path.parent / f"{path.name}.toml"
+    written.write_text(text, encoding="utf-8")
+    try:
+        folder = write_deployment(path, written, names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data")
+    finally:
+        written.unlink()
+    home = torch.arange(len(people)) % nodes
+    for number, name in enumerate(names(nodes)):
+        people.select(home == number).save(folder.node(name) / "data")
+    return folder, people
+
+
+def names(nodes: int) -> list[str]:
+    return [f"node-{number}" for number in range(1, nodes + 1)]
+
+
+def compare(folder: DeploymentFolder, people: Population, method: str, out: Path, seed: int = 0) -> Compared:
+    """A finished run next to the simulator's, with the same cohorts and sums of the same integers."""
+    from safetensors.torch import load_file
+
+    experiment = deployed_experiment(folder.path / "experiment.toml", method)
+    task = experiment.task.make(seed)
+    simulated = train(experiment.algorithm, task, people, rounds=experiment.rounds, seed=seed, channel=IntegerChannel())
+    ours, theirs = simulated.module.state_dict(), load_file(out / "model.safetensors")
+    difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
+    seconds = json.loads((out / "seconds.json").read_text())
+    return Compared(method, experiment.rounds, difference, float((simulated.state.params - task.params()).abs().max()),
+                    sum(line["exchanges"] for line in answers), statistics.median(seconds),
+                    "; ".join(json.loads((out / "result.json").read_text())["channel"]))
+
+
+def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
+    """Bring everything up, run both methods, compare, and take everything down again, whatever happens."""
+    if nodes < 3:
+        raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum survives one that vanishes.")
+    folder, people = write_example(path, nodes, rounds)
+    found = []
+    with Loopback(folder) as loopback:
+        say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
+        loopback.start_link()
+        for name in names(nodes):
+            loopback.register(name)
+            loopback.start_node(name)
+        say(f"{nodes} nodes registered and started, {len(people)} clients")
+        for method in METHODS:
+            out = folder.path / "runs" / method.lower()
+            loopback.run(method=method, out=str(out), nodes=nodes)
+            loopback.wait(out, patience)
+            found.append(compare(folder, people, method, out))
+            say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
+    return found
+
+

@@ -1,0 +1,133 @@
+"""The folder of a deployment: an app for `flwr run`, what the server needs, and what each node needs.
+
+    app/pyproject.toml      all that Flower sends to nodes: the names of our two apps, and the settings of a run
+    experiment.toml         the method and the model
+    server/                 certificate and key; home/config.toml, with which `flwr` finds the SuperLink
+    nodes/NAME/             its settings and its key; copy the folder to the node, and nothing else
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtail.deployment.keys import make_certificates, make_node_key
+
+LINK = "fedtail"            # what `flwr run app fedtail` calls the SuperLink
+APP = """\
+# For `flwr run`: both apps are in the installed package, and nothing else travels to the nodes.
+[project]
+name = "fedtail-deployment"
+version = "1.0.0"
+description = "A fedtail experiment on nodes that keep their data"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedtail"
+
+[tool.flwr.app.components]
+serverapp = "fedtail.deployment.flower.server_app:app"
+clientapp = "fedtail.deployment.flower.node_app:app"
+
+[tool.flwr.app.config]
+experiment = "{experiment}"      # on the server
+method = ""                      # which [[method]], where the file has several
+out = "{out}"                    # the run's folder, on the server
+seed = 0
+nodes = {nodes}                  # wait for so many
+wait = 300.0                     # seconds
+timeout = 60.0                   # seconds a node may take to answer; 30 or more
+schedule = "ahead"               # or simple, or together (all or nothing: half the exchanges, for a few reliable sites)
+resume = false
+"""
+NODE = """\
+name = "{name}"
+experiment = "experiment.toml"   # this node's own copy: its model, and the parts it is willing to run
+data = "{data}"                  # .npz, .parquet, a saved population or a folder of LEAF files
+minimum = {minimum}              # a row is masked among so many nodes or more
+masked_only = true               # nothing is answered in the clear
+keys = "{keys}"
+"""
+
+
+@dataclass(frozen=True)
+class DeploymentFolder:
+    """Where everything lies."""
+
+    path: Path
+
+    @property
+    def app(self) -> Path:
+        return self.path / "app"
+
+    @property
+    def server(self) -> Path:
+        return self.path / "server"
+
+    @property
+    def home(self) -> Path:
+        return self.server / "home"
+
+    def node(self, name: str) -> Path:
+        return self.path / "nodes" / name
+
+    def link(self, address: str) -> None:
+        """Where `flwr` finds the SuperLink."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "{address}"\n'
+            f'root-certificates = "{self.server / "ca.crt"}"\n', encoding="utf-8")
+
+
+def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
+                     **of_nodes: Any) -> DeploymentFolder:
+    """Everything for a deployment, with fresh keys, in a new folder."""
+    if path.exists() and any(path.iterdir()):
+        raise FileExistsError(f"{path} is not empty. Keys are made once: choose a new folder.")
+    if len(nodes) < 2 or len(set(nodes)) < len(nodes):
+        raise ValueError(f"a deployment needs two nodes or more, of different names; got {', '.join(nodes) or 'none'}.")
+    folder = DeploymentFolder(path.resolve())
+    folder.app.mkdir(parents=True)
+    shutil.copyfile(experiment, folder.path / "experiment.toml")
+    (folder.app / "pyproject.toml").write_text(
+        APP.format(experiment=folder.path / "experiment.toml", out=folder.path / "runs" / "run", nodes=len(nodes)),
+        encoding="utf-8")
+    make_certificates(folder.server, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
+    folder.link(f"{host}:{port}")
+    for name in nodes:
+        write_node(folder, name, experiment, **of_nodes)
+    return folder
+
+
+def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
+               keys: str = "name") -> None:
+    """What one node needs: nothing in it is another node's secret."""
+    place = folder.node(name)
+    make_node_key(place)
+    shutil.copyfile(experiment, place / "experiment.toml")
+    shutil.copyfile(folder.server / "ca.crt", place / "ca.crt")
+    (place / "node.toml").write_text(NODE.format(name=name, data=data, minimum=minimum, keys=keys), encoding="utf-8")
+
+
+def commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
+    """What to type, on the server and on each node."""
+    server, quiet = folder.server, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
+    registered = "\n".join(f"  flwr supernode register {folder.node(name) / 'key.pub'} {LINK}" for name in nodes)
+    return f"""\
+On the server:
+  {quiet} FLWR_HOME={folder.home}
+  flower-superlink --host 0.0.0.0 --port {port} --database {server / 'link.db'} --enable-supernode-auth \\
+    --ssl-ca-certfile {server / 'ca.crt'} --ssl-certfile {server / 'server.pem'} --ssl-keyfile {server / 'server.key'} \\
+    --disable-runtime-dependency-installation
+{registered}
+On each node, in its copy of nodes/NAME, with data named in node.toml:
+  {quiet}
+  flower-supernode --superlink {host}:{port} --root-certificates ca.crt --auth-supernode-private-key key \\
+    --node-config 'settings="'$PWD'/node.toml"'
+Then on the server:
+  flwr run {folder.app} {LINK}
+  flwr run {folder.app} {LINK} --run-config resume=true     (after a crash: goes on from the last round)"""

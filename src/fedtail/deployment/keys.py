@@ -1,0 +1,81 @@
+"""Certificates for TLS and keys of nodes, made here with the `cryptography` package."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+DAYS = 365
+PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+SSH = serialization.Encoding.OpenSSH
+
+
+def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
+    """An authority of one's own, `ca.crt`, and a certificate of the server for these names and addresses.
+
+    The authority's key is not kept: nobody can sign another server for these nodes. To change the server's names, make both
+    again and give every node the new `ca.crt`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    names = x509.SubjectAlternativeName([_host(one) for one in hosts])
+    root = (_begun("fedtail deployment", "fedtail deployment", authority.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+            .sign(authority, hashes.SHA256()))
+    issued = (_begun(hosts[0], "fedtail deployment", server.public_key(), days)
+              .add_extension(names, critical=False)
+              .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+              .add_extension(_usage(signs=False), critical=True)
+              .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+              .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+              .sign(authority, hashes.SHA256()))
+    (folder / "ca.crt").write_bytes(root.public_bytes(PEM))
+    (folder / "server.pem").write_bytes(issued.public_bytes(PEM))
+    write_secret(folder / "server.key", server.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
+
+
+def make_node_key(folder: Path) -> None:
+    """`key`, which stays on the node, and `key.pub`, which the server registers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(folder / "key", key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
+    (folder / "key.pub").write_bytes(key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH) + b"\n")
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """A file that only its owner reads."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _begun(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (x509.CertificateBuilder().subject_name(_name(subject)).issuer_name(_name(issuer)).public_key(public)
+            .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
+            .not_valid_after(now + timedelta(days=days)))
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+                         key_encipherment=False, data_encipherment=False, key_agreement=not signs, encipher_only=False,
+                         decipher_only=False)

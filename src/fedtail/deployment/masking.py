@@ -1,0 +1,147 @@
+"""Which exchanges a masked sum over nodes takes.
+
+"simple"    keys and shares before the round's first question, two exchanges; then two for each question
+"ahead"     keys and shares of the next round travel with the first question: two exchanges for each question
+"together"  all or nothing, one exchange for each question; if a node is missing, the rest are asked once more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from fedtail.secure.encoding import Refused, TooFew
+from fedtail.secure.messages import MOST_QUERIES, Run, Session
+from fedtail.secure.rounds import Exchange, Rounds, TogetherRounds
+from fedtail.secure.server import Server, Sum
+from fedtail.secure.together import Missing, TogetherServer
+
+Counts = Mapping[int, int]              # clients by node
+USUAL = 2                               # questions a round, until it is known
+
+
+class Masking(Protocol):
+    """Sums over nodes, question by question."""
+
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        """A round begins; `threshold` clients or more are to be summed over. `upcoming` is the next round's cohort."""
+        ...
+
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        """`again` is called before a question is repeated: it charges for that, and gives the new context."""
+        ...
+
+    def refused(self) -> list[tuple[int, Refused]]:
+        """What came and was not taken, from whom, since this was last asked."""
+        ...
+
+
+class Surviving:
+    """Sums that survive nodes which vanish; with `ahead`, keys travel with the round before."""
+
+    def __init__(self, exchange: Exchange, name: bytes, ahead: bool):
+        self._rounds, self._name, self._ahead = Rounds(exchange), name, ahead
+        self._number = 0                                            # of sessions in this run
+        self._asked, self._most = 0, USUAL                          # questions of this round, and of the longest so far
+        self._session: Session | None = None
+        self._left = 0                                              # queries that the session still has
+        self._prepared: Session | None = None                       # set up with the last round
+        self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
+
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        if self._asked:
+            self._most = self._asked
+        self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
+
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        counts, threshold, upcoming = self._cohort
+        if not self._left:
+            self._begin(counts, threshold)
+        ahead = self._new(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
+        self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
+        return self._rounds.sum(width, modulus_bits, context, ahead)
+
+    def refused(self) -> list[tuple[int, Refused]]:
+        return taken_out(self._rounds.server)
+
+    def _begin(self, counts: Counts, threshold: int) -> None:
+        """The session that was set up ahead, if it is for this cohort and came about; else a new one."""
+        prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
+        self._session = prepared if prepared is not None and prepared.members == tuple(sorted(counts)) else None
+        if self._session is not None and self._session.threshold == nodes_needed(counts, threshold):
+            try:
+                self._rounds.open(self._session)
+                self._left = self._session.queries
+                return
+            except TooFew:
+                pass                                                # some have come since, perhaps
+        fresh = self._new(counts, threshold)
+        if fresh is None:
+            raise TooFew(f"{sum(counts.values())} clients at {len(counts)} nodes are drawn; needed are {threshold} or more "
+                         "clients at 2 or more nodes.")
+        self._rounds.open(fresh)
+        self._session, self._left = fresh, fresh.queries
+
+    def _new(self, counts: Counts, threshold: int) -> Session | None:
+        """None where the cohort is too small to be summed over."""
+        if len(counts) < 2 or sum(counts.values()) < threshold:
+            return None
+        self._number += 1
+        more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
+        return Session(self._name, self._number, tuple(sorted(counts)), nodes_needed(counts, threshold), min(more, MOST_QUERIES))
+
+
+class AllOrNothing:
+    """Keys are agreed once, with the nodes that are there at the beginning; whoever comes later is not asked."""
+
+    def __init__(self, exchange: Exchange, name: bytes):
+        self._exchange, self._name = exchange, name
+        self._rounds: TogetherRounds | None = None
+        self._number, self._threshold = 0, 0
+        self._counts: Counts = {}
+
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        self._counts, self._threshold = counts, threshold
+
+    def begin(self, nodes: tuple[int, ...]) -> None:
+        """Agree on keys, once."""
+        if self._rounds is None:
+            self._rounds = TogetherRounds(self._exchange, Run(self._name, nodes))
+
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        assert self._rounds is not None
+        known = set(self._rounds.server.known)
+        members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
+        self._enough(members)
+        try:
+            return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
+        except Missing as why:
+            self._enough(tuple(one for one in members if one not in why.missing))
+            return self._rounds.again(again())
+
+    def refused(self) -> list[tuple[int, Refused]]:
+        return taken_out(self._rounds.server if self._rounds else None)
+
+    def _enough(self, members: tuple[int, ...]) -> None:
+        clients = sum(self._counts[one] for one in members)
+        if len(members) < 2 or clients < self._threshold:
+            raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
+                         "nodes.")
+
+
+def taken_out(server: Server | TogetherServer | None) -> list[tuple[int, Refused]]:
+    if server is None:
+        return []
+    found, server.refused = server.refused, []
+    return found
+
+
+def nodes_needed(counts: Counts, threshold: int) -> int:
+    """So many nodes that any of them hold `threshold` clients together; and more than half, so that no two groups can differ."""
+    held, needed = 0, 0
+    for few in sorted(counts.values()):
+        if held >= threshold:
+            break
+        held, needed = held + few, needed + 1
+    return max(2, needed, len(counts) // 2 + 1)
+

@@ -1,0 +1,62 @@
+"""The engine section of an experiment: who computes, and how."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from fedtail.data.population import Population
+from fedtail.experiment.parts import own_file
+from fedtail.experiment.values import NONE
+from fedtail.task import Task
+
+UNSET = (("shards", NONE), ("address", NONE))      # not written down: they are for one kind only
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """How it is computed. The number of `workers` changes no result, `kernel` the rounding only; `precision` is for GPUs.
+
+    `kind` is who trains: the cores of this machine ("local"), or actors that hold `shards` of the clients ("ray"), on the cluster
+    at `address` or on a Ray that is started here. The number of shards changes the rounding only.
+    """
+
+    kind: Literal["local", "ray"] = "local"
+    kernel: Literal["auto", "closed", "stacked", "module"] = "auto"
+    precision: Literal["full", "tf32", "bf16"] = "full"
+    workers: int | None = None
+    shards: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        stray = [name for name in ("shards", "address") if getattr(self, name) is not None and self.kind == "local"]
+        if stray:
+            raise ValueError(f"{stray[0]} is for Ray, but the kind of the engine is \"local\". Write kind = \"ray\" below "
+                             f"[engine], or --engine ray; or leave {stray[0]} out.")
+        if self.shards is not None and self.shards < 1:
+            raise ValueError(f"shards must be at least 1, got {self.shards}. Leave it out for one on each core.")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers must be at least 0, got {self.workers}. 1 is one process, 0 leaves it to torch's threads.")
+
+    def fleet(self, task: Task, population: Population, folder: Path) -> AbstractContextManager[Any]:
+        """Who trains; None for this process and its workers. `folder` is that of the experiment, whose modules are sent along."""
+        if self.kind == "local":
+            return nullcontext()
+        from fedtail.engine.ray import RayFleet
+
+        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder))
+
+
+def own_modules(folder: Path) -> list[ModuleType]:
+    """The modules that were loaded from files in an experiment's folder, which other machines do not have."""
+    found = []
+    for module in list(sys.modules.values()):
+        name, file = getattr(module, "__name__", "fedtail"), getattr(module, "__file__", None) or ""
+        beside = own_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
+        if beside and beside.resolve() == Path(file).resolve():
+            found.append(module)
+    return found

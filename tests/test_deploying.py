@@ -1,0 +1,278 @@
+"""Everything of a deployment that needs no process of Flower's: folders and keys, settings, runs that go on, who is there."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import stat
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedtail
+from fedtail.deployment import RemoteFleet
+from fedtail.deployment.experiment import channel_for, deployed_experiment, deployed_experiments
+from fedtail.deployment.keys import make_certificates, make_node_key
+from fedtail.deployment.parts import parts_of
+from fedtail.deployment.running import DeployedRun
+from fedtail.deployment.settings import NodeSettings
+from fedtail.deployment.who import Who, read_who, who_is_here
+from fedtail.runs.files import RunRefused
+from fedtail.wire import pack
+
+from own_risk import Expectile
+from remote_cases import PEOPLE, Sites, params_of
+
+FILE = """\
+name = "deployed"
+rounds = 4
+[task.module]
+part = "SoftmaxRegression"
+features = 5
+classes = 3
+[sample]
+cohort_size = 20
+[local]
+learning_rate = 0.2
+[channel]
+part = "SecureChannel"
+threshold = 8
+hides_among = 3
+"""
+TAIL = '[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n'
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(FILE + TAIL)
+    return path
+
+
+def test_certificates_are_good_for_their_names_and_for_no_others(tmp_path):
+    make_certificates(tmp_path, ["fl.example.org", "127.0.0.1"])
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    server.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    assert handshake(server, client, "fl.example.org")
+    assert handshake(server, client, "127.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, client, "other.example.org")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, ssl.create_default_context(), "fl.example.org")
+    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
+    assert not (tmp_path / "ca.key").exists()
+
+
+def handshake(server, client, name):
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here, there = server.wrap_bio(into, out, server_side=True), client.wrap_bio(out, into, server_hostname=name)
+    done = 0
+    while done < 2:
+        done = 0
+        for side in (there, here):
+            try:
+                side.do_handshake()
+                done += 1
+            except ssl.SSLWantReadError:
+                pass
+    return True
+
+
+def test_keys_of_nodes_are_what_flower_takes_and_stay_secret(tmp_path):
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    make_node_key(tmp_path / "node")
+    private = load_ssh_private_key((tmp_path / "node" / "key").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "node" / "key.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.public_key() == public
+    assert stat.S_IMODE((tmp_path / "node" / "key").stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        make_node_key(tmp_path / "node")
+
+
+def test_deploy_init_writes_what_each_side_needs_and_nothing_more(tmp_path, file):
+    from fedtail.cli import app
+
+    said = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "out"), "--experiment", str(file), "--nodes", "north,south"])
+    assert said.exit_code == 0, said.output
+    assert "flower-superlink --host 0.0.0.0 --port 8000" in said.output
+    names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
+    node = ["ca.crt", "experiment.toml", "key", "key.pub", "node.toml"]
+    assert names == sorted(["app/pyproject.toml", "experiment.toml", "server/ca.crt", "server/server.key", "server/server.pem", "server/home/config.toml",
+                            *(f"nodes/{name}/{one}" for name in ("north", "south") for one in node)])
+    settings = NodeSettings.read(tmp_path / "out" / "nodes" / "north" / "node.toml")
+    assert (settings.name, settings.minimum, settings.masked_only) == ("north", 2, True)
+    again = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "out"), "--experiment", str(file)])
+    assert again.exit_code == 2
+    assert "is not empty. Keys are made once" in again.output
+    one = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "one"), "--experiment", str(file), "--nodes", "1"])
+    assert "a deployment needs two nodes or more" in one.output
+
+
+def test_on_deployments_the_losses_are_asked_about_once_and_sums_are_masked(tmp_path, file):
+    assert deployed_experiment(file).algorithm.risk == fedtail.Superquantile(0.5, fedtail.ExactQuantile(12))
+    said = tmp_path / "said.toml"
+    said.write_text(FILE.partition("[channel]")[0] + TAIL + 'quantile = { part = "ExactQuantile", bits = 32 }\n')
+    assert deployed_experiment(said).algorithm.risk == fedtail.Superquantile(0.5)
+    assert channel_for(deployed_experiment(said), PEOPLE) == fedtail.SecureChannel(11)
+    assert channel_for(deployed_experiment(file), PEOPLE) == fedtail.SecureChannel(8, hides_among=3)
+    several = tmp_path / "several.toml"
+    several.write_text(FILE + '[[method]]\nname = "A"\n[[method]]\nname = "B"\nrisk = { part = "TailFilter", tail_fraction = 0.5 }\n')
+    assert [one.name for one in deployed_experiments(several)] == ["A", "B"]
+    assert deployed_experiment(several, "B").algorithm.risk == fedtail.TailFilter(0.5, fedtail.ExactQuantile(12))
+    with pytest.raises(ValueError, match=r"holds 2 methods: A, B\. Say which one is deployed"):
+        deployed_experiment(several)
+
+
+def test_a_nodes_own_settings(tmp_path, file):
+    PEOPLE.select(range(3)).save(tmp_path / "people")
+    place = tmp_path / "node.toml"
+    place.write_text('name = "north"\nexperiment = "experiment.toml"\ndata = "people"\n')
+    settings = NodeSettings.read(place)
+    who = read_who(who_is_here(settings))
+    assert who.name == "north"
+    assert len(who.key.unique()) == 3
+    assert not torch.equal(who.key, PEOPLE.key[:3])
+    assert torch.equal(read_who(who_is_here(replace(settings, keys="data"))).key, PEOPLE.key[:3])
+    assert settings.node(0).round == -1
+    for text, wrong in (("does not say data", 'name = "n"\nexperiment = "e"\n'), ("has no setting 'nam'", 'nam = "n"\n'),
+                        ("minimum must be at least 2", place.read_text() + "minimum = 1\n"), ("keys must be name or data", place.read_text() + 'keys = "x"\n')):
+        (tmp_path / "wrong.toml").write_text(wrong)
+        with pytest.raises(ValueError, match=text):
+            NodeSettings.read(tmp_path / "wrong.toml")
+    with pytest.raises(ValueError, match="there is no file"):
+        NodeSettings.read(tmp_path / "nothing.toml")
+
+
+def test_what_a_node_says_of_itself_is_checked():
+    key, mass = torch.arange(2), torch.ones(2, dtype=torch.float64)
+    for wrong in (lambda: Who("n", key, mass[:1]), lambda: Who("n", key, -mass), lambda: Who("n", key, mass * torch.nan), lambda: Who("n", key.float(), mass)):
+        with pytest.raises(ValueError, match="does not say who its clients are"):
+            wrong()
+    with pytest.raises(ValueError, match="a group for each"):
+        Who("n", key, mass, key[:1])
+    with pytest.raises(ValueError, match="a node says a int of itself"):
+        read_who(pack(3))
+
+
+def test_a_users_own_parts_are_found():
+    algorithm = replace(fedtail.fedavg(8), risk=Expectile(0.8))
+    assert list(parts_of(algorithm)) == [Expectile]
+    assert list(parts_of(fedtail.Family((algorithm, fedtail.fedavg(8))))) == [Expectile]
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
+    experiment = deployed_experiment(file)
+    whole = DeployedRun(experiment, 0, tmp_path / "whole").run(Sites().fleet())
+
+    class Killed(Exception):
+        pass
+
+    def kill():
+        if "round 2 of 4" in (tmp_path / "run" / "log.txt").read_text():
+            raise Killed
+
+    with pytest.raises(Killed):
+        DeployedRun(experiment, 0, tmp_path / "run").run(Sites().fleet(), kill)
+    with pytest.raises(RunRefused, match=r"holds a run\. Go on with resume=true"):
+        DeployedRun(experiment, 0, tmp_path / "run").run(Sites().fleet())
+    with pytest.raises(RunRefused, match="the experiment is not the one"):
+        DeployedRun(replace(experiment, rounds=5), 0, tmp_path / "run", resume=True).run(Sites().fleet())
+    result = DeployedRun(experiment, 0, tmp_path / "run", resume=True).run(Sites().fleet())
+    assert torch.equal(params_of(result), params_of(whole))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    assert [(line["round"], line["question"]) for line in lines] == [(round, question) for round in range(4) for question in range(2)]
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == {"round": 4, "stopped": "", "channel": ["sums over at least 8 clients, masked by the nodes"]}
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 4
+
+
+def test_a_round_that_was_killed_stays_charged(tmp_path, file):
+    """The ledger is on disk before a question goes out: the repeated round is there twice."""
+    experiment, sites = deployed_experiment(file), Sites()
+    exchange = sites.exchange
+
+    def dies(letters):
+        if len(sites.letters) == 5:
+            raise KeyboardInterrupt
+        return exchange(letters)
+
+    with pytest.raises(KeyboardInterrupt):
+        DeployedRun(experiment, 0, tmp_path / "run").run(RemoteFleet(dies, sites.roster))
+    result = DeployedRun(experiment, 0, tmp_path / "run", resume=True).run(Sites().fleet())
+    assert sum(count for _, count in result.ledger.rounds) == 5
+
+
+class GridHere:
+    """Flower's grid with nodes that are functions."""
+
+    def __init__(self, nodes):
+        self.nodes, self.sent = nodes, {}
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.sent[str(len(self.sent))] = message
+            yield str(len(self.sent) - 1)
+
+    def pull_messages(self, ids):
+        for one in list(ids):
+            message = self.sent[one]
+            reply = self.nodes[message.metadata.dst_node_id](message)
+            if reply is not None:
+                about = SimpleNamespace(reply_to_message_id=one, src_node_id=message.metadata.dst_node_id)
+                yield SimpleNamespace(metadata=about, content=reply, has_error=lambda reply=reply: reply == "error")
+
+
+@pytest.fixture
+def flower(monkeypatch):
+    pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+
+def test_letters_travel_as_messages_and_failures_are_left_out(flower):
+    from fedtail.deployment.flower.carrier import Carrier
+
+    def echo(message):
+        return {"fedtail": {"reply": bytes(message.content["fedtail"]["letter"])[::-1]}}
+
+    carrier = Carrier(GridHere({10: echo, 11: lambda _: None, 12: lambda _: "error", 13: lambda _: {}, 14: lambda _: {"fedtail": {"reply": "text"}}}), timeout=0.5)
+    carrier.ids = {0: 10, 1: 11, 2: 12, 3: 13, 4: 14, 5: 99}
+    assert carrier.exchange(dict.fromkeys(range(6), b"abc")) == {0: b"cba"}
+    assert len(carrier.seconds) == 1
+    assert 0.4 < carrier.seconds[0] < 5
+
+
+def test_nodes_come_come_back_and_are_left_out(flower):
+    from fedtail.deployment.flower.carrier import Carrier
+    from fedtail.deployment.flower.serving import Nodes
+
+    def who(name, *keys):
+        said = pack(Who(name, torch.tensor(keys), torch.ones(len(keys), dtype=torch.float64)))
+        return lambda _: {"fedtail": {"who": said}}
+
+    grid, log = GridHere({20: who("b", 1, 2), 21: who("a", 3), 22: lambda _: {"fedtail": {"who": b"rubbish"}}}), []
+    nodes = Nodes(Carrier(grid, timeout=0.5), log.append)
+    nodes.wait(2, 1.0)
+    assert nodes.names == ["a", "b"]
+    assert nodes.roster.key.tolist() == [3, 1, 2]
+    assert any("node 22 is left out" in line for line in log)
+    grid.nodes |= {30: who("c", 7, 8), 31: who("thief", 1), 32: who("b", 1, 2)}
+    del grid.nodes[20]
+    nodes.look()
+    assert nodes.names == ["a", "b", "c"]
+    assert nodes.carrier.ids == {0: 21, 1: 32, 2: 30}
+    assert nodes.roster.node.tolist() == [0, 1, 1, 2, 2]
+    assert any("thief is left out: node 3 has clients whose keys others have already" in line for line in log)
+    with pytest.raises(RuntimeError, match=r"3 nodes have come in 0\.1 s, and 9 are waited for"):
+        nodes.wait(9, 0.1)

@@ -1,0 +1,223 @@
+"""Secure sums over nodes that mask their own rows: the same model, in as few exchanges as the schedule says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedtail
+from fedtail import Family, IntegerChannel, SecureChannel, train
+from fedtail.deployment import Node, Site
+from fedtail.deployment.letters import Letter, read_letter, replied, written
+from fedtail.deployment.masking import nodes_needed
+from fedtail.deployment.remote import width_of
+from fedtail.questions import Statistic, Train
+from fedtail.secure import Refused
+
+from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of, roster_of
+
+CHANNEL = SecureChannel(8, hides_among=3)
+RECIPES = {
+    "fedavg": fedtail.fedavg(20, **LOCAL),
+    "delta_fl": fedtail.delta_fl(0.5, 20, **LOCAL),
+    "delta_fl 12 bits": fedtail.delta_fl(0.5, 20, **ONE_QUESTION, **LOCAL),
+    "delta_fl smoothed": fedtail.delta_fl(0.5, 20, form="smoothed", smoothing=0.5, **LOCAL),
+    "term": fedtail.term(1.0, 20, loss_bound=8.0, **LOCAL),
+    "q_ffl": fedtail.q_ffl(1.0, 20, **LOCAL),
+    "afl groups": fedtail.afl(0.3, groups=3, cohort_size=20, **LOCAL),
+    "family": Family((fedtail.fedavg(20, **LOCAL), fedtail.delta_fl(0.5, 20, **ONE_QUESTION, **LOCAL))),
+}
+
+
+@pytest.mark.parametrize("schedule", ["ahead", "simple", "together"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_nodes_that_mask_their_rows_train_the_simulators_model_to_the_bit(name, schedule):
+    sites = Sites()
+    masked = train(RECIPES[name], TASK, fleet=sites.fleet(schedule=schedule), rounds=3, channel=CHANNEL)
+    bare = train(RECIPES[name], TASK, PEOPLE, rounds=3, channel=IntegerChannel())
+    same = torch.allclose if name == "term" else torch.equal      # exp rounds otherwise in vectors of another length
+    assert same(params_of(masked), params_of(bare))
+    assert torch.equal(params_of(masked), params_of(train(RECIPES[name], TASK, fleet=Sites().fleet(), rounds=3, channel=IntegerChannel())))
+    assert masked.ledger.channels == ("sums over at least 8 clients, masked by the nodes",)
+    assert masked.ledger.rounds == bare.ledger.rounds
+
+
+@pytest.mark.parametrize(("name", "schedule", "expected"), [
+    ("delta_fl 12 bits", "simple", [6, 6, 6, 6]), ("delta_fl 12 bits", "ahead", [6, 4, 4, 4]), ("delta_fl 12 bits", "together", [3, 2, 2, 2]),
+    ("fedavg", "simple", [4, 4, 4, 4]), ("fedavg", "ahead", [4, 2, 2, 2]), ("fedavg", "together", [2, 1, 1, 1]),
+    ("delta_fl", "ahead", [14, 12, 10, 10]),      # five questions where two were expected, until that is known
+])
+def test_exchanges_a_round(name, schedule, expected):
+    sites, taken = Sites(), []
+    fleet = sites.fleet(schedule=schedule)
+    train(RECIPES[name], TASK, fleet=fleet, rounds=4, channel=CHANNEL, on_round=lambda _: taken.append(len(sites.letters)))
+    assert [after - before for before, after in zip([0, *taken], taken, strict=False)] == expected
+    assert sum(report.exchanges for report in fleet.reports) == expected[-1]
+
+
+@pytest.mark.parametrize("schedule", ["ahead", "together"])
+@pytest.mark.parametrize("name", ["delta_fl 12 bits", "delta_fl"])
+def test_nodes_that_start_anew_for_every_letter_train_the_same_model(name, schedule):
+    kept, anew = Sites(), Sites(restart=True)
+    models = [params_of(train(RECIPES[name], TASK, fleet=sites.fleet(schedule=schedule), rounds=3, channel=CHANNEL)) for sites in (kept, anew)]
+    assert torch.equal(*models)
+
+
+def test_only_letters_that_ask_for_a_row_wake_the_part_that_computes():
+    sites = Sites(restart=True)
+    train(RECIPES["delta_fl 12 bits"], TASK, fleet=sites.fleet(), rounds=3, channel=CHANNEL)
+    asked = sum(bool(read_letter(letter).ask) for letters in sites.letters for letter in letters.values())
+    assert sites.woken == asked == 3 * 2 * 5
+    assert sum(len(letters) for letters in sites.letters) == (2 + 3 * 4) * 5
+
+
+def test_the_front_of_a_node_needs_no_torch():
+    code = "import sys, fedtail.deployment.site, fedtail.deployment.letters; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_model_travels_once_a_round():
+    sites = Sites()
+    train(RECIPES["delta_fl 12 bits"], TASK, fleet=sites.fleet(), rounds=2, channel=CHANNEL)
+    told = [sum(len(read_letter(letter).told) for letter in letters.values()) for letters in sites.letters]
+    assert told == [0, 0, 5, 0, 0, 0, 10, 0, 0, 0]      # the second round's beginning comes with the first one's end
+
+
+def test_losses_are_computed_once_a_round_even_in_new_processes(monkeypatch):
+    from fedtail.clients import Shard
+
+    computed, losses_of = [], Shard.losses_of
+    monkeypatch.setattr(Shard, "losses_of", lambda shard, model, low, high: computed.append(high - low) or losses_of(shard, model, low, high))
+    train(RECIPES["delta_fl 12 bits"], TASK, fleet=Sites(restart=True).fleet(), rounds=2, channel=CHANNEL)
+    assert sum(computed) == 2 * 20
+
+
+def test_noise_is_drawn_once_even_in_new_processes():
+    """The same question in the same round, after a restart: fresh noise could be averaged away."""
+    private = fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=20, noise="discrete", planned_clients=8, **LOCAL)
+    sites, asked = Sites(nodes=2), []
+
+    def fault(now, node, letter, answer):
+        sites.sites[node] = sites.fresh(node).recall(sites.sites[node].save())
+        asked.append((answer, sites.sites[node].handle(letter)))
+        return answer
+
+    sites.fault = fault
+    train(private, TASK, fleet=sites.fleet(), rounds=1, channel=IntegerChannel())
+    assert all(first == second for first, second in asked)
+
+
+def test_clients_remember_between_rounds_and_processes():
+    """AFL by client keeps its lambda on the nodes; how a round ended is told with the next one's beginning."""
+    algorithm = fedtail.afl(0.5, **LOCAL)
+    reference = params_of(train(algorithm, TASK, PEOPLE, rounds=3, channel=IntegerChannel()))
+    for restart in (False, True):
+        fleet = Sites(restart=restart).fleet(forgets=False)
+        assert torch.equal(params_of(train(algorithm, TASK, fleet=fleet, rounds=3, channel=IntegerChannel())), reference)
+
+
+def test_so_many_nodes_must_stay_that_any_of_them_hold_the_threshold():
+    assert nodes_needed({0: 10, 1: 1, 2: 1}, 3) == 3        # two could be the small ones
+    assert nodes_needed({0: 10, 1: 1, 2: 1}, 2) == 2
+    assert nodes_needed(dict.fromkeys(range(9), 1), 3) == 5  # and more than half
+    assert nodes_needed(dict.fromkeys(range(5), 6), 8) == 3
+
+
+def test_a_cohort_is_drawn_once_also_when_it_is_drawn_ahead():
+    drawn = []
+
+    class Noted(fedtail.Uniform):
+        def __call__(self, population, seed, round):
+            drawn.append(round)
+            return super().__call__(population, seed, round)
+
+    algorithm = replace(RECIPES["fedavg"], sample=Noted(20))
+    train(algorithm, TASK, fleet=Sites().fleet(), rounds=3, channel=CHANNEL, privacy=fedtail.Terms(randomness="os"))
+    assert drawn == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_server_knows_how_wide_a_row_is(name):
+    widths = []
+
+    class Noted(IntegerChannel):
+        def collect(self, questions, encoding, *rest):
+            found = super().collect(questions, encoding, *rest)
+            widths.extend((width_of(one, 18), len(total)) for one, total in zip(questions, found, strict=True))
+            return found
+
+    train(RECIPES[name], TASK, PEOPLE, rounds=2, channel=Noted())
+    assert widths
+    assert all(expected == found for expected, found in widths)
+
+
+def test_a_node_that_answers_under_masks_only_says_nothing_in_the_clear():
+    fleet = Sites(masked_only=True).fleet()
+    with pytest.warns(fedtail.algorithm.RoundLostWarning, match="no node answered"):
+        train(RECIPES["fedavg"], TASK, fleet=fleet, rounds=1, channel=IntegerChannel())
+    assert set(fleet.reports[0].problems.values()) == {"this node answers under masks only."}
+    train(RECIPES["fedavg"], TASK, fleet=Sites(masked_only=True).fleet(), rounds=1, channel=CHANNEL)
+
+
+def test_a_site_is_one_node_in_a_run_and_tells_no_data():
+    site = Site(lambda: Node(PEOPLE, TASK, workers=1))
+    first = written(Letter(b"run", 3, 1))
+    assert replied(first, site.handle(first)).problem == b""
+    other = written(Letter(b"run", 4, 2))
+    assert replied(other, site.handle(other)).problem == b"a letter is for node 4, and this is node 3."
+    with pytest.raises(Refused, match="answer to another letter"):
+        replied(first, site.handle(other))
+    with pytest.raises(Refused):
+        replied(first, b"rubbish")
+    assert replied(b"rubbish", site.handle(b"rubbish")).problem
+
+    def broken():
+        raise ValueError("the patient's value is 17.5")
+
+    ask = written(Letter(b"run", 3, 1, ask=b"question"))
+    said = replied(ask, Site(broken).handle(ask)).problem.decode()
+    assert said == "ValueError on the node; its own log says more."
+
+
+def test_a_node_joins_after_the_others():
+    roster = replace(roster_of(PEOPLE, 3), group=None)
+    more = roster.joined(3, torch.tensor([100, 101]), torch.ones(2))
+    assert more.node[-2:].tolist() == [3, 3]
+    assert more.place[-2:].tolist() == [0, 1]
+    for node, key, text in ((2, [100], "the next number"), (3, [0], "keys others have already")):
+        with pytest.raises(ValueError, match=text):
+            roster.joined(node, torch.tensor(key), torch.ones(1))
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: Sites(nodes=1), "1 node holds all clients"),
+    (lambda: replace(CHANNEL, masks="none"), "nodes mask their rows and drop out by themselves"),
+    (lambda: replace(CHANNEL, dropout=0.1), "nodes mask their rows and drop out by themselves"),
+    (lambda: "sideways", "schedule must be ahead, simple or together, got 'sideways'."),
+])
+def test_refusals(make, text):
+    made = make()
+    sites = made if isinstance(made, Sites) else Sites()
+    channel, schedule = made if isinstance(made, SecureChannel) else CHANNEL, made if isinstance(made, str) else "ahead"
+    with pytest.raises(ValueError, match=text):
+        train(RECIPES["fedavg"], TASK, fleet=sites.fleet(schedule=schedule), rounds=1, channel=channel)
+
+
+def test_masked_are_sums_of_integers():
+    node = Node(PEOPLE, TASK, workers=1)
+    from fedtail.deployment.node import Ask, Open
+    from fedtail.wire import pack
+
+    algorithm = RECIPES["fedavg"]
+    node.tell(pack(Open(algorithm.sample(PEOPLE, 0, 0), algorithm.broadcast(algorithm.start(TASK.params(), 0), 0))))
+    question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
+    code = IntegerChannel(40).encoding(20, 1.0)
+    for wrong, bits in ((Ask(0, (question,), code), 62), (Ask(0, (replace(question, gather=True),), code), 40)):
+        with pytest.raises(Refused, match="masked are sums of integers"):
+            node.row(pack(wrong), bits)
+    row, _ = node.row(pack(Ask(0, (question, Statistic(fedtail.quantiles.radix.Digit(20, 12), torch.tensor(0))), code)), 40)
+    assert len(row) == 19 + 4096

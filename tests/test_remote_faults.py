@@ -1,0 +1,237 @@
+"""Faults behind `exchange`: nodes that vanish, come late, or answer rubbish are out of that question, and nothing else changes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedtail
+from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
+from fedtail.algorithm import RoundLostWarning
+from fedtail.deployment.letters import Reply, digest, read_letter, replied, written
+from fedtail.deployment.node import PARTS
+from fedtail.wire import named, pack, unpack
+
+from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
+
+CHANNEL = SecureChannel(8, hides_among=3)
+EVERYBODY = {"sample": fedtail.Everyone()}
+FEDAVG = fedtail.fedavg(30, **LOCAL)
+DELTA = fedtail.delta_fl(0.5, 30, **ONE_QUESTION, **LOCAL)
+TYPES = named(PARTS)
+
+
+def without(node, nodes=5):
+    """The simulator's clients that are not at this node."""
+    return PEOPLE.select([k for k in range(30) if k * nodes // 30 != node])
+
+
+def simulated(rounds, people=PEOPLE, algorithm=None):
+    algorithm = algorithm or fedtail.fedavg(len(people), **LOCAL)
+    return params_of(train(algorithm, TASK, people, rounds=rounds, channel=IntegerChannel()))
+
+
+def with_answer(change):
+    """Puts another answer in the clear into node 2's replies."""
+    def fault(now, node, letter, answer):
+        if node != 2:
+            return answer
+        sums = unpack(replied(letter, answer).answer, TYPES)
+        return written(Reply(digest(letter), change(sums)))
+    return fault
+
+
+RUBBISH = {
+    "no answer": lambda *_: None,
+    "bytes": lambda *_: b"rubbish",
+    "empty": lambda *_: b"",
+    "another letter": lambda now, node, letter, answer: written(Reply(digest(b"another"), b"", b"")),
+    "a flipped bit": lambda now, node, letter, answer: answer[:60] + bytes([answer[60] ^ 1]) + answer[61:],
+}
+IN_THE_CLEAR = {
+    "NaN": lambda sums: pack(tuple(one.double() * math.nan for one in sums)),
+    "infinite": lambda sums: pack(tuple(one.double() / 0 for one in sums)),
+    "other numbers": lambda sums: pack(tuple(one.float() for one in sums)),
+    "too few": lambda sums: pack(sums[:-1]),
+    "another width": lambda sums: pack(tuple(one[:-1] for one in sums)),
+    "a string": lambda sums: pack(("sum",)),
+    "another type": lambda sums: pack(fedtail.Superquantile(0.5)),
+    "no sums": lambda sums: b"\xc1",
+}
+
+
+@pytest.mark.parametrize("channel", [PlainChannel(), IntegerChannel(), CHANNEL], ids=["plain", "integer", "secure"])
+@pytest.mark.parametrize("what", RUBBISH)
+def test_a_node_that_answers_rubbish_is_left_out(what, channel):
+    sites = Sites(fault=lambda now, node, letter, answer: RUBBISH[what](now, node, letter, answer) if node == 2 else answer)
+    fleet = sites.fleet()
+    found = params_of(train(FEDAVG, TASK, fleet=fleet, rounds=2, channel=channel))
+    assert torch.allclose(found, simulated(2, without(2)), atol=1e-6)
+    assert list(fleet.reports[-1].problems) == [2]
+    assert (fleet.reports[-1].asked, fleet.reports[-1].answered) == (30, 24)
+
+
+@pytest.mark.parametrize("channel", [PlainChannel(), IntegerChannel()], ids=["plain", "integer"])
+@pytest.mark.parametrize("what", IN_THE_CLEAR)
+def test_sums_that_are_none_are_not_added(what, channel):
+    fleet = Sites(fault=with_answer(IN_THE_CLEAR[what])).fleet()
+    found = params_of(train(FEDAVG, TASK, fleet=fleet, rounds=1, channel=channel))
+    assert torch.allclose(found, simulated(1, without(2)), atol=1e-6)
+    assert fleet.reports[0].problems[2].startswith("its answer was not taken")
+
+
+def test_integers_beyond_the_modulus_are_not_added():
+    fleet = Sites(fault=with_answer(lambda sums: pack(tuple(one - (1 << 62) for one in sums)))).fleet()
+    assert torch.equal(params_of(train(FEDAVG, TASK, fleet=fleet, rounds=1, channel=IntegerChannel())), simulated(1, without(2)))
+
+
+@pytest.mark.parametrize("schedule", ["ahead", "simple"])
+@pytest.mark.parametrize("dies", range(14))
+def test_a_node_that_dies_at_any_exchange_costs_its_clients_and_nothing_else(dies, schedule):
+    """Three rounds of two questions; whatever the exchange, every round is held, over all or over the rest."""
+    sites = Sites(vanish={3: range(dies, 99)})
+    fleet, answered = sites.fleet(schedule=schedule), []
+    train(DELTA, TASK, fleet=fleet, rounds=3, channel=CHANNEL, on_round=lambda _: answered.extend(r.answered for r in fleet.reports))
+    assert len(answered) == 6
+    assert set(answered) <= {24, 30}
+    assert answered == sorted(answered, reverse=True)
+
+
+@pytest.mark.parametrize("misses", range(14))
+def test_a_node_that_misses_one_exchange_comes_back(misses):
+    sites = Sites(vanish={3: {misses}})
+    fleet, answered = sites.fleet(), []
+    train(DELTA, TASK, fleet=fleet, rounds=5, channel=CHANNEL, on_round=lambda _: answered.extend(r.answered for r in fleet.reports))
+    assert answered[-2:] == [30, 30]
+    assert set(answered) <= {24, 30}
+
+
+@pytest.mark.parametrize("question", [0, 1])
+def test_who_dies_in_a_question_is_out_of_that_question(question):
+    """Rows come at the third and fifth exchange of the first round."""
+    sites = Sites(vanish={3: {2 + 2 * question}})
+    fleet = sites.fleet()
+    train(DELTA, TASK, fleet=fleet, rounds=1, channel=CHANNEL)
+    assert [report.answered for report in fleet.reports] == ([24, 30] if question == 0 else [30, 24])
+    assert fleet.reports[question].problems == {3: "no answer"}
+
+
+def test_an_answer_that_comes_late_is_ignored():
+    """Node 1's answers arrive one exchange late, each in the place of the next."""
+    held = {}
+
+    def fault(now, node, letter, answer):
+        if node != 1:
+            return answer
+        late, held[1] = held.get(1), answer
+        return late
+
+    fleet = Sites(fault=fault).fleet()
+    found = params_of(train(FEDAVG, TASK, fleet=fleet, rounds=2, channel=IntegerChannel()))
+    assert torch.equal(found, simulated(2, without(1)))
+    assert fleet.reports[-1].problems == {1: "an answer to another letter came, too late."}
+
+
+def test_data_that_are_not_finite_are_left_out_on_the_node():
+    sites = Sites()
+    sites.people[2] = replace(sites.people[2], inputs=sites.people[2].inputs * math.nan)
+    fleet = sites.fleet()
+    found = params_of(train(DELTA, TASK, fleet=fleet, rounds=2, channel=CHANNEL))
+    expected = train(fedtail.delta_fl(0.5, 24, **ONE_QUESTION, **LOCAL), TASK, without(2), rounds=2, channel=IntegerChannel())
+    assert torch.allclose(found, params_of(expected), atol=1e-6)
+    assert fleet.reports[-1].answered == 30
+
+
+@pytest.mark.parametrize("schedule", ["ahead", "simple", "together"])
+def test_where_too_few_stay_the_round_is_lost_and_the_next_is_held(schedule):
+    sites = Sites(vanish=dict.fromkeys((0, 1, 2), range(1, 4)))
+    fleet = sites.fleet(schedule=schedule)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = train(FEDAVG, TASK, fleet=fleet, rounds=8, channel=SecureChannel(16, hides_among=3))
+    lost = [one for one in said if one.category is RoundLostWarning]
+    assert "is lost, and the model stays as it was" in str(lost[0].message)
+    assert 0 < len(lost) < 8
+    assert not torch.equal(params_of(result), TASK.params())
+    assert sum(count for _, count in result.ledger.rounds) == 8
+
+
+def test_fewer_clients_than_the_noise_counts_on_lose_the_round_and_are_charged():
+    private = fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=30, noise="discrete", planned_clients=25, **LOCAL)
+    sites = Sites(vanish={2: range(99)})
+    with pytest.warns(RoundLostWarning, match="24 clients answered, and 25 are needed"):
+        result = train(private, TASK, fleet=sites.fleet(), rounds=2, channel=IntegerChannel(), privacy=fedtail.Terms(delta=1e-3))
+    whole = train(private, TASK, fleet=Sites().fleet(), rounds=2, channel=IntegerChannel(), privacy=fedtail.Terms(delta=1e-3))
+    assert result.ledger.rounds == whole.ledger.rounds
+    assert result.ledger.guarantee().epsilon == whole.ledger.guarantee().epsilon
+
+
+def test_nobody_answers():
+    with pytest.warns(RoundLostWarning, match="no node answered"):
+        result = train(FEDAVG, TASK, fleet=Sites(fault=lambda *_: None).fleet(), rounds=1)
+    assert torch.equal(params_of(result), TASK.params())
+
+
+def test_all_or_nothing_is_repeated_once_with_the_rest_and_charged_again():
+    sites = Sites(vanish={3: {2}})
+    fleet = sites.fleet(schedule="together")
+    result = train(FEDAVG, TASK, fleet=fleet, rounds=3, channel=CHANNEL)
+    asked = [len(event.releases) * count for event, count in result.ledger.rounds]
+    assert sum(asked) == 4
+    assert len(sites.letters) == 1 + 3 + 1
+    again = read_letter(sites.letters[3][0])
+    assert unpack(again.ask, TYPES).attempt == 1
+    assert list(sites.letters[3]) == [0, 1, 2, 4]
+
+
+def test_all_or_nothing_that_could_not_agree_on_keys_tries_again():
+    sites = Sites(vanish={node: {0} for node in range(1, 5)})
+    fleet = sites.fleet(schedule="together")
+    with pytest.warns(RoundLostWarning, match="1 clients sent keys"):
+        result = train(FEDAVG, TASK, fleet=fleet, rounds=2, channel=CHANNEL)
+    assert fleet.reports[-1].answered == 30
+    assert not torch.equal(params_of(result), TASK.params())
+
+
+def test_what_a_node_has_not_heard_does_not_pile_up():
+    """Node 3 never gets the keys of the others: every round it is told of the model again, and never computes."""
+    sites = Sites(vanish={3: range(1, 99, 2)})
+    train(FEDAVG, TASK, fleet=sites.fleet(), rounds=12, channel=CHANNEL)
+    assert len(sites.sites[3]._told) <= 4
+
+
+def test_a_repetition_has_fresh_noise():
+    private = fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=30, noise="discrete", planned_clients=24, **LOCAL)
+    sites = Sites(vanish={3: {1}})
+    rows = []
+    for node in sites.sites:
+        made = sites.sites[node]._make
+
+        def make(made=made):
+            one = made()
+            row = one.row
+            one.row = lambda ask, bits: rows.append((ask, row(ask, bits)[0])) or row(ask, bits)
+            return one
+
+        sites.sites[node]._make = make
+    train(private, TASK, fleet=sites.fleet(schedule="together"), rounds=1, channel=SecureChannel(24, hides_among=3))
+    assert len(rows) == 8
+    assert len({row.tobytes() for _, row in rows}) == 8
+
+
+def test_a_node_that_joins_is_drawn_from_then_on():
+    sites = Sites(nodes=5)
+    roster, fleet = sites.roster, sites.fleet()
+    fleet.population = type(roster)(*(getattr(roster, name)[:24] for name in ("key", "mass", "node", "place", "group")))
+    algorithm, answered = fedtail.FederatedAlgorithm(fedtail.Everyone(), FEDAVG.local, FEDAVG.risk, FEDAVG.aggregate, FEDAVG.server), []
+
+    def joins(progress):
+        answered.append(fleet.reports[-1].answered)
+        fleet.population = roster if progress.round == 2 else fleet.population
+
+    train(algorithm, TASK, fleet=fleet, rounds=5, channel=CHANNEL, on_round=joins)
+    assert answered == [24, 24, 24, 30, 30]      # the third round's cohort was drawn before it came
