@@ -1,11 +1,15 @@
-"""Faults with real processes (make test-deploy): killed, late, lying and uninvited nodes; a server that is killed and goes on."""
+"""With real processes (make test-deploy): killed, late, lying and uninvited nodes; a server that is killed and goes on; clients
+of somebody who knows nothing of fedtail."""
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -82,3 +86,21 @@ def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kep
         assert "lost" not in deployment.log("joined")
         assert "node-5" not in "".join(deployment.log(name) for name in ("run", "undisturbed", "joined"))
         assert "Failed to activate SuperNode" in read(loopback.log("node-5"))
+
+
+def test_a_strategy_for_clients_that_know_nothing_of_fedtail(tmp_path):
+    """Nodes want 0, 2 and 9 and hold 10, 20 and 10 examples: the worst half of the mass, and the model it leads to, by hand."""
+    app = shutil.copytree(Path(__file__).parent / "stock_flower_app", tmp_path / "app")
+    wanted, examples = np.array([0.0, 2.0, 9.0]), np.array([10, 20, 10])
+    with Deployment(tmp_path / "deployment", nodes=3) as deployment:
+        for name, target, count in zip(deployment.names, wanted, examples, strict=True):
+            (deployment.folder.node(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
+        deployment.loopback.run(app, out=str(deployment.out("stock")))
+        deployment.finish("stock")
+    w = 3.0
+    for _ in range(2):                                                  # half of 40 examples: the worst node's 10, 10 of the next
+        worst, second = np.argsort(-(w - wanted) ** 2)[:2]
+        assert examples[worst] == 10
+        w += 0.5 * (0.5 * (wanted[worst] - w) + 0.5 * (wanted[second] - w))
+    found = json.loads((deployment.out("stock") / "result.json").read_text())
+    assert found == {"w": pytest.approx(w, rel=1e-12), "counted": 3}

@@ -76,12 +76,12 @@ class Loopback:
                            "--auth-supernode-private-key", str(place / "key"),
                            "--node-config", f'settings="{place / "node.toml"}"'], environment)
 
-    def run(self, **settings: Any) -> None:
-        """Submit a run with these settings; it goes on by itself."""
+    def run(self, app: Path | None = None, **settings: Any) -> None:
+        """Submit a run with these settings, of the deployment's own app if no other is given; it goes on by itself."""
         out = Path(settings["out"])
         self._logged[out] = len(read(out / "log.txt"))
         written = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        done, said = self._flwr("run", str(self.folder.app), LINK, "--run-config", written)
+        done, said = self._flwr("run", str(app or self.folder.app), LINK, "--run-config", written)
         if not done:
             raise RuntimeError(f"the run was not taken: {said}")
 
