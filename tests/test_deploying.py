@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedtail
+from fedtail.cli import app
 from fedtail.deployment import RemoteFleet
 from fedtail.deployment.experiment import channel_for, deployed_experiment, deployed_experiments
 from fedtail.deployment.keys import make_certificates, make_node_key
@@ -20,6 +21,7 @@ from fedtail.deployment.parts import parts_of
 from fedtail.deployment.running import DeployedRun
 from fedtail.deployment.settings import NodeSettings
 from fedtail.deployment.who import Who, read_who, who_is_here
+from fedtail.runs import find_runs
 from fedtail.runs.files import RunRefused
 from fedtail.wire import pack
 
@@ -96,8 +98,6 @@ def test_keys_of_nodes_are_what_flower_takes_and_stay_secret(tmp_path):
 
 
 def test_deploy_init_writes_what_each_side_needs_and_nothing_more(tmp_path, file):
-    from fedtail.cli import app
-
     said = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "out"), "--experiment", str(file), "--nodes", "north,south"])
     assert said.exit_code == 0, said.output
     assert "flower-superlink --host 0.0.0.0 --port 8000" in said.output
@@ -190,6 +190,10 @@ def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
     assert [(line["round"], line["question"]) for line in lines] == [(round, question) for round in range(4) for question in range(2)]
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == {"round": 4, "stopped": "", "channel": ["sums over at least 8 clients, masked by the nodes"]}
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 4
+    told = CliRunner().invoke(app, ["privacy", str(tmp_path / "run")])
+    assert "epsilon is infinity after 4 rounds" in told.output
+    with pytest.raises(ValueError, match="is a run on a deployment"):
+        find_runs([tmp_path])
 
 
 def test_a_round_that_was_killed_stays_charged(tmp_path, file):
@@ -267,12 +271,17 @@ def test_nodes_come_come_back_and_are_left_out(flower):
     assert nodes.names == ["a", "b"]
     assert nodes.roster.key.tolist() == [3, 1, 2]
     assert any("node 22 is left out" in line for line in log)
-    grid.nodes |= {30: who("c", 7, 8), 31: who("thief", 1), 32: who("b", 1, 2)}
+    grid.nodes |= {30: who("c", 7, 8), 31: who("thief", 1), 32: who("b", 1, 2), 33: who("a", 3)}
     del grid.nodes[20]
     nodes.look()
+    assert any("node 33 is left out: it calls itself a, and a is here" in line for line in log)
     assert nodes.names == ["a", "b", "c"]
     assert nodes.carrier.ids == {0: 21, 1: 32, 2: 30}
     assert nodes.roster.node.tolist() == [0, 1, 1, 2, 2]
     assert any("thief is left out: node 3 has clients whose keys others have already" in line for line in log)
+    said = len(log)
+    for _ in range(5):
+        nodes.look(tries=2)
+    assert sum("node 33" in line for line in log[said:]) == 2
     with pytest.raises(RuntimeError, match=r"3 nodes have come in 0\.1 s, and 9 are waited for"):
         nodes.wait(9, 0.1)

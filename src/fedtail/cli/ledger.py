@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedtail.runs import RunFolder
 
 COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: keep them back."
+COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who answered: keep them back."
 
 
 def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
@@ -21,10 +22,9 @@ def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> No
     from fedtail.privacy.statement import obstacles, statement
     from fedtail.runs import RunFolder
 
-    folder = RunFolder.open(run)
+    folder = RunFolder.open(run, also_deployed=True)
     ledger = ledger_of(folder)
-    rounds = max((line["round"] for line in folder.metrics), default=0)
-    found = statement(ledger, folder.result["round"] if folder.finished else rounds, delta)
+    found = statement(ledger, folder.result["round"] if folder.finished else rounds_so_far(folder), delta)
     problems = obstacles(ledger)
     if for_release and problems:
         raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_advice(problems)}")
@@ -33,7 +33,13 @@ def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> No
         return
     show(folder, found)
     if for_release:
-        typer.echo(COVERED.format(models=", ".join(path.name for path in folder.models)))
+        covered = COVERED_THERE if folder.deployed else COVERED
+        typer.echo(covered.format(models=", ".join(path.name for path in folder.models)))
+
+
+def rounds_so_far(folder: RunFolder) -> int:
+    """Of a run that is not finished: those whose results are on disk."""
+    return folder.privacy.get("rounds", 0) if folder.deployed else max((line["round"] for line in folder.metrics), default=0)
 
 
 def ledger_of(folder: RunFolder) -> Ledger:

@@ -22,11 +22,10 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.statement import statement
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import Lines, RunError, RunRefused, only_writer, plain, refuse_strangers, write_json, write_whole
-from fedtail.runs.reading import LEDGER
+from fedtail.runs.reading import DEPLOYED, LEDGER, VERSION
 from fedtail.runs.recording import module_bytes, versions, warnings_to
 from fedtail.training import Progress, Trained, train
 
-FORMAT = "fedtail deployed run 1"
 PATIENCE = 90.0        # seconds that another writer is waited for: what is left of a server that was killed
 
 
@@ -80,8 +79,9 @@ class DeployedRun:
             return checkpoint.trained(self.experiment.algorithm, task, self.seed), dict(checkpoint.lines)
         import tomli_w
 
-        write_json(self.folder / "run.json", {"format": FORMAT, "name": self.experiment.name, "seed": self.seed,
-                                              "rounds": self.experiment.rounds, "versions": versions(), "experiment": table})
+        about = {"format": DEPLOYED, "version": VERSION, "name": self.experiment.name, "seed": self.seed, "rounds": self.experiment.rounds,
+                 "members": self.experiment.members, "versions": versions(), "experiment": table}
+        write_json(self.folder / "run.json", about)
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
         self.log(f"started, {self.experiment.rounds} rounds")
         state = self.experiment.algorithm.start(task.params(), self.seed)
@@ -135,6 +135,3 @@ def _wait_for_writer(folder: Path) -> None:
                 return
         except RunError:
             time.sleep(1)
-
-
-

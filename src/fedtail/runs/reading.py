@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 FORMAT, VERSION = "fedtail run", 1
+DEPLOYED = "fedtail deployed run"            # on nodes: no client was ever evaluated here
 LEDGER = "ledger.jsonl"                      # all that crossed, before it was asked for
 COMPARISON = "comparison.json"               # what `fedtail compare` leaves beside its runs
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
@@ -25,13 +26,18 @@ class RunFolder:
     about: dict[str, Any]                       # run.json
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
+    def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
+        """The run in a folder; one on a deployment, which has no clients to report on, only where asked for."""
         place = Path(path) / "run.json"
         if not place.is_file():
             raise FileNotFoundError(f"{path} is not a run: it has no run.json. Runs are written by `fedtail run` and "
                                     "`fedtail compare`.")
         about = _json(place)
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
+        deployed = isinstance(about, dict) and about.get("format") == DEPLOYED
+        if deployed and not also_deployed:
+            raise ValueError(f"{path} is a run on a deployment, whose clients nobody here has seen: there is nothing to report. "
+                             "log.txt and answers.jsonl say how it went, `fedtail privacy` what it has cost.")
+        if not isinstance(about, dict) or about.get("format") not in (FORMAT, DEPLOYED):
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
             raise ValueError(f"{path} has format version {about.get('version')!r}; this fedtail reads {VERSION}.")
@@ -52,7 +58,12 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "result.json").is_file() and (self.path / "clients.parquet").is_file()
+        return (self.path / "result.json").is_file() and (self.deployed or (self.path / "clients.parquet").is_file())
+
+    @property
+    def deployed(self) -> bool:
+        """Whether it ran on nodes that keep their data."""
+        return self.about["format"] == DEPLOYED
 
     @property
     def tested(self) -> str:

@@ -122,5 +122,3 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
             found.append(compare(folder, people, method, out))
             say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
     return found
-
-

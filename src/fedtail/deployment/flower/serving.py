@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedtail.deployment.running import DeployedRun, write_log
 from fedtail.deployment.who import read_who
 from fedtail.runs.files import write_whole
 
+TRIES = 3              # to find out who a node is while rounds go on: each may take as long as an exchange
+
 
 class Nodes:
     """Who is there: a roster that grows when nodes come, and the numbers Flower knows them by."""
@@ -25,6 +28,7 @@ class Nodes:
     def __init__(self, carrier: Carrier, log: Any):
         self.carrier, self.log = carrier, log
         self.roster, self.names = Roster.empty(), list[str]()
+        self._tried = Counter[int]()                # how often each was asked who it is, while rounds went on
 
     def wait(self, count: int, seconds: float) -> None:
         """Until so many nodes have said who they are."""
@@ -38,11 +42,14 @@ class Nodes:
             raise RuntimeError(f"{len(self.names)} nodes have come in {seconds:g} s, and {count} are waited for. Start more, "
                                "or lower nodes.")
 
-    def look(self) -> None:
-        """Ask nodes that are new who they are. One that cannot be added is told of in the log and left out."""
-        fresh = sorted(self.carrier.online() - set(self.carrier.ids.values()))
+    def look(self, tries: int | None = None) -> None:
+        """Ask nodes that are new who they are, each so often. One that cannot be added is told of in the log and left out."""
+        fresh = self.carrier.online() - set(self.carrier.ids.values())
+        if tries is not None:
+            fresh = {one for one in fresh if self._tried[one] < tries}
+            self._tried.update(fresh)
         found = []
-        for theirs, said in (self.carrier.who(fresh) if fresh else {}).items():
+        for theirs, said in (self.carrier.who(sorted(fresh)) if fresh else {}).items():
             try:
                 found.append((read_who(said), theirs))
             except Exception as why:
@@ -52,7 +59,11 @@ class Nodes:
 
     def _add(self, who: Any, theirs: int) -> None:
         if who.name in self.names:                           # it was away, and has come back with another number
-            self.carrier.ids[self.names.index(who.name)] = theirs
+            number = self.names.index(who.name)
+            if self.carrier.ids[number] in self.carrier.online():
+                self.log(f"node {theirs} is left out: it calls itself {who.name}, and {who.name} is here.")
+                return
+            self.carrier.ids[number] = theirs
             self.log(f"{who.name} is back")
             return
         try:
@@ -83,7 +94,7 @@ def _serve(carrier: Carrier, settings: Mapping[str, Any], out: Path) -> None:
     fleet = RemoteFleet(carrier.exchange, nodes.roster, schedule=schedule)
 
     def between() -> None:
-        nodes.look()
+        nodes.look(TRIES)
         fleet.population = nodes.roster
         write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in carrier.seconds]))
 
