@@ -79,9 +79,9 @@ class DeployedRun:
             return checkpoint.trained(self.experiment.algorithm, task, self.seed), dict(checkpoint.lines)
         import tomli_w
 
-        about = {"format": DEPLOYED, "version": VERSION, "name": self.experiment.name, "seed": self.seed, "rounds": self.experiment.rounds,
-                 "members": self.experiment.members, "versions": versions(), "experiment": table}
-        write_json(self.folder / "run.json", about)
+        about = {"format": DEPLOYED, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
+                 "rounds": self.experiment.rounds, "members": self.experiment.members, "versions": versions()}
+        write_json(self.folder / "run.json", {**about, "experiment": table})
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
         self.log(f"started, {self.experiment.rounds} rounds")
         state = self.experiment.algorithm.start(task.params(), self.seed)
