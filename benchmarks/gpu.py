@@ -138,6 +138,9 @@ def w3(results: Results, rounds: int, methods: list[str]) -> None:
     for precision in PRECISIONS:
         _, seconds = timed(lambda p=precision: [evaluated(result.module, test, p) for _ in range(5)])
         results.add(part="w3", program="fedtail", method="evaluation", precision=precision, clients=TESTING, seconds=seconds / 5)
+    _, seconds = timed(lambda: [fedtail.Task(result.module).check(test) for _ in range(5)])
+    results.add(part="w3", program="fedtail", method="check before a first evaluation", precision="float32 on the host",
+                clients=TESTING, seconds=seconds / 5)
     for method in methods:
         seconds, looked = naive_seconds(workload, data, method, 2, TESTING)
         results.add(part="w3", program="naive loop", method=method, precision="tf32 in convolutions (torch's default)", rounds=2,
@@ -162,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--parts", nargs="+", default=["counts", "w3", "cifar", "lstm", "precision", "profile"])
+    parser.add_argument("--parts", nargs="+", default=["counts", "w3", "cifar", "precision", "profile", "profile_cifar", "lstm"])
     parser.add_argument("--methods", nargs="+", default=["delta_fl", "fedavg"], help="of the part w3")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -175,7 +178,8 @@ def main() -> None:
 
     parts = {"counts": gpu_counts.counts, "w3": lambda r: w3(r, given.rounds, given.methods),
              "cifar": lambda r: cifar(r, given.rounds * 3 // 2),
-             "lstm": gpu_lstm.lstm, "precision": gpu_precision.effect, "profile": gpu_counts.profile}
+             "lstm": gpu_lstm.lstm, "precision": gpu_precision.effect, "profile": gpu_counts.profile,
+             "profile_cifar": gpu_counts.profile_cifar}
     for name in given.parts:
         parts[name](results)
 

@@ -1,4 +1,4 @@
-"""How much a round of W3 and of the CIFAR10 setting computes and moves on a GPU, and where the time of W3 goes."""
+"""How much a round of W3 and of the CIFAR10 setting computes and moves on a GPU, and where its time goes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections import defaultdict
 from dataclasses import replace
 
 import torch
-from gpu import CIFAR, TESTING, TRAINING, Results, evaluated, populations, trained
+from gpu import CIFAR, PRECISIONS, TESTING, TRAINING, Results, evaluated, populations, trained
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, _made
+
+import fedtail
 
 FLOAT = 4
 KINDS = (("convolutions", ("_convolved", "conv", "fprop", "fft", "cudnn")), ("weight gradients of convolutions", ("_gradient",)),
@@ -68,14 +70,23 @@ def kind_of(kernel: str) -> str:
 
 
 def profile(results: Results, rounds: int = 30) -> None:
-    """Where a round goes: what the card does in it, and how long it waits for the host."""
+    """Where a round of W3 goes: what the card does in it, and how long it waits for the host."""
     workload = WORKLOADS["W3"]
     population, test = populations(_made(replace(workload, clients=TRAINING + TESTING), seed=3), TRAINING)
-    for precision in ("full", "tf32", "bf16"):
-        _profile_one(results, workload, precision, rounds, population, test)
+    for precision in PRECISIONS:
+        module = _profile_one(results, "profile", workload, "delta_fl", precision, rounds, population)
+        _profile_evaluation(results, module, precision, test)
 
 
-def _profile_one(results, workload, precision, rounds, population, test) -> None:
+def profile_cifar(results: Results, rounds: int = 30) -> None:
+    """The same of the CIFAR10 setting, FedAvg."""
+    population, _ = populations(_made(CIFAR, seed=10), CIFAR.clients)
+    for precision in PRECISIONS:
+        _profile_one(results, "profile_cifar", CIFAR, "fedavg", precision, rounds, population)
+
+
+def _profile_one(results: Results, part: str, workload: Workload, method: str, precision: str, rounds: int,
+                 population: fedtail.Population) -> nn.Module:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -92,7 +103,7 @@ def _profile_one(results, workload, precision, rounds, population, test) -> None
             clock.append(time.perf_counter())
             recorder.stop()
 
-    result = trained(workload, "delta_fl", precision, warm + rounds, population, watch=watch)
+    result = trained(workload, method, precision, warm + rounds, population, watch=watch)
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     names: dict[str, float] = defaultdict(float)
     for event in recorder.key_averages():
@@ -100,16 +111,23 @@ def _profile_one(results, workload, precision, rounds, population, test) -> None
         kind[0], kind[1] = kind[0] + event.device_time_total / 1e3, kind[1] + event.count
         names[event.key[:60]] += event.device_time_total / 1e3 / rounds
     wall, busy = 1e3 * (clock[1] - clock[0]) / rounds, sum(ms for ms, _ in spent.values()) / rounds
-    results.add(part="profile", precision=precision, rounds=rounds, ms_a_round=wall, ms_busy=busy, busy=busy / wall)
+    results.add(part=part, precision=precision, rounds=rounds, ms_a_round=wall, ms_busy=busy, busy=busy / wall)
     for kind, (ms, count) in sorted(spent.items(), key=lambda item: -item[1][0]):
-        results.add(part="profile", precision=precision, kind=kind, ms_a_round=ms / rounds, kernels_a_round=count / rounds)
+        results.add(part=part, precision=precision, kind=kind, ms_a_round=ms / rounds, kernels_a_round=count / rounds)
     for name, ms in sorted(names.items(), key=lambda item: -item[1])[:8]:
-        results.add(part="profile", precision=precision, kernel=name, ms_a_round=ms)
-    evaluated(result.module, test, precision)
+        results.add(part=part, precision=precision, kernel=name, ms_a_round=ms)
+    return result.module
+
+
+def _profile_evaluation(results: Results, module: nn.Module, precision: str, test: fedtail.Population) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    evaluated(module, test, precision)
     torch.cuda.synchronize()
     with profiled(activities=[ProfilerActivity.CUDA]) as recorder:
         began = time.perf_counter()
-        evaluated(result.module, test, precision)
+        evaluated(module, test, precision)
         wall = 1e3 * (time.perf_counter() - began)
     busy = sum(event.device_time_total for event in recorder.key_averages()) / 1e3
     results.add(part="profile", precision=precision, evaluation=TESTING, ms=wall, ms_busy=busy)

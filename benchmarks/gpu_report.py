@@ -15,7 +15,7 @@ def section(folder: Path) -> list[str]:
     files = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
     lines = []
     for part, write in {"w3": _w3, "cifar": _cifar, "lstm": _lstm, "counts": _counts, "profile": _profile,
-                        "precision": _precision}.items():
+                        "profile_cifar": _profile_cifar, "precision": _precision}.items():
         found = [[row for row in rows if row["part"] == part] for rows in files]
         most = max(found, key=lambda rows: sum(row.get("program", "fedtail") == "fedtail" for row in rows), default=[])
         if most:
@@ -35,9 +35,9 @@ def _w3(rows: list[Row], older: list[Row]) -> list[str]:
         if any((method, p) in ours for p in PRECISIONS):
             cells = [number(ours.get((method, p), {}).get("seconds")) for p in PRECISIONS]
             lines.append([METHODS[method], *cells, f"{naive[method]['extrapolated']:.0f}" if method in naive else ""])
-        again = {row["precision"]: row for row in older if row["program"] == "fedtail" and row["method"] == method}
-        if again:
-            lines.append([f"{METHODS[method]}, another call", *(number(again.get(p, {}).get("seconds")) for p in PRECISIONS), ""])
+        for call, loop in _earlier([row for row in older if row["method"] == method]):
+            cells = [number(call.get(p, {}).get("seconds")) for p in PRECISIONS]
+            lines.append([f"{METHODS[method]}, an earlier call", *cells, loop])
     looked = next((row["evaluation"] for row in naive.values()), None)
     lines.append(["one evaluation of 865 clients", *(number(ours.get(("evaluation", p), {}).get("seconds")) for p in PRECISIONS),
                   number(looked)])
@@ -46,8 +46,24 @@ def _w3(rows: list[Row], older: list[Row]) -> list[str]:
             *_timeline([row for row in (*rows, *older) if "hundreds" in row and row["method"] == "delta_fl"])]
 
 
+def _calls(runs: list[Row]) -> list[dict[str, Row]]:
+    """The runs of each call by precision, of which a call has one each."""
+    calls: list[dict[str, Row]] = []
+    for row in runs:
+        if not calls or row["precision"] in calls[-1]:
+            calls.append({})
+        calls[-1][row["precision"]] = row
+    return calls
+
+
+def _earlier(rows: list[Row]) -> list[tuple[dict[str, Row], str]]:
+    """The same of earlier calls with the naive loop of each, which tells of its host."""
+    loops = [f"{row['extrapolated']:.0f}" for row in rows if row["program"] == "naive loop"]
+    return list(zip(_calls([row for row in rows if row["program"] == "fedtail"]), loops, strict=True))
+
+
 def _timeline(runs: list[Row]) -> list[str]:
-    """The same runs, as they went; those of another call are the later ones of a precision."""
+    """The same runs, as they went, those of earlier calls last."""
     cells = {"seconds": lambda row: number(row["seconds"]),
              "a first call before it, which compiles": lambda row: number(row["first_call"]),
              "the first 100 rounds": lambda row: number(row["hundreds"][0]),
@@ -55,10 +71,8 @@ def _timeline(runs: list[Row]) -> list[str]:
              "evaluations": lambda row: number(row["evaluating"]),
              "recordings, and how many": lambda row: f"{row['recording']:.2f}, {row['recordings']}",
              "core seconds the host gave to other machines": lambda row: f"{row['stolen']:.2f}"}
-    seen: list[str] = []
-    for row in runs:
-        seen.append(f"{row['precision']}, another call" if row["precision"] in seen else row["precision"])
-    lines = [["a run of Delta-FL", *seen], *([name, *map(cell, runs)] for name, cell in cells.items())]
+    heads = [p if number == 0 else f"{p}, an earlier call" for number, call in enumerate(_calls(runs)) for p in call]
+    lines = [["a run of Delta-FL", *heads], *([name, *map(cell, runs)] for name, cell in cells.items())]
     return [*table(lines), ""] if runs else []
 
 
@@ -82,6 +96,9 @@ def _cifar(rows: list[Row], older: list[Row]) -> list[str]:
     lines = [["seconds", *PRECISIONS, *(row["program"] for row in others)],
              ["FedAvg", *(number(ours.get(p, {}).get("seconds")) for p in PRECISIONS),
               *(f"{row['extrapolated']:.0f}" for row in others)]]
+    for call, loop in _earlier(older):
+        lines.append(["FedAvg, an earlier call", *(number(call.get(p, {}).get("seconds")) for p in PRECISIONS),
+                      *(loop if row["program"] == "naive loop" else "" for row in others)])
     timed = ", ".join(f"{row['program']} {row['rounds']}" for row in others)
     return [f"### pfl's CIFAR10 setting: {rounds} rounds of 50 of 1000 clients, 50 generated images each, batches of 10", "",
             *table(lines), "", f"Others were timed for some rounds and extrapolated ({timed}), with TF32 in convolutions.", ""]
@@ -96,7 +113,11 @@ def _counts(rows: list[Row], _: list[Row]) -> list[str]:
             "Bytes by formula: what convolutions give and its gradient, and the clients' models.", ""]
 
 
-def _profile(rows: list[Row], _: list[Row]) -> list[str]:
+def _profile_cifar(rows: list[Row], older: list[Row]) -> list[str]:
+    return _profile(rows, older, "the CIFAR10 setting, FedAvg")
+
+
+def _profile(rows: list[Row], _: list[Row], what: str = "W3, Delta-FL") -> list[str]:
     kinds = list(dict.fromkeys(row["kind"] for row in rows if "kind" in row))
     cell = {(row["kind"], row["precision"]): row["ms_a_round"] for row in rows if "kind" in row}
     whole = {row["precision"]: row for row in rows if "busy" in row}
@@ -104,7 +125,7 @@ def _profile(rows: list[Row], _: list[Row]) -> list[str]:
              *([kind, *(number(cell.get((kind, p))) for p in PRECISIONS)] for kind in kinds),
              ["the card is busy", *(number(whole[p]["ms_busy"]) for p in PRECISIONS)],
              ["it waits", *(number(whole[p]["ms_a_round"] - whole[p]["ms_busy"]) for p in PRECISIONS)]]
-    return ["### Where the time of a round of W3 goes, Delta-FL", "", *table(lines), ""]
+    return [f"### Where the time of a round goes: {what}", "", *table(lines), ""]
 
 
 def _precision(rows: list[Row], _: list[Row]) -> list[str]:

@@ -14,13 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
 import torch
 from torch import nn
-from torch.func import grad, vmap
+from torch.func import grad, vjp, vmap
 from torch.nn import functional as F
 
 import fedtail
 from fedtail.engine.convolutions import Flat, Stacked
 from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.graphs import Replayed
+from fedtail.engine.precision import computing
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression
 
@@ -97,6 +98,54 @@ def convolutions_agree() -> bool:
         return good and torch.equal(vmap(pooled)(tied), expected)
 
 
+def products_are_exact() -> bool:
+    """Stacked convolutions of float32 and their gradients in each precision, relative to float64 in the Euclidean norm.
+
+    In full precision 1e-5: ours are off by up to 3e-7, cuDNN's own by up to 4e-6. In TF32 5e-4: a factor rounded to ten bits is
+    off by 2.1e-4 in the root mean square, a product by 2.9e-4; one of factors that are cut off instead by 7.7e-4, all towards zero.
+    """
+    good, card = True, torch.device("cuda")
+    for name, (kernel, stride, padding, dilation, size, before, after) in CONVOLUTIONS.items():
+        torch.manual_seed(0)
+        images, weight, bias = (torch.randn(*shape, device=card) for shape in
+                                ((3, 16, before, *size), (3, after, before, *kernel), (3, after)))
+
+        def convolved(x, w, b, stride=stride, padding=padding, dilation=dilation):
+            return F.conv2d(x, w, b, stride, padding, dilation)
+
+        def with_slopes(x, w, b, slopes, convolved=convolved):
+            outputs, back = vjp(convolved, x, w, b)
+            return (outputs, *back(slopes))
+
+        slopes = torch.randn_like(vmap(convolved)(images, weight, bias))
+        given = (images, weight, bias, slopes)
+        exact = vmap(with_slopes)(*(t.double() for t in given))
+        for precision, bound in (("full", 1e-5), ("tf32", 5e-4)):
+            with computing(precision, card):
+                with Stacked():
+                    found = vmap(with_slopes)(*given)
+                with torch.no_grad(), Flat():
+                    flat = torch.stack([convolved(*one) for one in zip(images, weight, bias, strict=True)])
+            gaps = [((one.double() - other).norm() / other.norm()).item()
+                    for one, other in zip((*found, flat), (*exact, exact[0]), strict=True)]
+            good &= max(gaps) < bound
+            print(f"products {name:12} {precision:5} outputs {gaps[0]:.1e}, gradients {', '.join(f'{g:.1e}' for g in gaps[1:4])}, "
+                  f"flat {gaps[4]:.1e}")
+    return good and _none_stay_none(card)
+
+
+def _none_stay_none(card: torch.device) -> bool:
+    """Rounding keeps infinities, and what is not a number whatever its bits."""
+    images, weight = torch.ones(1, 2, 4, 4, device=card), torch.ones(3, 2, 2, 2, device=card)
+    kept = []
+    for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000):
+        images[0, 0, 0, :1].view(torch.int32).fill_(bits)
+        with torch.no_grad(), computing("tf32", card), Flat():
+            outputs = F.conv2d(images, weight)[0, :, 0, 0]
+        kept.append(bool(outputs.isinf().all() if bits == 0x7F800000 else outputs.isnan().all()))
+    return all(kept)
+
+
 def recordings_agree(images: fedtail.Population) -> bool:
     """Recorded steps against the same function called plainly; memory is given back; what cannot be recorded still trains."""
     task, card = fedtail.Task(ConvNet(classes=5)), torch.device("cuda")
@@ -130,7 +179,11 @@ def unrecorded_agree(flat: fedtail.Population) -> bool:
 
 
 def precisions_differ_little(images: fedtail.Population) -> bool:
-    """One stacked gradient in each precision against float64; torch's flags are given back."""
+    """One stacked gradient in each precision against float64; torch's flags are given back.
+
+    In full precision 1e-5, as for single products. In narrower ones another number can be the largest of a window that is pooled,
+    and its whole gradient goes elsewhere: that is most of the gap, 0.008 in TF32 and 0.03 in bfloat16.
+    """
     task, card = fedtail.Task(ConvNet(classes=5)), torch.device("cuda")
     flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     rows = torch.arange(9 * 16).view(9, 16)
@@ -144,7 +197,7 @@ def precisions_differ_little(images: fedtail.Population) -> bool:
     gaps = [((gradient(p, torch.float32) - exact).norm() / exact.norm()).item() for p in ("full", "tf32", "bf16")]
     print("relative to float64, a gradient is off by " + ", ".join(f"{gap:.1e}" for gap in gaps) + " in full, tf32 and bf16")
     given_back = flags == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-    return gaps == sorted(gaps) and gaps[0] < 1e-2 and gaps[1] < 0.1 and gaps[2] < 0.3 and given_back
+    return gaps == sorted(gaps) and gaps[0] < 1e-5 and gaps[1] < 0.02 and gaps[2] < 0.1 and given_back
 
 
 def main() -> int:
@@ -178,8 +231,9 @@ def main() -> int:
     tuned = fedtail.finetune(mlp, flat, fedtail.LocalSGD(epochs=2), device="cuda")
     print(f"evaluation {(reports[0] - reports[1]).abs().max().item():.1e}; dropout twice the same: {torch.equal(*same)}")
     print(tuned.table())
-    paths = [convolutions_agree(), recordings_agree(images), unrecorded_agree(flat), precisions_differ_little(images)]
-    print(f"convolutions, recordings, no recordings, precisions: {paths}")
+    paths = [convolutions_agree(), products_are_exact(), recordings_agree(images), unrecorded_agree(flat),
+             precisions_differ_little(images)]
+    print(f"convolutions, products, recordings, no recordings, precisions: {paths}")
     good = (all(paths) and worst < 1e-5 and torch.equal(*same) and not unwanted and torch.allclose(*reports, atol=1e-5)
             and torch.allclose(*runs, atol=1e-5) and torch.allclose(*words, atol=1e-5))
     print("all agree" if good else f"DISAGREEMENT (imported beside torch and numpy: {unwanted})")

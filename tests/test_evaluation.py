@@ -1,8 +1,10 @@
 """How a model does, as a distribution over clients: statistics, evaluation, fine-tuning, and the choice within a family."""
 
 import copy
+import gc
 import math
 import re
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -289,6 +291,37 @@ def test_evaluation_of_selected_clients_is_the_selection_of_their_values():
     whole = evaluate(module, population, **DOUBLE).loss.values
     some = evaluate(module, population.select([4, 1]), **DOUBLE).loss.values
     assert some.tolist() == pytest.approx(whole[[4, 1]].tolist(), abs=1e-12)
+
+
+def test_data_are_checked_once_for_modules_of_one_form_and_again_where_something_changed(monkeypatch):
+    population, looked, plain = clients_of(), [], Task.check
+    monkeypatch.setattr(Task, "check", lambda task, people: (looked.append(people), plain(task, people)))
+    for seed in range(3):
+        evaluate(randomised(mlp(), seed), population, **DOUBLE)
+    assert looked == [population]
+    evaluate(randomised(mlp()), population.select([0, 1]), **DOUBLE)                  # other clients
+    evaluate(randomised(nn.Linear(4, 3)), population, **DOUBLE)                       # another module
+    evaluate(randomised(nn.Linear(4, 5)), population, **DOUBLE)                       # of other shapes
+    evaluate(randomised(nn.Linear(4, 5)), population, Task(nn.Linear(4, 5), metrics=[Metric("wrong", wrong)]), **DOUBLE)
+    assert len(looked) == 5
+    population.targets[3] = 5
+    with pytest.raises(ValueError, match="targets hold labels 0 to 5, but Linear has 5 outputs"):
+        evaluate(randomised(nn.Linear(4, 5)), population, Task(nn.Linear(4, 5), metrics=[Metric("wrong", wrong)]), **DOUBLE)
+    with pytest.raises(ValueError, match="targets hold labels 0 to 5, but Linear has 5 outputs"):      # refused is not checked
+        evaluate(randomised(nn.Linear(4, 5)), population, Task(nn.Linear(4, 5), metrics=[Metric("wrong", wrong)]), **DOUBLE)
+
+
+def test_what_was_checked_keeps_no_population_alive():
+    population = clients_of()
+
+    def margin(outputs, targets, people=population):
+        return outputs[:, 0] * len(people)
+
+    evaluate(randomised(mlp()), population, Task(mlp(), metrics=[Metric("margin", margin)]), **DOUBLE)
+    alive = weakref.ref(population)
+    del population, margin
+    gc.collect()
+    assert alive() is None
 
 
 def square(outputs, targets) -> torch.Tensor:

@@ -318,12 +318,12 @@ def test_processes_end_with_this_one_however_it_ends(sign):
         assert len(pids) == 2
         time.sleep(0.1)                               # somewhere in the next round
         started.send_signal(sign)
-        started.wait(30)
+        started.wait(90)
     finally:
         started.kill()
         started.communicate()
     assert started.returncode != 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
         time.sleep(0.1)
     assert not any(_alive(pid) for pid in pids)

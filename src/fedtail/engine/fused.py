@@ -32,6 +32,20 @@ def jit(function: Any) -> Any:
 
 
 @jit
+def _nearest(x):
+    # Tensor cores cut a factor of float32 off after ten bits. With half of the last of them added first, that is to the nearest;
+    # infinities and what is not a number stay what they are, which adding to the bits themselves would not do.
+    power = (x.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
+    return x + power * 0.00048828125                           # 2 ** -11
+
+
+@jit
+def _all_nearest(given, out, numbers, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, _nearest(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
+
+
+@jit
 def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
                W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, OUTPUTS: tl.constexpr,
@@ -67,6 +81,8 @@ def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, b
         windows = tl.load(images + corner[:, None] + step[None, :], mask=there, other=0.0)
         place = (KH * KW - 1 - tap) * C + channel if TURNED else inside
         weights = tl.load(mine[None, :] + place[:, None], mask=known, other=0.0)
+        if HOW == "tf32" and windows.dtype == tl.float32:
+            windows = _nearest(windows)                        # the weights are already
         total = tl.dot(windows, weights, total, input_precision=HOW)
     if BIASED:
         total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
@@ -103,7 +119,10 @@ def _gradient(images, outputs, weights, biases, batch, parts, share, by_image, b
             windows = tl.where((inside == length)[None, :], 1.0, windows)
         slopes = tl.load(outputs + (client * rows + row)[:, None] * OUTPUTS + output[None, :],
                          mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :], other=0.0)
-        total = tl.dot(tl.trans(windows.to(slopes.dtype)), slopes, total, input_precision=HOW)
+        windows = windows.to(slopes.dtype)
+        if HOW == "tf32" and slopes.dtype == tl.float32:
+            windows, slopes = _nearest(windows), _nearest(slopes)
+        total = tl.dot(tl.trans(windows), slopes, total, input_precision=HOW)
     found = total.to(weights.dtype.element_ty)
     where = (one * OUTPUTS + output)[None, :] * length + (channel * KH * KW + tap)[:, None]
     tl.store(weights + where, found, mask=(output < OUTPUTS)[None, :] & (inside < length)[:, None])
@@ -176,11 +195,11 @@ def convolved(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Windo
     places, outputs = window.places(*size), matrix.shape[1]
     out = images.new_empty(clients, batch, *places, outputs)
     rows, flat = batch * places[0] * places[1], images.flatten(0, 1)
-    tile = tile_for(clients, rows, outputs, matrix.shape[2], channels, how(images) == EXACT)
+    tile = tile_for(clients, rows, outputs, matrix.shape[2], channels, "narrow" if images.dtype != torch.float32 else how(images))
     with torch.cuda.device(images.device):
         _convolved[clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])](
-            flat, matrix.contiguous(), out if bias is None else bias.contiguous(), out, batch, *flat.stride(), channels, *size,
-            *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs, bias is not None, turned,
+            flat, nearest(matrix.contiguous()), out if bias is None else bias.contiguous(), out, batch, *flat.stride(), channels,
+            *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs, bias is not None, turned,
             how(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
     return out.permute(0, 1, 4, 2, 3)
 
@@ -210,14 +229,17 @@ def gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> t
     return weights.unflatten(2, (channels, *window.kernel)), biases
 
 
-def tile_for(clients: int, rows: int, outputs: int, length: int, channels: int, exact: bool) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and depth of what a program multiplies at once, its warps and stages: the best of those tried on an H200."""
+def tile_for(clients: int, rows: int, outputs: int, length: int, channels: int, factors: str) -> tuple[int, int, int, int, int]:
+    """Rows, outputs and depth of what a program multiplies at once, its warps and stages: the best of those tried on an H200.
+
+    Windows of TF32 are rounded in registers, which hold no more than 32 of their numbers well.
+    """
     wide = max(16, min(64, triton.next_power_of_2(outputs)))
     if length <= SHALLOW:
         return 128, wide, max(16, triton.next_power_of_2(length)), 4, 1
-    enough, (large, small) = (128, (64, 16)) if exact else (264, (128, 64))
+    enough, (large, small) = (128, (64, 16)) if factors == EXACT else (264, (128, 64))
     fills = clients * triton.cdiv(rows, large) * triton.cdiv(outputs, wide) >= enough
-    return large if fills else small, wide, 64 if channels % 64 == 0 else 32, 4, 3
+    return large if fills else small, wide, 64 if channels % 64 == 0 and factors != "tf32" else 32, 4, 3
 
 
 def gradient_tile_for(outputs: int, length: int) -> tuple[int, int, int, int, int]:
@@ -226,8 +248,17 @@ def gradient_tile_for(outputs: int, length: int) -> tuple[int, int, int, int, in
 
 
 def how(images: Tensor) -> str:
-    """How factors are multiplied: those of float32 cut off to TF32, or with about the error of float32 itself."""
+    """How factors are multiplied: those of float32 rounded to TF32, or with about the error of float32 itself."""
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
+
+
+def nearest(matrix: Tensor) -> Tensor:
+    """Weights of float32 that are to be multiplied as TF32, rounded once for all programs that read them."""
+    if how(matrix) == EXACT or matrix.dtype != torch.float32:
+        return matrix
+    out = torch.empty_like(matrix)
+    _over(out.numel(), _all_nearest, matrix, out, out.numel())
+    return out
 
 
 def folded(columns: Tensor, window: Window, size: Pair) -> Tensor:

@@ -16,9 +16,8 @@ def computing(precision: Precision, device: torch.device, activations: bool = Tr
     """Products and convolutions on a GPU in this precision; on a CPU nothing changes.
 
     "full": the model's own, which PyTorch by default does not keep to in convolutions. Ours split a factor of float32 in two of
-    ten bits of mantissa and add three products: about as exact. "tf32": factors of float32 have ten bits, rounded in products and
-    cut off in our convolutions. "bf16": factors and activations have eight. Parameters, sums of products and losses stay as they
-    are.
+    ten bits of mantissa and add three products: about as exact. "tf32": factors of float32 are rounded to ten bits. "bf16":
+    factors and activations have eight. Parameters, sums of products and losses stay as they are.
     Without `activations`, for backward passes and closed forms, "bf16" is "full".
     """
     if device.type != "cuda":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from fedtail.clients import client_means, flat_batches
+from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
 from fedtail.engine.choice import evaluating_kernel
@@ -58,7 +61,7 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     is how a GPU multiplies.
     """
     task = task_of(model, task)
-    task.check(population)
+    check_once(task, population)
     params = task.params().to(device, dtype)
     kernel = evaluating_kernel(task, params.device, params.dtype, population, precision)
     return evaluation_of(task, shared_values(kernel, params, population, task.all_metrics, workers), population, weighted)
@@ -69,6 +72,32 @@ def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
     if isinstance(model, Trained):
         return replace(task or model.task, module=model.module)
     return Task(model) if task is None else replace(task, module=model)
+
+
+_CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDictionary()      # the form of who was checked last
+
+
+def check_once(task: Task, population: Population) -> None:
+    """As `task.check`, but not again for a module of the same form on the same data, as in every evaluation of a run."""
+    form = _form(task, population)
+    if form is None or _CHECKED.get(population) != form:
+        task.check(population)
+        _CHECKED[population] = form
+
+
+def _form(task: Task, population: Population) -> tuple[Any, ...] | None:
+    """What a check depends on: classes and shapes of the module, its functions, and how often torch has written to the data.
+
+    Classes and functions are held weakly, since they may know the population; None where one cannot be.
+    """
+    module, data = task.module, (*tensors_of(population.inputs), population.targets)
+    try:
+        return (*(ref(type(part)) for part in module.modules()),
+                *((name, t.shape, t.dtype, t.requires_grad) for name, t in (*module.named_parameters(), *module.named_buffers())),
+                *((m.name, m.per, ref(m.function)) for m in task.all_metrics),
+                *(0 if t.is_inference() else t._version for t in data))
+    except (TypeError, RuntimeError):      # an object without weak references; a module that has no shapes yet
+        return None
 
 
 def shared_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
