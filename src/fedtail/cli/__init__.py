@@ -13,6 +13,7 @@ from fedtail.cli.files import init, show
 from fedtail.cli.looking import choose, data, report
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
+from fedtail.cli.reproduce import reproduce
 from fedtail.cli.run import run
 from fedtail.cli.tune import tune
 from fedtail.version import __version__
@@ -35,7 +36,7 @@ COMMANDS = (
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
     (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
-    (demo, "Train FedAvg and Delta-FL on an example."),
+    (demo, "Train FedAvg and Delta-FL on an example."), (reproduce, "Run a table or figure of the papers, with verdicts."),
     (privacy, "Say which noise a promise of privacy takes."))
 for command, brief in COMMANDS:
     app.command(short_help=brief)(command)

@@ -1,4 +1,4 @@
-"""`fedtail report`, `fedtail choose` and `fedtail data describe`: look at runs, models and data."""
+"""`fedtail report`, `fedtail choose`, `fedtail data describe` and `fedtail data fetch`: look at runs, models and data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import typer
 
 from fedtail.cli import options
 from fedtail.cli.errors import told
+from fedtail.cli.fetch import fetch
 from fedtail.cli.tables import print_json
 
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data by client.")
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data by client, fetch public sets.")
+data.command("fetch")(fetch)
 
 
 @told

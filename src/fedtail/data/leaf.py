@@ -28,8 +28,8 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
     with one user's lists. One file is in memory as json at a time.
     """
     parts: dict[str, list[tuple[Any, Any]]] = {}
-    for path in _files(folder):
-        for user, x, y in _users(path):
+    for path in leaf_files(folder):
+        for user, x, y in read_users(path):
             if len(y):
                 parts.setdefault(user, []).append(_numbers(f"{path.name}, user {user!r}", x, y, encode))
     if not parts:
@@ -66,7 +66,7 @@ def _codes(text: str) -> np.ndarray:
     return codes.astype(np.int64)
 
 
-def _files(folder: str | Path) -> list[Path]:
+def leaf_files(folder: str | Path) -> list[Path]:
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"there is no .json file in {folder}. Pass the folder LEAF wrote, such as "
@@ -74,7 +74,7 @@ def _files(folder: str | Path) -> list[Path]:
     return paths
 
 
-def _users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
+def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Every user of one file with its lists, checked against `num_samples`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,167 @@
+"""`fedtail reproduce`: the papers' tables and figures, with a verdict on every claim."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.errors import INTERRUPTED, leave, told
+from fedtail.cli.tables import print_json
+from fedtail.cli.watching import Watcher
+
+if TYPE_CHECKING:
+    from fedtail.reproduce import Data, Results, Study
+
+COMMITTED, HERE = Path("experiments"), Path("reproduced")
+
+
+@told
+def reproduce(
+    name: str = typer.Argument(..., metavar="NAME", help="A study, or `list` to see them all."),
+    quick: bool = typer.Option(False, "--quick", help="A smaller version that tests the same claims in minutes."),
+    seeds: int | None = typer.Option(None, "--seeds", min=1, metavar="N", help="How many seeds: 0 to N - 1.", show_default=False),
+    data: Path | None = typer.Option(None, "--data", metavar="DIR", help="Where the data are, for studies that need some.",
+                                     show_default=False),
+    out: Path | None = typer.Option(None, "--out", metavar="DIR", help="Where results and page go; by default reproduced/NAME.",
+                                    show_default=False),
+    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="cpu or cuda."),
+    settings: list[str] = typer.Option([], "--set", metavar="NAME=VALUE", show_default=False,
+                                       help="Change the plan: --set visits=347. The page says which plan it was."),
+    as_json: bool = options.JSON,
+) -> None:
+    """Run a table or figure of the papers and write a page: our numbers, theirs, and a verdict on every claim.
+
+    Every method and seed is saved as it ends and not run again: the same command goes on where it stopped, and with more
+    --seeds adds them.
+    """
+    from fedtail.reproduce.studies import STUDIES, study_called
+
+    if name == "list":
+        show_list(STUDIES, as_json)
+        return
+    study = study_called(name)
+    plan = study.quick if quick else study.full
+    plan = changed(plan if seeds is None else replace(plan, seeds=seeds), settings)
+    folder = out or HERE / (f"{study.name}-quick" if quick else study.name)
+    _check_device(device)
+    command = _command(study, plan, quick, device, settings)
+    results = _run(study, plan, folder, data, quick, device, command, as_json)
+    show_verdicts(study, results, folder, as_json)
+
+
+def changed(plan: Any, settings: list[str]) -> Any:
+    """The plan with some of its fields set; values are JSON, lists become tuples."""
+    known = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+            raise ValueError(f"--set {setting}: the plan of this study has no field {name!r}. {hint}")
+        plan = replace(plan, **{name: _value(setting, text, known[name])})
+    return plan
+
+
+def _value(setting: str, text: str, default: Any) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    value = tuple(value) if isinstance(value, list) else value
+    value = float(value) if isinstance(default, float) and type(value) is int else value
+    if type(value) is not type(default):
+        raise ValueError(f"--set {setting}: {text!r} is not of the kind of {json.dumps(default)}, its default.")
+    return value
+
+
+def _run(study: Study, plan: Any, folder: Path, data: Path | None, quick: bool, device: str, command: str,
+         quiet: bool) -> Results:
+    from fedtail.reproduce import Stopped
+    from fedtail.reproduce import reproduce as run_study
+
+    read = _data(study, plan, folder, data, quick)
+    with Watcher(quiet=quiet).watching() as watcher:
+        try:
+            return run_study(study, plan, folder, read, quick, device, watcher, command)
+        except Stopped:
+            leave(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
+    raise AssertionError
+
+
+def _data(study: Study, plan: Any, folder: Path, place: Path | None, quick: bool) -> Data | None:
+    """The data, read; nothing where none are needed, or where all that is left to do is the page."""
+    from fedtail.reproduce.running import begun, cells_left
+
+    if study.data is None:
+        if place is not None:
+            raise ValueError(f"--data {place} was given, but {study.name} makes its own data. Leave it out.")
+        return None
+    if place is not None:
+        if not place.exists():
+            raise FileNotFoundError(f"there is nothing at --data {place}. {study.data.advice}")
+        return study.data.read(place)
+    if cells_left(study, plan, begun(study, plan, folder, None, quick)):
+        raise ValueError(f"{study.name} needs {study.data.name}. {study.data.advice}")
+    return None
+
+
+def _command(study: Study, plan: Any, quick: bool, device: str, settings: list[str]) -> str:
+    """What to write to get this again; folders are the reader's own."""
+    words = ["fedtail", "reproduce", study.name, *(["--quick"] if quick else []), "--seeds", str(plan.seeds)]
+    words += [*(["--data", "DIR"] if study.data else []), *(["--device", device] if device != "cpu" else [])]
+    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if not device.startswith("cuda") and device != "cpu":
+        raise ValueError(f"--device must be cpu or cuda, got {device!r}.")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: PyTorch sees no GPU here. Leave it out to use the processor.")
+
+
+def show_list(studies: tuple[Study, ...], as_json: bool) -> None:
+    from fedtail.cli.tables import show_table
+
+    if as_json:
+        print_json({"studies": [{"name": s.name, "paper": s.paper, "item": s.item, "title": s.title, "rounds": s.cost.rounds,
+                                 "minutes": s.cost.minutes, "gpu_minutes": s.cost.gpu_minutes,
+                                 "data": s.data.name if s.data else None, "state": state(s)} for s in studies]})
+        return
+    cells = [[s.name, f"{s.paper}, {s.item}", s.data.name if s.data else "its own", str(s.cost.rounds or "none"),
+              f"{s.cost.minutes:g}", "no use" if s.cost.gpu_minutes is None else f"{s.cost.gpu_minutes:g}", state(s)]
+             for s in studies]
+    show_table("Tables and figures of the papers; minutes for a full run on two cores, and on a GPU",
+               ["name", "item", "data", "rounds", "minutes", "GPU", "state"], cells)
+
+
+def state(study: Study) -> str:
+    """Whether there are results: committed with the code, made here, none yet."""
+    from fedtail.reproduce.results import FILE
+
+    if (COMMITTED / study.name / FILE).exists():
+        return "committed"
+    if (HERE / study.name / FILE).exists():
+        return "run here" if (HERE / study.name / "README.md").exists() else "begun here"
+    return "needs data" if study.data else "not run"
+
+
+def show_verdicts(study: Study, results: Results, folder: Path, as_json: bool) -> None:
+    from fedtail.reproduce.page import judged
+
+    found = judged(study, results)
+    if as_json:
+        print_json({"study": study.name, "data": results.data, "seeds": list(results.seeds), "claims": found,
+                    "folder": str(folder)})
+        return
+    for claim in found:
+        typer.echo(f"{claim['verdict']:>20}  {claim['claim']} {claim['source']}\n{'':>22}{claim['reason']}")
+    typer.echo(f"The page:  {folder / 'README.md'}")

@@ -1,0 +1,133 @@
+"""TensorFlow Federated's files: clients in a SQLite database, an example a serialised `tf.train.Example`, the whole under LZMA.
+
+Read with the standard library. A message of protocol buffers is a row of (number, value) fields; an Example holds Features (1),
+those a map (1) from a name (1) to a Feature (2), that a list of bytes (1), floats (2) or integers (3), and a list its values (1).
+"""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SQLITE = b"SQLite format 3\x00"
+_VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
+
+
+def unpacked(path: Path, folder: Path) -> Path:
+    """The database: the file itself if it is one already, else what its LZMA stream holds, written to `folder`."""
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            return path
+    folder.mkdir(parents=True, exist_ok=True)
+    database = folder / path.name.removesuffix(".lzma").removesuffix(".xz")
+    try:
+        with lzma.open(path) as packed, database.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 22)
+    except (lzma.LZMAError, EOFError) as reason:
+        database.unlink(missing_ok=True)
+        raise ValueError(f"{path.name} is neither a SQLite database nor one under LZMA ({reason}). Is it the file that was "
+                         "meant, and whole?") from None
+    with database.open("rb") as file:
+        if file.read(len(_SQLITE)) != _SQLITE:
+            raise ValueError(f"{path.name} holds no SQLite database. Is it the file that was meant?")
+    return database
+
+
+def client_sizes(database: Path, splits: Sequence[str]) -> dict[str, list[int]]:
+    """How many examples each client has in each of the splits, clients in sorted order."""
+    marks = ", ".join("?" * len(splits))
+    query = f"SELECT client_id, split_name, num_examples FROM client_metadata WHERE split_name IN ({marks})"
+    sizes: dict[str, list[int]] = {}
+    for client, split, count in _rows(database, query, splits):
+        sizes.setdefault(client, [0] * len(splits))[splits.index(split)] += count
+    if not sizes:
+        there = sorted({row[0] for row in _rows(database, "SELECT DISTINCT split_name FROM client_metadata", ())})
+        raise ValueError(f"{database.name} has no clients in {' or '.join(splits)}; it has {', '.join(there) or 'nothing'}.")
+    return dict(sorted(sizes.items()))
+
+
+def client_examples(database: Path, splits: Sequence[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Every example of the splits in the order of the file: its client, its split's number, its features."""
+    marks = ", ".join("?" * len(splits))
+    number = {split: place for place, split in enumerate(splits)}
+    query = f"SELECT client_id, split_name, serialized_example_proto FROM examples WHERE split_name IN ({marks}) ORDER BY rowid"
+    for client, split, message in _rows(database, query, splits):
+        yield client, number[split], features(message)
+
+
+def features(message: bytes) -> dict[str, Any]:
+    """A serialised Example as arrays of float32 or int64, or lists of bytes, by name."""
+    found = {}
+    for part in _values(message, 1):
+        for entry in _values(part, 1):
+            name, = _values(entry, 1)
+            feature, = _values(entry, 2)
+            (kind, held), = _fields(feature)
+            found[bytes(name).decode()] = _list(kind, [value for number, value in _fields(held) if number == 1])
+    return found
+
+
+def _list(kind: int, values: list[Any]) -> Any:
+    if kind == 1:
+        return [bytes(value) for value in values]
+    if kind == 2:                                       # packed or not, four bytes each
+        return np.frombuffer(b"".join(values), "<f4")
+    packed = [_varints(value) if isinstance(value, memoryview) else [value] for value in values]
+    return np.array([number for run in packed for number in run], np.uint64).astype(np.int64)
+
+
+def _values(message: Any, number: int) -> list[Any]:
+    return [value for found, value in _fields(message) if found == number]
+
+
+def _fields(message: Any) -> Iterator[tuple[int, Any]]:
+    """The fields of a message: numbers as integers, everything else as views of its bytes."""
+    view, at = memoryview(message), 0
+    while at < len(view):
+        tag, at = _varint(view, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(view, at)
+            yield tag >> 3, value
+            continue
+        size = {_EIGHT: 8, _FOUR: 4}.get(kind, -1)
+        if kind == _SIZED:
+            size, at = _varint(view, at)
+        if size < 0 or at + size > len(view):
+            raise ValueError("an example is damaged: a field reaches beyond its end.")
+        yield tag >> 3, view[at:at + size]
+        at += size
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """Seven bits to a byte, the lowest first; the eighth says that more follow."""
+    value = shift = 0
+    while at < len(view):
+        byte = view[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
+    raise ValueError("an example is damaged: it ends within a number.")
+
+
+def _varints(view: memoryview) -> list[int]:
+    found, at = [], 0
+    while at < len(view):
+        value, at = _varint(view, at)
+        found.append(value)
+    return found
+
+
+def _rows(database: Path, query: str, splits: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    try:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            yield from connection.execute(query, tuple(splits))
+    except sqlite3.DatabaseError as reason:
+        raise ValueError(f"{database.name} is not a client database of TensorFlow Federated, or damaged: {reason}.") from None

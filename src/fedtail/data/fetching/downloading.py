@@ -1,0 +1,168 @@
+"""One file from the web, whole or not at all: parts are kept and continued, sizes and checksums compared."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedtail.data.fetching.catalogue import Source
+from fedtail.version import __version__
+
+Progress = Callable[[int, int], None]          # bytes so far, bytes in all
+_BLOCK = 1 << 18
+_CUT = (http.client.HTTPException, ConnectionError, TimeoutError, EOFError, ssl.SSLError)
+
+
+class WrongFile(ValueError):
+    """What came is not the file that was published."""
+
+
+class _Refused(Exception):
+    """This address has nothing for us; another one may."""
+
+
+def download(
+    source: Source, folder: Path, progress: Progress = lambda done, total: None, sha256: str | None = None, tries: int = 4,
+    pause: float = 1.0, timeout: float = 30.0,
+) -> Path:
+    """The file in `folder`, downloaded unless it is there; a part left by an earlier try is continued.
+
+    A connection that is cut is taken up where it ended, up to `tries` times without a byte in between; then the next address is
+    tried. Size and checksum must be the published ones, or the checksum `sha256` if given. ConnectionError says what was tried.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / source.file, folder / f"{source.file}.part"
+    if target.exists():
+        check_file(target, source, sha256)
+        return target
+    resumed = part.exists() and part.stat().st_size > 0
+    _fill(source, part, progress, sha256 is None, tries, pause, timeout)
+    try:
+        check_file(part, source, sha256)
+    except WrongFile:
+        part.unlink()
+        if not resumed:
+            raise
+        _fill(source, part, progress, sha256 is None, tries, pause, timeout)      # the part may have been of an older file
+        check_file(part, source, sha256, remove=True)
+    part.rename(target)
+    return target
+
+
+def check_file(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
+    """The checksum of a file, which must be the published one, or `sha256`."""
+    found, wanted, size = digest(path), (sha256 or source.sha256).lower(), path.stat().st_size
+    if found == wanted:
+        return found
+    if remove:
+        path.unlink()
+    length = "" if sha256 or size == source.size else f" It has {size:,} bytes, the published one {source.size:,}."
+    whose = "--sha256 asks for" if sha256 else "published is"
+    raise WrongFile(f"{path.name} is not the file it should be: its SHA-256 is {found}, {whose} {wanted}.{length} Fetch "
+                    f"it again; if you know where it is from and trust it, pass --sha256 {found}.")
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fill(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
+    """Every address in turn until the part is whole."""
+    reasons = []
+    for url in source.urls:
+        try:
+            _keep_at_it(url, part, progress, source.size if sized else None, tries, pause, timeout)
+            return
+        except _Refused as reason:
+            reasons.append(f"  {url}: {reason}")
+    kept = f" {part.stat().st_size:,} bytes are kept in {part}, and the same command goes on from there." if part.exists() else ""
+    tried = "\n".join(reasons)
+    raise ConnectionError(f"{source.file} could not be downloaded. Tried:\n{tried}\nIs this machine offline?{kept} Or get the "
+                          f"file by other means ({source.size / 1e6:.1f} MB, from {source.urls[0]}) and pass --from FILE, "
+                          f"where FILE is {source.forms}.")
+
+
+def _keep_at_it(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float, timeout: float) -> None:
+    failed = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _once(url, part, progress, size, timeout)
+            return
+        except urllib.error.HTTPError as reason:
+            reason.close()
+            if reason.code < 500 and reason.code not in (408, 429):
+                raise _Refused(f"HTTP {reason.code}, {reason.reason}") from None
+            why = f"HTTP {reason.code}, {reason.reason}"
+        except urllib.error.URLError as reason:
+            if not isinstance(reason.reason, (TimeoutError, ConnectionResetError)):
+                raise _Refused(str(reason.reason)) from None
+            why = f"no connection ({reason.reason})"
+        except _CUT as reason:
+            why = f"the connection was cut ({type(reason).__name__}: {reason})"
+        failed = 0 if part.exists() and part.stat().st_size > before else failed + 1
+        if failed >= tries:
+            raise _Refused(f"{why}, {tries} times in a row")
+        time.sleep(pause * 2 ** failed)
+
+
+def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
+    """One request for what is missing."""
+    have = part.stat().st_size if part.exists() else 0
+    if size is not None and have == size:
+        return
+    if size is not None and have > size:
+        part.unlink()
+        have = 0
+    headers = {"User-Agent": f"fedtail/{__version__}", "Accept-Encoding": "identity"}
+    asked = urllib.request.Request(url, headers={**headers, "Range": f"bytes={have}-"} if have else headers)
+    try:
+        reply = urllib.request.urlopen(asked, timeout=timeout)
+    except urllib.error.HTTPError as reason:
+        if reason.code != 416:                          # nothing is left to send, or the part is longer than the file
+            raise
+        whole = _total(reason.headers.get("Content-Range"))
+        reason.close()
+        if whole != have:
+            part.unlink()
+            raise ConnectionResetError("the part kept is longer than the file") from None
+        return
+    with reply:
+        _receive(reply, part, have, progress, size)
+
+
+def _receive(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
+    span = reply.headers.get("Content-Range", "")
+    if reply.status == 206 and not span.startswith(f"bytes {have}-"):
+        raise _Refused(f"asked for the bytes from {have} on, the server sent {span!r}")
+    have = have if reply.status == 206 else 0           # else the server sends all of it, whatever was asked
+    length = reply.headers.get("Content-Length")
+    total = have + int(length) if length is not None else size
+    if size is not None and total is not None and total != size:
+        raise _Refused(f"the server has {total:,} bytes, the published file {size:,}: it was replaced, or this is a page that "
+                       "asks for something. --sha256 accepts another file")
+    if total is not None and shutil.disk_usage(part.parent).free < total - have:
+        raise OSError(f"{part.parent} has too little room for {(total - have) / 1e9:.1f} GB more.")
+    with part.open("ab" if have else "wb", buffering=0) as file:      # what has come is kept, however this ends
+        progress(have, total or 0)
+        while block := reply.read1(_BLOCK):
+            file.write(block)
+            have += len(block)
+            progress(have, total or 0)
+    if total is not None and have < total:
+        raise EOFError(f"{have:,} of {total:,} bytes")
+
+
+def _total(span: str | None) -> int | None:
+    """The length of the whole file, from `bytes */1234`."""
+    end = (span or "").rpartition("/")[2]
+    return int(end) if end.isdigit() else None

@@ -1,0 +1,67 @@
+"""FEMNIST: images by writer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedtail.data.fetching.client_database import client_examples, client_sizes, unpacked
+from fedtail.data.population import Population
+
+SIDE, CLASSES = 28, 62
+SPLITS = ("all_train", "all_test")             # of each writer's images; a writer's two parts are joined
+
+
+def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dict[str, int]]:
+    """Writers with at least so many images, and how many writers and images there are in all.
+
+    `path` is the database, packed or not, or a folder of LEAF's json files. Images are written to a file in `work`.
+    """
+    if path.is_dir():
+        people = Population.from_leaf(path)
+        images = torch.as_tensor(people.inputs).reshape(-1, SIDE, SIDE).float()
+        _check(images.numpy(), people.targets.numpy(), path.name)
+        found = {"clients": len(people), "examples": people.num_examples}
+        return replace(people, inputs=images).at_least(at_least), found
+    database = unpacked(path, work)
+    sizes = client_sizes(database, SPLITS)
+    kept = {writer: parts for writer, parts in sizes.items() if sum(parts) >= at_least}
+    people = _filled(database, kept, work / "images.npy")
+    if database != path:
+        database.unlink()
+    return people, {"clients": len(sizes), "examples": sum(map(sum, sizes.values()))}
+
+
+def _filled(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
+    """Images to the place of their writer, training part first, whatever the order of the file."""
+    ends = np.cumsum([count for parts in sizes.values() for count in parts])
+    total = int(ends[-1]) if len(ends) else 0
+    if not total:
+        raise ValueError("no writer has so many images. Lower --at-least.")
+    images = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.float32, shape=(total, SIDE, SIDE))
+    labels = np.full(total, -1, np.int64)
+    keys = [(writer, part) for writer in sizes for part in range(len(SPLITS))]
+    place, end = dict(zip(keys, [0, *ends[:-1].tolist()], strict=True)), dict(zip(keys, ends.tolist(), strict=True))
+    for writer, part, example in client_examples(database, SPLITS):
+        if writer not in sizes:
+            continue
+        at = place[writer, part]
+        if at >= end[writer, part] or len(example["pixels"]) != SIDE * SIDE:
+            raise ValueError(f"{database.name}: writer {writer!r} has too many images, or one of another size. Is it whole?")
+        images[at], labels[at] = example["pixels"].reshape(SIDE, SIDE), example["label"][0]
+        place[writer, part] = at + 1
+    if place != end:
+        raise ValueError(f"{database.name} has fewer images than it says. Is it whole?")
+    _check(images, labels, database.name)
+    writers = np.repeat(np.array(list(sizes)), [sum(parts) for parts in sizes.values()])
+    return Population.from_arrays(torch.from_numpy(images), labels, writers)
+
+
+def _check(images: np.ndarray, labels: np.ndarray, name: str) -> None:
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):
+        raise ValueError(f"{name}: pixels from {low:g} to {high:g} and labels {labels.min()} to {labels.max()}; FEMNIST has "
+                         f"pixels in [0, 1] and labels 0 to {CLASSES - 1}.")

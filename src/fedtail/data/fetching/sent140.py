@@ -1,0 +1,88 @@
+"""Sentiment140: tweets by account."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedtail.data.fetching.words import WordVectors, words_of
+from fedtail.data.leaf import leaf_files, read_users
+from fedtail.data.population import Population
+
+MEMBER = "training.1600000.processed.noemoticon.csv"
+LENGTH = 25                                    # words of a tweet that are kept, as in LEAF
+Tweet = tuple[str, int, str]                   # account, 1 where positive, text
+
+
+def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[str, Population], WordVectors, dict[str, int]]:
+    """Accounts with at least so many tweets, as mean word vectors and as words; the words' vectors; what there is in all.
+
+    `path` is the archive, its training file, or a folder of LEAF's json files. Words without a vector are left out; accounts are
+    numbered.
+    """
+    counts = Counter(account for account, _, _ in tweets(path))
+    number = {account: place for place, account in enumerate(sorted(name for name, count in counts.items() if count >= at_least))}
+    if not number:
+        raise ValueError(f"no account has {at_least} tweets. Lower --at-least.")
+    kept = [(number[account], label, words_of(text)) for account, label, text in tweets(path) if account in number]
+    client, y = (np.array(side) for side in zip(*((who, label) for who, label, _ in kept), strict=True))
+    known = vectors.of_words(word for *_, words in kept for word in words)
+    tokens, lengths = _tokens([words for *_, words in kept], known)
+    words = {"sequence": tokens[:, :LENGTH].copy(), "lengths": lengths.clip(max=LENGTH)}
+    people = {"means": Population.from_arrays(_means(tokens, lengths, known.vectors), y, client),
+              "words": Population.from_arrays(words, y, client)}
+    return people, known, {"tweets": sum(counts.values()), "accounts": len(counts)}
+
+
+def tweets(path: Path) -> Iterator[Tweet]:
+    """Every tweet with an opinion (the archive's test file is left out: it has neutral ones and few accounts)."""
+    if path.is_dir():
+        for file in leaf_files(path):
+            for account, x, y in read_users(file):
+                yield from ((account, int(label), row[-1]) for row, label in zip(x, y, strict=True))
+        return
+    with _lines(path) as lines:
+        for place, row in enumerate(csv.reader(lines), 1):
+            if len(row) != 6 or row[0] not in ("0", "2", "4"):
+                raise ValueError(f"{path.name}, row {place}: six columns are needed, the first 0, 2 or 4, got {row[:2]} and "
+                                 f"{len(row)} columns. Is it Sentiment140?")
+            if row[0] != "2":
+                yield row[4], int(row[0] == "4"), row[5]
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[io.TextIOBase]:
+    if not zipfile.is_zipfile(path):
+        with path.open(encoding="latin-1", newline="") as file:
+            yield file
+        return
+    with zipfile.ZipFile(path) as archive:
+        if MEMBER not in archive.namelist():
+            raise ValueError(f"{path.name} has no {MEMBER}; it holds {', '.join(archive.namelist())}.")
+        with archive.open(MEMBER) as file:
+            yield io.TextIOWrapper(file, encoding="latin-1", newline="")
+
+
+def _tokens(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
+    row = {word: place for place, word in enumerate(known.words) if place}
+    numbers = [[row[word] for word in words if word in row] for words in texts]
+    lengths = np.array([len(words) for words in numbers])
+    tokens = np.zeros((len(texts), max(LENGTH, lengths.max())), np.int32)
+    tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [number for words in numbers for number in words]
+    return tokens, lengths
+
+
+def _means(tokens: np.ndarray, lengths: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """The average vector of each tweet's words, zero where it has none."""
+    means = np.empty((len(tokens), vectors.shape[1]), np.float32)
+    for begin in range(0, len(tokens), 4096):
+        block = slice(begin, begin + 4096)
+        means[block] = vectors[tokens[block]].sum(1) / lengths[block].clip(min=1)[:, None]      # padding has the empty vector
+    return means

@@ -1,0 +1,57 @@
+"""Shakespeare: characters by role, in the 53 classes of [LPMH21, appendix C.1.3]."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import numpy as np
+
+from fedtail.data.fetching.client_database import client_examples, unpacked
+from fedtail.data.leaf import read_leaf
+from fedtail.data.population import Population
+
+LETTERS = string.ascii_lowercase + string.ascii_uppercase
+OTHER = len(LETTERS)                           # everything that is no letter
+SPLITS = ("train", "test")                     # of each role's speeches; its two parts are joined
+
+_CODE = np.full(256, OTHER, np.uint8)
+_CODE[list(LETTERS.encode())] = np.arange(OTHER)
+
+
+def letter_codes(text: bytes | str) -> np.ndarray:
+    """a-z as 0 to 25, A-Z as 26 to 51, everything else 52.
+
+    >>> letter_codes("To be").tolist()
+    [45, 14, 52, 1, 4]
+    """
+    return _CODE[np.frombuffer(text if isinstance(text, bytes) else text.encode("latin-1", "replace"), np.uint8)]
+
+
+def windows(codes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every run of `width` characters (one byte each) and the character after it."""
+    if len(codes) <= width:
+        return np.empty((0, width), np.uint8), np.empty(0, np.int64)
+    return np.lib.stride_tricks.sliding_window_view(codes[:-1], width), codes[width:].astype(np.int64)
+
+
+def read_shakespeare(path: Path, work: Path, at_least: int, width: int) -> tuple[Population, dict[str, int]]:
+    """Roles with at least so many windows, and how many roles and speeches there are in all.
+
+    `path` is the database, packed or not, or a folder of LEAF's json files, whose windows of 80 are cut to their last `width`.
+    """
+    if path.is_dir():
+        people = read_leaf(path, lambda x, y: (np.stack([letter_codes(window)[-width:] for window in x]),
+                                               letter_codes("".join(y)).astype(np.int64)))
+        return people.at_least(at_least), {"clients": len(people), "examples": people.num_examples}
+    speeches: dict[str, tuple[list[bytes], list[bytes]]] = {}
+    for role, part, example in client_examples(unpacked(path, work), SPLITS):
+        speeches.setdefault(role, ([], []))[part].extend(example["snippets"])
+    found = {"clients": len(speeches), "snippets": sum(len(first) + len(last) for first, last in speeches.values())}
+    cut = {role: windows(letter_codes(b"\n".join([*first, *last])), width) for role, (first, last) in sorted(speeches.items())}
+    kept = {role: pair for role, pair in cut.items() if len(pair[1]) >= max(at_least, 1)}
+    if not kept:
+        raise ValueError(f"no role has {max(at_least, 1)} windows of {width} characters. Lower --at-least or --window.")
+    roles = np.repeat(np.array(list(kept)), [len(y) for _, y in kept.values()])
+    x, y = (np.concatenate(side) for side in zip(*kept.values(), strict=True))
+    return Population.from_arrays(x, y, roles), found

@@ -1,0 +1,90 @@
+"""Word vectors: GloVe's text files as an array, and the words of a tweet."""
+
+from __future__ import annotations
+
+import html
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+_ELSEWHERE = re.compile(r"https?://\S+|www\.\S+|@\w+")                 # addresses and accounts: GloVe 6B has no word for them
+_WORD = re.compile(r"[a-z]+(?=n't)|n't|'[a-z]+|[a-z]+|[0-9]+|[^\w\s]")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-case words, numbers and signs, contractions cut as GloVe's corpus has them; no addresses, no accounts.
+
+    >>> words_of("@you I can't &amp; won't, see http://x.y 2morrow")
+    ['i', 'ca', "n't", '&', 'wo', "n't", ',', 'see', '2', 'morrow']
+    """
+    return _WORD.findall(_ELSEWHERE.sub(" ", html.unescape(text).lower()))
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Words and a vector for each."""
+
+    words: list[str]
+    vectors: np.ndarray                        # (words, dimension) float32
+
+    @classmethod
+    def read_glove(cls, path: Path, dimension: int) -> WordVectors:
+        """From glove.6B.zip, or one of its text files: a word and its numbers on each line."""
+        words: list[str] = []
+        rows: list[np.ndarray] = []
+        with _text(path, f"glove.6B.{dimension}d.txt") as lines:
+            for line in lines:
+                word, _, numbers = line.decode("utf-8").rstrip("\n").partition(" ")
+                row = np.array(numbers.split(" "), np.float32)
+                if len(row) != dimension:
+                    raise ValueError(f"{path.name}, line {len(words) + 1}: {len(row)} numbers for {word!r}, {dimension} are "
+                                     "needed. Pass the file of that dimension, or another --dimension.")
+                words.append(word)
+                rows.append(row)
+        if not rows:
+            raise ValueError(f"{path.name} holds no word vectors.")
+        return cls(words, np.stack(rows))
+
+    @classmethod
+    def open(cls, folder: Path) -> WordVectors:
+        """What `save` wrote."""
+        try:
+            words = (folder / "words.txt").read_text(encoding="utf-8").split("\n")[:-1]
+            vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError as reason:
+            raise FileNotFoundError(f"there are no word vectors in {folder}: it lacks {Path(reason.filename).name}. Write them "
+                                    "with fedtail data fetch glove.") from None
+        if len(words) != len(vectors):
+            raise ValueError(f"{folder} holds {len(words)} words and {len(vectors)} vectors. Fetch them again.")
+        return cls(words, vectors)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "vectors.npy", self.vectors, allow_pickle=False)
+        (folder / "words.txt").write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8", newline="\n")
+
+    def of_words(self, wanted: Iterable[str]) -> WordVectors:
+        """Those of the words that have a vector, in the order here, behind one empty row for padding."""
+        wanted = set(wanted)
+        rows = [row for row, word in enumerate(self.words) if word in wanted]
+        empty = np.zeros((1, self.vectors.shape[1]), np.float32)
+        return WordVectors(["", *(self.words[row] for row in rows)], np.concatenate([empty, self.vectors[rows]]))
+
+
+@contextmanager
+def _text(path: Path, member: str) -> Iterator[IO[bytes]]:
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            yield file
+        return
+    with zipfile.ZipFile(path) as archive:
+        if member not in archive.namelist():
+            raise ValueError(f"{path.name} has no {member}; it holds {', '.join(archive.namelist())}.")
+        with archive.open(member) as file:
+            yield file

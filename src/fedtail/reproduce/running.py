@@ -1,0 +1,83 @@
+"""Run what is left of a study, cell by cell, and write its page."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtail.reproduce.machine import made_by
+from fedtail.reproduce.page import judged, write_page
+from fedtail.reproduce.results import FILE, Results
+from fedtail.reproduce.study import Cell, Data, Measure, Stopped, Study, Watch
+from fedtail.runs.files import RunRefused, only_writer
+
+__all__ = ["Silent", "Stopped", "reproduce"]
+
+
+class Silent:
+    """Nobody looks on."""
+
+    stop = False
+    jobs = job = 1
+
+    def begin(self, name: str, seed: int, round: int, rounds: int) -> None: ...
+
+    def round(self, round: int) -> None: ...
+
+
+def reproduce(study: Study, plan: Any, folder: Path, data: Data | None = None, quick: bool = False, device: str = "cpu",
+              watch: Any = None, command: str = "") -> Results:
+    """Run the cells that are not in the folder yet, save each as it ends, write the page; the complete seeds.
+
+    Without `data` a folder in which nothing is left to do only gets its page anew.
+    """
+    found = begun(study, plan, folder, data, quick)
+    left = cells_left(study, plan, found)
+    with only_writer(folder):
+        if left:
+            found = replace(found, runs=_with(found.runs, made_by(command or f"fedtail reproduce {study.name}", device)))
+            found = _run_all(left, found, folder, Cell("", 0, plan, data, device, watch or Silent()))
+        complete = found.complete(study, plan, max([plan.seeds, *(seed + 1 for seed in found.seeds)]))
+        found.write(folder, judged(study, complete))
+        write_page(study, complete, folder)
+    (folder / ".lock").unlink(missing_ok=True)      # the folder may be committed
+    return complete
+
+
+def begun(study: Study, plan: Any, folder: Path, data: Data | None, quick: bool) -> Results:
+    """What the folder holds of this study and plan, or nothing yet; refused where it holds something else."""
+    fresh = Results.begin(study, plan, quick, data)
+    if not (folder / FILE).exists():
+        return fresh
+    there = Results.read(folder)
+    wanted = fresh if data else replace(fresh, data=there.data)
+    if not there.same_kind(wanted):
+        kind = f"{there.study}{' --quick' if there.quick else ''}"
+        raise RunRefused(f"{folder} holds results of {kind} with other settings or data. Choose another folder with --out.")
+    return replace(there, plan=fresh.plan)
+
+
+def cells_left(study: Study, plan: Any, found: Results) -> list[tuple[int, str, Measure]]:
+    """What is still to be measured, seed by seed."""
+    return [(seed, name, measure) for seed in range(plan.seeds) for name, measure in study.cells(plan, seed).items()
+            if not found.has(name, seed)]
+
+
+def _run_all(left: list[tuple[int, str, Measure]], found: Results, folder: Path, cell: Cell) -> Results:
+    watch: Watch = cell.watch
+    for place, (seed, name, measure) in enumerate(left, start=1):
+        watch.jobs, watch.job = len(left), place      # type: ignore[attr-defined]
+        finished = {s: {n: c["numbers"] for n, c in cells.items()} for s, cells in found.cells.items()}
+        begin = time.perf_counter()
+        numbers = measure(replace(cell, name=name, seed=seed, finished=finished))
+        cell.stop_if_asked()
+        found = found.adding(name, seed, time.perf_counter() - begin, numbers)
+        found.write(folder)
+    return found
+
+
+def _with(runs: tuple[dict[str, Any], ...], run: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """One entry for each day, kind of machine and version; of commands there, the last."""
+    return (*(one for one in runs if {**one, "command": ""} != {**run, "command": ""}), run)

@@ -1,0 +1,51 @@
+"""Every study there is. A new one is a module here and its name in `STUDIES`."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from fedtail.reproduce.studies.bias import BIAS
+from fedtail.reproduce.studies.emnist_convnet import EMNIST_CONVNET
+from fedtail.reproduce.studies.family import FAMILY, FAMILY_FEMNIST
+from fedtail.reproduce.studies.flipped_labels import FLIPPED_LABELS, FLIPPED_LABELS_FEMNIST
+from fedtail.reproduce.studies.gaussians import GAUSSIANS
+from fedtail.reproduce.studies.interpolation import INTERPOLATION
+from fedtail.reproduce.studies.private_quantiles import PRIVATE_QUANTILES
+from fedtail.reproduce.studies.private_search import PRIVATE_SEARCH
+from fedtail.reproduce.studies.private_training import PRIVATE_TRAINING
+from fedtail.reproduce.studies.sent140 import SENT140_LINEAR, SENT140_LSTM
+from fedtail.reproduce.studies.shakespeare import SHAKESPEARE
+from fedtail.reproduce.studies.table2 import TABLE2
+from fedtail.reproduce.studies.theorem4 import THEOREM4
+from fedtail.reproduce.studies.theorem5 import THEOREM5
+from fedtail.reproduce.study import Study
+
+STUDIES: tuple[Study, ...] = (
+    TABLE2,
+    EMNIST_CONVNET,
+    SENT140_LINEAR,
+    SENT140_LSTM,
+    SHAKESPEARE,
+    PRIVATE_QUANTILES,
+    PRIVATE_TRAINING,
+    PRIVATE_SEARCH,
+    INTERPOLATION,
+    FAMILY,
+    FAMILY_FEMNIST,
+    FLIPPED_LABELS,
+    FLIPPED_LABELS_FEMNIST,
+    BIAS,
+    THEOREM4,
+    THEOREM5,
+    GAUSSIANS,
+)
+
+
+def study_called(name: str) -> Study:
+    """The study of that name; refused with the nearest one."""
+    names = [study.name for study in STUDIES]
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+        raise ValueError(f"there is no study {name!r}. {hint} `fedtail reproduce list` shows them all.")
+    return STUDIES[names.index(name)]
