@@ -310,7 +310,8 @@ fedtail.train(fedtail.fedavg(20), fedtail.Task(module, loss=loss), people, round
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_this_one_however_it_ends(sign):
-    started = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SLOW)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SLOW)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=heed_interrupts)
     try:
         line = started.stdout.readline().split()
         assert line[0] == "round", started.stderr.read()
@@ -327,6 +328,11 @@ def test_processes_end_with_this_one_however_it_ends(sign):
     while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
         time.sleep(0.1)
     assert not any(_alive(pid) for pid in pids)
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so do the processes it starts, these tests among them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _alive(pid: int) -> bool:
