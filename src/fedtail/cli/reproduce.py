@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from dataclasses import fields, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +39,7 @@ def reproduce(
     Every method and seed is saved as it ends and not run again: the same command goes on where it stopped, and with more
     --seeds adds them.
     """
+    from fedtail.reproduce.plans import with_settings
     from fedtail.reproduce.studies import STUDIES, study_called
 
     if name == "list":
@@ -48,37 +47,12 @@ def reproduce(
         return
     study = study_called(name)
     plan = study.quick if quick else study.full
-    plan = changed(plan if seeds is None else replace(plan, seeds=seeds), settings)
+    plan = with_settings(plan if seeds is None else replace(plan, seeds=seeds), settings)
     folder = out or HERE / (f"{study.name}-quick" if quick else study.name)
     _check_device(device)
     command = _command(study, plan, quick, device, settings)
     results = _run(study, plan, folder, data, quick, device, command, as_json)
     show_verdicts(study, results, folder, as_json)
-
-
-def changed(plan: Any, settings: list[str]) -> Any:
-    """The plan with some of its fields set; values are JSON, lists become tuples."""
-    known = {field.name: getattr(plan, field.name) for field in fields(plan)}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
-            raise ValueError(f"--set {setting}: the plan of this study has no field {name!r}. {hint}")
-        plan = replace(plan, **{name: _value(setting, text, known[name])})
-    return plan
-
-
-def _value(setting: str, text: str, default: Any) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    value = tuple(value) if isinstance(value, list) else value
-    value = float(value) if isinstance(default, float) and type(value) is int else value
-    if type(value) is not type(default):
-        raise ValueError(f"--set {setting}: {text!r} is not of the kind of {json.dumps(default)}, its default.")
-    return value
 
 
 def _run(study: Study, plan: Any, folder: Path, data: Path | None, quick: bool, device: str, command: str,

@@ -12,16 +12,15 @@ another folder holds. `--set NAME=JSON` changes a field of the plan. `--page` ma
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedtail.reproduce.machine import made_by
+from fedtail.reproduce.plans import with_fields, with_settings
 from fedtail.reproduce.results import FILE, Results
-from fedtail.reproduce.running import Silent, begun, cells_left
+from fedtail.reproduce.running import Silent, begun, cells_left, recorded, run_cells
 from fedtail.reproduce.study import Cell, Study
 
 
@@ -38,7 +37,7 @@ def main() -> None:
     else:
         if asked.start:
             shutil.copy(asked.start / FILE, asked.out / FILE)
-        plan = changed(study.quick if asked.quick else study.full, dict(map(_field, asked.set)))
+        plan = with_settings(study.quick if asked.quick else study.full, asked.set)
         measure(study, plan, asked)
 
 
@@ -47,34 +46,21 @@ def make_page(study: Study, folder: Path) -> None:
     from fedtail.reproduce.page import judged, write_page
 
     there = Results.read(folder)
-    complete = there.complete(study, changed(study.full, there.plan), 1 + max(there.seeds))
+    complete = there.complete(study, with_fields(study.full, there.plan), 1 + max(there.seeds))
     there.write(folder, judged(study, complete))
     write_page(study, complete, folder)
-
-
-def changed(plan: Any, fields: dict[str, Any]) -> Any:
-    """The plan with other values; lists become tuples, as plans have them."""
-    return replace(plan, **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
 def measure(study: Study, plan: Any, asked: argparse.Namespace) -> None:
     """Run the cells that are asked for and not there yet, saving each as it ends."""
     data = study.data.read(asked.data) if study.data and asked.data else None
     found = begun(study, plan, asked.out, data, asked.quick)
-    run = made_by(_command(study, asked), asked.device)
-    found = found if run in found.runs else replace(found, runs=(*found.runs, run))
-    for seed, name, work in cells_left(study, plan, found):
-        if asked.only and seed not in asked.only:
-            continue
-        finished = {s: {n: c["numbers"] for n, c in cells.items()} for s, cells in found.cells.items()}
-        begin = time.perf_counter()
-        numbers = work(Cell(name, seed, plan, data, asked.device, Silent(), finished))
-        seconds = time.perf_counter() - begin
-        found = found.adding(name, seed, seconds, numbers)
-        found.write(asked.out)
-        print(f"seed {seed}, {name}: {seconds:.1f} s", flush=True)
-        if name == asked.until:
-            return
+    left = [one for one in cells_left(study, plan, found) if not asked.only or one[0] in asked.only]
+    names = [name for _, name, _ in left]
+    if asked.until in names:
+        left = left[: names.index(asked.until) + 1]
+    run_cells(left, recorded(found, _command(study, asked), asked.device), asked.out,
+              Cell("", 0, plan, data, asked.device, Silent()), partial(print, flush=True))
 
 
 def merged(folders: list[Path]) -> Results:
@@ -97,11 +83,6 @@ def _command(study: Study, asked: argparse.Namespace) -> str:
              *(["--data DIR"] if study.data else []), "--out OUT",
              *([f"--device {asked.device}"] if asked.device != "cpu" else [])]
     return " ".join([*words, *(["--set", *asked.set] if asked.set else [])])
-
-
-def _field(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    return name, json.loads(value)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def reproduce(study: Study, plan: Any, folder: Path, data: Data | None = None, q
     left = cells_left(study, plan, found)
     with only_writer(folder):
         if left:
-            found = replace(found, runs=_with(found.runs, made_by(command or f"fedtail reproduce {study.name}", device)))
-            found = _run_all(left, found, folder, Cell("", 0, plan, data, device, watch or Silent()))
+            found = recorded(found, command or f"fedtail reproduce {study.name}", device)
+            found = run_cells(left, found, folder, Cell("", 0, plan, data, device, watch or Silent()))
         complete = found.complete(study, plan, max([plan.seeds, *(seed + 1 for seed in found.seeds)]))
         found.write(folder, judged(study, complete))
         write_page(study, complete, folder)
@@ -65,7 +66,9 @@ def cells_left(study: Study, plan: Any, found: Results) -> list[tuple[int, str, 
             if not found.has(name, seed)]
 
 
-def _run_all(left: list[tuple[int, str, Measure]], found: Results, folder: Path, cell: Cell) -> Results:
+def run_cells(left: list[tuple[int, str, Measure]], found: Results, folder: Path, cell: Cell,
+              said: Callable[[str], None] = lambda line: None) -> Results:
+    """Measure them one by one, each saved as it ends and said in a line."""
     watch: Watch = cell.watch
     for place, (seed, name, measure) in enumerate(left, start=1):
         watch.jobs, watch.job = len(left), place      # type: ignore[attr-defined]
@@ -73,11 +76,14 @@ def _run_all(left: list[tuple[int, str, Measure]], found: Results, folder: Path,
         begin = time.perf_counter()
         numbers = measure(replace(cell, name=name, seed=seed, finished=finished))
         cell.stop_if_asked()
-        found = found.adding(name, seed, time.perf_counter() - begin, numbers)
+        seconds = time.perf_counter() - begin
+        found = found.adding(name, seed, seconds, numbers)
         found.write(folder)
+        said(f"seed {seed}, {name}: {seconds:.1f} s")
     return found
 
 
-def _with(runs: tuple[dict[str, Any], ...], run: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """One entry for each day, kind of machine and version; of commands there, the last."""
-    return (*(one for one in runs if {**one, "command": ""} != {**run, "command": ""}), run)
+def recorded(found: Results, command: str, device: str) -> Results:
+    """With what makes the cells to come: one entry for each day, kind of machine and version; of commands there, the last."""
+    run = made_by(command, device)
+    return replace(found, runs=(*(one for one in found.runs if {**one, "command": ""} != {**run, "command": ""}), run))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from fedtail.data.fetching.words import WordVectors, words_of
+from fedtail.data.fetching.words import WordVectors, open_member, words_of
 from fedtail.data.leaf import leaf_files, read_users
 from fedtail.data.population import Population
 
@@ -48,26 +46,13 @@ def tweets(path: Path) -> Iterator[Tweet]:
             for account, x, y in read_users(file):
                 yield from ((account, int(label), row[-1]) for row, label in zip(x, y, strict=True))
         return
-    with _lines(path) as lines:
+    with open_member(path, MEMBER) as table, io.TextIOWrapper(table, encoding="latin-1", newline="") as lines:
         for place, row in enumerate(csv.reader(lines), 1):
             if len(row) != 6 or row[0] not in ("0", "2", "4"):
                 raise ValueError(f"{path.name}, row {place}: six columns are needed, the first 0, 2 or 4, got {row[:2]} and "
                                  f"{len(row)} columns. Is it Sentiment140?")
             if row[0] != "2":
                 yield row[4], int(row[0] == "4"), row[5]
-
-
-@contextmanager
-def _lines(path: Path) -> Iterator[io.TextIOBase]:
-    if not zipfile.is_zipfile(path):
-        with path.open(encoding="latin-1", newline="") as file:
-            yield file
-        return
-    with zipfile.ZipFile(path) as archive:
-        if MEMBER not in archive.namelist():
-            raise ValueError(f"{path.name} has no {MEMBER}; it holds {', '.join(archive.namelist())}.")
-        with archive.open(MEMBER) as file:
-            yield io.TextIOWrapper(file, encoding="latin-1", newline="")
 
 
 def _tokens(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:

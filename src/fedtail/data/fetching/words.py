@@ -38,7 +38,7 @@ class WordVectors:
         """From glove.6B.zip, or one of its text files: a word and its numbers on each line."""
         words: list[str] = []
         rows: list[np.ndarray] = []
-        with _text(path, f"glove.6B.{dimension}d.txt") as lines:
+        with open_member(path, f"glove.6B.{dimension}d.txt") as lines:
             for line in lines:
                 word, _, numbers = line.decode("utf-8").rstrip("\n").partition(" ")
                 row = np.array(numbers.split(" "), np.float32)
@@ -78,7 +78,8 @@ class WordVectors:
 
 
 @contextmanager
-def _text(path: Path, member: str) -> Iterator[IO[bytes]]:
+def open_member(path: Path, member: str) -> Iterator[IO[bytes]]:
+    """A file as it is, or from the zip archive it was published in."""
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             yield file

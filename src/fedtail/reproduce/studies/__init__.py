@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
+from fedtail.experiment.source import nearest
 from fedtail.reproduce.studies.bias import BIAS
 from fedtail.reproduce.studies.emnist_convnet import EMNIST_CONVNET
 from fedtail.reproduce.studies.family import FAMILY, FAMILY_FEMNIST
@@ -45,7 +44,5 @@ def study_called(name: str) -> Study:
     """The study of that name; refused with the nearest one."""
     names = [study.name for study in STUDIES]
     if name not in names:
-        near = get_close_matches(name, names, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
-        raise ValueError(f"there is no study {name!r}. {hint} `fedtail reproduce list` shows them all.")
+        raise ValueError(f"there is no study {name!r}. {nearest(name, names)} `fedtail reproduce list` shows them all.")
     return STUDIES[names.index(name)]

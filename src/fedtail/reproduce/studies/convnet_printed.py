@@ -34,9 +34,7 @@ TABLE7 = as_table(_TABLE7)
 
 
 def less(table: PrintedTable, method: str, baseline: str, column: str) -> Printed:
-    """A printed difference; its deviation takes the two as independent."""
-    one, other = table[method][column], table[baseline][column]
-    return Printed(one.mean - other.mean, ((one.std or 0) ** 2 + (other.std or 0) ** 2) ** 0.5)
+    return table[method][column].less(table[baseline][column])
 
 
 def beside(rows: Sequence[Row], table: PrintedTable, columns: Mapping[str, str]) -> tuple[Row, ...]:

@@ -11,9 +11,9 @@ import torch
 import fedtail
 from fedtail.data import Population
 from fedtail.evaluation import Distribution
-from fedtail.reproduce.judging import Difference, all_of, interval, lower
+from fedtail.reproduce.judging import Difference, all_of, interval, lower, not_above
 from fedtail.reproduce.results import Results
-from fedtail.reproduce.studies.emnist_linear import STATISTICS, quiet_about_small_tails
+from fedtail.reproduce.studies.emnist_linear import STATISTICS, percent, quiet_about_small_tails
 from fedtail.reproduce.study import Cell, Finding, Numbers, Verdict
 from fedtail.training import Method, Progress, Trained
 
@@ -61,18 +61,8 @@ def followed(cell: Cell, algorithm: Method, task: fedtail.Task, sides: Sides, ro
              every: int) -> tuple[Trained, Numbers]:
     """A trained model, and its course."""
     course = Course(sides, every, cell.device)
-
-    def on_round(progress: Progress) -> bool:
-        course.look(progress)
-        cell.watch.round(progress.round)
-        return cell.watch.stop
-
-    cell.watch.begin(cell.name, cell.seed, 0, rounds)
     with quiet_about_small_tails():
-        trained = fedtail.train(algorithm, task, sides.train, rounds=rounds, seed=cell.seed, device=cell.device,
-                                on_round=on_round)
-    cell.stop_if_asked()
-    return trained, course.seen
+        return cell.train(algorithm, task, sides.train, rounds, course.look), course.seen
 
 
 def last_loss(cell: Cell, algorithm: Method, task: fedtail.Task, train: Population, rounds: int) -> Numbers:
@@ -80,15 +70,6 @@ def last_loss(cell: Cell, algorithm: Method, task: fedtail.Task, train: Populati
     with quiet_about_small_tails():
         trained = cell.train(algorithm, task, train, rounds)
     return {"loss": fedtail.evaluate(trained, train, weighted=True, device=cell.device).loss.mean()}
-
-
-def best_rate(cell: Cell) -> float:
-    """The learning rate with which FedAvg ended lowest, on the first seed."""
-    return min(cell.plan.learning_rates, key=lambda rate: or_infinity(cell.numbers(f"learning rate {rate:g}", 0)["loss"]))
-
-
-def or_infinity(value: float | None) -> float:
-    return float("inf") if value is None else value
 
 
 def described(cell: Cell, trained: Trained, sides: Sides, one_by_one: bool) -> Numbers:
@@ -104,10 +85,6 @@ def described(cell: Cell, trained: Trained, sides: Sides, one_by_one: bool) -> N
     if one_by_one and cell.name == "FedAvg":
         found["clients"] |= {"test_size": sides.test.size.tolist(), "train_size": sides.train.size.tolist()}
     return found
-
-
-def percent(distribution: Distribution, names: Sequence[str]) -> dict[str, float]:
-    return {name: 100 * distribution.statistic(name) for name in names}
 
 
 def _group(error: Distribution, members: torch.Tensor) -> dict[str, float]:
@@ -140,16 +117,8 @@ def as_fast(results: Results, reach: float) -> Finding:
     def gap(theta: str) -> Difference:
         return interval([a - b for a, b in zip(average(f"Delta-FL {theta}"), average("FedAvg"), strict=True)])
     what = "90th percentile over the second half of the rounds"
-    return all_of(*(not_above(gap(theta), reach, f"{what}, theta {theta} less FedAvg,") for theta in ("0.8", "0.5")))
-
-
-def not_above(gap: Difference, reach: float, what: str) -> Finding:
-    """Whether a difference is at most `reach`, with its whole interval."""
-    if gap.mean + gap.reach <= reach:
-        return Finding(Verdict.AGREES, f"{what} {gap}, at most {reach:g}")
-    if gap.mean - gap.reach > reach:
-        return Finding(Verdict.DISAGREES, f"{what} {gap}; to be at most {reach:g}")
-    return Finding(Verdict.NOT_TESTABLE, f"{what} {gap}: these seeds do not tell whether it is at most {reach:g}")
+    return all_of(*(not_above(gap(theta), reach, results.papers_data, f"{what}, theta {theta} less FedAvg,")
+                    for theta in ("0.8", "0.5")))
 
 
 def stable_count(results: Results) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,7 +131,7 @@ def final(cell: Cell, method: str) -> Numbers:
         longer = replace(trained.algorithm.local, epochs=PERSONAL_EPOCHS, learning_rate=personal_rate(cell),
                          schedule=fedtail.Constant())
         own = fedtail.finetune(trained, test, longer, seed=cell.seed, device=cell.device)
-        found["personal"] = {when: _percent(getattr(own, when).error, ("mean", "p90")) for when in ("before", "after")}
+        found["personal"] = {when: percent(getattr(own, when).error, ("mean", "p90")) for when in ("before", "after")}
     return found
 
 
@@ -140,9 +140,9 @@ def described(cell: Cell, trained: Any, train: Population, test: Population, met
     error = fedtail.evaluate(trained, test, device=cell.device).error
     loss = fedtail.evaluate(trained, train, weighted=True, device=cell.device).loss
     poor = test.size < poor_below(test)
-    found: Numbers = {"test": _percent(error, STATISTICS), "train": {"mean": loss.mean(), **loss.percentiles()},
-             "poor": _percent(Distribution(error.values[poor]), ("mean", "std", "p90")) if bool(poor.any()) else {},
-             "rich": _percent(Distribution(error.values[~poor]), ("mean", "std", "p90")) if bool((~poor).any()) else {}}
+    found: Numbers = {"test": percent(error, STATISTICS), "train": {"mean": loss.mean(), **loss.percentiles()},
+             "poor": percent(Distribution(error.values[poor]), ("mean", "std", "p90")) if bool(poor.any()) else {},
+             "rich": percent(Distribution(error.values[~poor]), ("mean", "std", "p90")) if bool((~poor).any()) else {}}
     found["poor_below"] = poor_below(test)
     if method.startswith(DRAWN) and "Sub" not in method:
         found["clients"] = {"error": [round(e, 2) for e in (100 * error.values).tolist()],
@@ -186,23 +186,24 @@ def quiet_about_small_tails() -> Iterator[None]:
 
 
 def best_rate(cell: Cell) -> float:
-    return min(cell.plan.learning_rates, key=lambda rate: _or_infinity(cell.numbers(f"learning rate {rate:g}", 0)["loss"]))
+    """The learning rate with which FedAvg ended lowest, on the first seed."""
+    return min(cell.plan.learning_rates, key=lambda rate: or_infinity(cell.numbers(f"learning rate {rate:g}", 0)["loss"]))
 
 
 def best_decay(cell: Cell, method: str) -> float:
-    return min(cell.plan.decays, key=lambda decay: _score(cell, tuning(method, "lambda", decay)))
+    return min(cell.plan.decays, key=lambda decay: score(cell, tuning(method, "lambda", decay)))
 
 
 def best_strength(cell: Cell) -> float:
-    return min(cell.plan.proximal, key=lambda mu: _score(cell, tuning("FedProx", "mu", mu)))
+    return min(cell.plan.proximal, key=lambda mu: score(cell, tuning("FedProx", "mu", mu)))
 
 
-def _score(cell: Cell, name: str) -> tuple[float, float]:
+def score(cell: Cell, name: str) -> tuple[float, float]:
     found = cell.numbers(name)["validation"]
-    return _or_infinity(found["p90"]), _or_infinity(found["mean"])
+    return or_infinity(found["p90"]), or_infinity(found["mean"])
 
 
-def _or_infinity(value: float | None) -> float:
+def or_infinity(value: float | None) -> float:
     return float("inf") if value is None else value
 
 
@@ -210,5 +211,5 @@ def _local(plan: Plan, rate: float, decay: float = 0.0) -> dict[str, Any]:
     return {"learning_rate": rate, "batch_size": plan.batch, "weight_decay": decay}
 
 
-def _percent(distribution: Distribution, names: tuple[str, ...]) -> dict[str, float]:
+def percent(distribution: Distribution, names: Sequence[str]) -> dict[str, float]:
     return {name: 100 * distribution.statistic(name) for name in names}

@@ -22,7 +22,21 @@ from fedtail.evaluation.evaluate import client_values
 from fedtail.reproduce.results import Results
 from fedtail.reproduce.studies import courses
 from fedtail.reproduce.studies.courses import Sides
-from fedtail.reproduce.studies.emnist_linear import PERSONAL_EPOCHS, get, methods, powers, recipe, subs, tails, tilts, tuning
+from fedtail.reproduce.studies.emnist_linear import (
+    PERSONAL_EPOCHS,
+    best_rate,
+    best_strength,
+    get,
+    methods,
+    percent,
+    powers,
+    recipe,
+    score,
+    subs,
+    tails,
+    tilts,
+    tuning,
+)
 from fedtail.reproduce.studies.table2_rows import GRIDS, validated
 from fedtail.reproduce.study import Cell, Measure, Numbers
 from fedtail.training import Method, Trained
@@ -106,16 +120,16 @@ def tune(at: Field, cell: Cell, method: str, decay: float | None = None, strengt
     cohort = min(-(-cell.plan.cohort // 2), len(train))
     rounds = rounds_of(cell.plan, len(train), cohort, cell.plan.tuning_share)
     decay = best_decay(cell, "FedAvg") if decay is None else decay
-    algorithm = made_by(method, cohort, local(cell.plan, courses.best_rate(cell), rounds, decay), strength)
+    algorithm = made_by(method, cohort, local(cell.plan, best_rate(cell), rounds, decay), strength)
     with courses.quiet_about_small_tails():
         trained = cell.train(algorithm, at.task(cell), train, rounds)
     error = fedtail.evaluate(trained, held, device=cell.device).error
-    return {"validation": courses.percent(error, ("p90", "mean"))}
+    return {"validation": percent(error, ("p90", "mean"))}
 
 
 def final(at: Field, cell: Cell, method: str) -> Numbers:
     """Train with the chosen settings, look at the test clients, on the way too."""
-    sides, rate, decay = at.sides(cell), courses.best_rate(cell), best_decay(cell, method)
+    sides, rate, decay = at.sides(cell), best_rate(cell), best_decay(cell, method)
     strength = best_strength(cell) if method == "FedProx" else 0.0
     cohort = min(cell.plan.cohort, len(sides.train))
     rounds = rounds_of(cell.plan, len(sides.train), cohort)
@@ -134,16 +148,7 @@ def best_decay(cell: Cell, method: str) -> float:
         return 0.0
     name = method.partition(",")[0]
     name = name if name in tails(cell.plan) else "FedAvg"
-    return min(cell.plan.lambdas, key=lambda decay: _score(cell, tuning(name, "lambda", decay)))
-
-
-def best_strength(cell: Cell) -> float:
-    return min(cell.plan.proximal, key=lambda mu: _score(cell, tuning("FedProx", "mu", mu)))
-
-
-def _score(cell: Cell, name: str) -> tuple[float, float]:
-    found = cell.numbers(name)["validation"]
-    return courses.or_infinity(found["p90"]), courses.or_infinity(found["mean"])
+    return min(cell.plan.lambdas, key=lambda decay: score(cell, tuning(name, "lambda", decay)))
 
 
 def personal(trained: Trained, test: Population, cell: Cell, rounds: int) -> Numbers:
@@ -165,8 +170,8 @@ def personal(trained: Trained, test: Population, cell: Cell, rounds: int) -> Num
         for k, update in enumerate(way.updates(shard.clients(begin, end)), start=begin):
             after.append(client_values(judging, params + update, held.select([k]), task.all_metrics)["error"])
     before = client_values(judging, params, held, task.all_metrics)["error"]
-    return {"before": courses.percent(Distribution(before.cpu()), ("mean", "p90")),
-            "after": courses.percent(Distribution(torch.cat(after).cpu()), ("mean", "p90"))}
+    return {"before": percent(Distribution(before.cpu()), ("mean", "p90")),
+            "after": percent(Distribution(torch.cat(after).cpu()), ("mean", "p90"))}
 
 
 def chosen(results: Results, printed: str) -> Sequence[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import fedtail
 from fedtail.data import Population, Splits, label_shift
-from fedtail.evaluation import Distribution
 from fedtail.models import SoftmaxRegression
+from fedtail.reproduce.studies import emnist_linear
 from fedtail.reproduce.studies.femnist import classes, writers
 from fedtail.reproduce.study import Cell
 
@@ -78,5 +78,4 @@ def _label_shift(seed: int, clients: int, pool: int) -> Splits:
     return label_shift(seed, train_clients=clients, validation_clients=1, test_clients=max(10, clients // 5), pool_size=pool)
 
 
-def percent(distribution: Distribution) -> dict[str, float]:
-    return {name: 100 * distribution.statistic(name) for name in STATISTICS}
+percent = partial(emnist_linear.percent, names=STATISTICS)

@@ -36,6 +36,4 @@ TABLE4 = {method: dict(zip(("before.mean", "after.mean", "before.p90", "after.p9
 
 
 def less(method: str, baseline: str, column: str) -> Printed:
-    """A printed difference. Its deviation takes the two as independent; the runs shared their clients, so it is a little wide."""
-    one, other = TABLE6[method][column], TABLE6[baseline][column]
-    return Printed(one.mean - other.mean, ((one.std or 0) ** 2 + (other.std or 0) ** 2) ** 0.5)
+    return TABLE6[method][column].less(TABLE6[baseline][column])
