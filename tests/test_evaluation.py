@@ -4,8 +4,9 @@ import copy
 import gc
 import math
 import re
+import sys
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -539,6 +540,44 @@ def test_fine_tuning_uses_the_fraction_the_seed_and_the_whole_local_solver():
         assert result.after.loss.values[k].item() == pytest.approx(loop(copied, held.select([k]), cross_entropy)[0])
     other = finetune(module, population, replace(local, schedule=Constant()), fraction=0.8, seed=2, **DOUBLE)
     assert other.before.loss.values.tolist() != result.before.loss.values.tolist()      # another split
+
+
+@dataclass(frozen=True)
+class Counting(LocalSGD):
+    """Notes how many clients train at once."""
+
+    counts: list[int] = field(default_factory=list)
+
+    def updates(self, clients, model=0, first=None):
+        self.counts.append(len(clients))
+        return super().updates(clients, model, first)
+
+
+@pytest.mark.parametrize("module", [SoftmaxRegression(4, 3), mlp()], ids=["closed form", "stacked"])
+@pytest.mark.parametrize("settings", [{"epochs": 3, "momentum": 0.5}, {"local_steps": 4}, {}], ids=str)
+def test_with_whom_a_client_is_tuned_changes_nothing(module, settings, monkeypatch):
+    module, population = randomised(copy.deepcopy(module)), clients_of((6, 30, 9, 5, 17, 2, 8))
+    dim, found = sum(p.numel() for p in module.parameters()), []
+    for numbers, counts in ((2**25, [7]), (3 * dim, [3, 2, 2]), (1, [1] * 7)):
+        monkeypatch.setattr(sys.modules["fedtail.evaluation.finetune"], "AT_ONCE", numbers)      # its package names the function so
+        local = Counting(learning_rate=0.3, batch_size=4, **settings)
+        found.append(finetune(module, population, local, seed=2, workers=1, **DOUBLE))
+        assert local.counts == counts
+    for other in found[1:]:
+        for name in ("loss", "error"):
+            assert torch.allclose(other.after[name].values, found[0].after[name].values, rtol=1e-12, atol=1e-14)
+    alone = finetune(module, population.select([4]), LocalSGD(0.3, batch_size=4, **settings), seed=2, **DOUBLE)
+    assert alone.after.loss.values[0].item() == pytest.approx(found[0].after.loss.values[4].item(), rel=1e-12)
+
+
+def test_no_more_clients_are_tuned_at_once_than_fit(monkeypatch):
+    module, population = SoftmaxRegression(4, 3), clients_of((6, 30, 9, 5, 17, 2, 8))
+    for bound, numbers in (("ROW_ENTRIES", 4 * 15), ("EXAMPLE_ENTRIES", 4 * 15 * 5)):      # four models; 15 examples of four clients
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedtail.engine.blocks.{bound}", numbers)
+            local = Counting(learning_rate=0.3)
+            finetune(module, population, local, workers=1)
+            assert local.counts == [4, 3]
 
 
 def test_fine_tuning_leaves_the_model_and_torchs_random_state_alone():

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from torch import tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtail.data import Population, pad_sequences
 from fedtail.data import storage as storage_module
@@ -241,6 +242,27 @@ def test_split_examples_deals_out_every_example_once(sizes, fraction, seed):
     assert torch.equal(first.key, chosen.key)
     again, _ = p.split_examples(fraction, seed)
     assert held(again) == held(first)[::-1]                   # a client's hold-out is its own, whoever else is there
+
+
+class AsOnAGPU(TorchDispatchMode):
+    """Refuses to select rows whose numbers lie on another device, which a GPU does and "meta" does not."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.index_select.default:
+            assert args[0].device == args[2].device
+        return func(*args, **(kwargs or {}))
+
+
+def test_split_examples_stays_on_the_device_of_the_examples():
+    p = population((2, 5, 4))
+    p = replace(p, inputs={"pixels": p.inputs, "age": p.targets})
+    here, away = p.split_examples(0.4), p.to("meta")
+    with AsOnAGPU():
+        there = away.split_examples(0.4)
+    for part, other in zip(there, here, strict=True):
+        assert {values.device.type for values in (*part.inputs.values(), part.targets)} == {"meta"}
+        assert [values.shape for values in part.inputs.values()] == [values.shape for values in other.inputs.values()]
+        assert torch.equal(part.start, other.start)
 
 
 def test_split_examples_needs_no_memory_for_padding():

@@ -19,9 +19,9 @@ from fedtail.engine.convolutions import Flat, Stacked, Window
 from fedtail.engine.graphs import Replayed, rounded
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.precision import computing
-from fedtail.engine.recurrence import lstm
+from fedtail.engine.recurrence import gru, lstm
 from fedtail.engine.stacked import StackedGradients, StackedKernel, flat_outputs
-from fedtail.models import LSTMClassifier
+from fedtail.models import CharacterGRU, LSTMClassifier
 
 CPU, WIDE = torch.device("cpu"), torch.float64
 CASES = {      # kernel, stride, padding, dilation, image, channels in and out, bias
@@ -266,33 +266,99 @@ def test_precision_changes_nothing_on_a_cpu():
     assert torch.equal(*(end.state.params for end in ends))
 
 
+CELLS = {nn.LSTM: lstm, nn.GRU: gru}
+
+
+def started(module: nn.RNNBase, batch: int = 3) -> tuple[torch.Tensor, ...]:
+    """States to start from, as many as the cell has."""
+    return tuple(torch.randn(module.num_layers, batch, 4, dtype=WIDE, requires_grad=True) for _ in range(1 + isinstance(module, nn.LSTM)))
+
+
+def given_to(module: nn.RNNBase, inputs: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple:
+    """The arguments with which a module calls torch.lstm or torch.gru."""
+    return (inputs, state if isinstance(module, nn.LSTM) else state[0], module._flat_weights, module.bias, module.num_layers,
+            module.dropout, True, module.bidirectional, module.batch_first)
+
+
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_an_lstm_and_its_gradients_are_pytorchs(layers, bias, batch_first):
+def test_a_recurrence_and_its_gradients_are_pytorchs(cell, layers, bias, batch_first):
     torch.manual_seed(0)
-    module = nn.LSTM(5, 4, layers, bias=bias, batch_first=batch_first).double()
-    inputs = torch.randn((3, 7, 5) if batch_first else (7, 3, 5), dtype=torch.float64, requires_grad=True)
-    start = tuple(torch.randn(layers, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    theirs, last = module(inputs, start)
-    ours = lstm(inputs, start, module._flat_weights, bias, layers, 0.0, True, False, batch_first)
-    assert all(torch.allclose(a, b, atol=1e-14) for a, b in zip((theirs, *last), ours, strict=True))
+    module = cell(5, 4, layers, bias=bias, batch_first=batch_first).double()
+    inputs = torch.randn((3, 7, 5) if batch_first else (7, 3, 5), dtype=WIDE, requires_grad=True)
+    state = started(module)
+    outputs, last = module(inputs, state if cell is nn.LSTM else state[0])
+    theirs = (outputs, *last) if cell is nn.LSTM else (outputs, last)
+    ours = CELLS[cell](*given_to(module, inputs, state))
+    assert all(torch.allclose(a, b, atol=1e-14) for a, b in zip(theirs, ours, strict=True))
     by = [torch.randn_like(part) for part in ours]
-    wanted = torch.autograd.grad((theirs, *last), (inputs, *start, *module.parameters()), by)
-    found = torch.autograd.grad(ours, (inputs, *start, *module.parameters()), by)
+    wanted = torch.autograd.grad(theirs, (inputs, *state, *module.parameters()), by)
+    found = torch.autograd.grad(ours, (inputs, *state, *module.parameters()), by)
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(wanted, found, strict=True))
 
 
-def test_recurrent_clients_can_be_stacked_and_kinds_that_cannot_are_left_to_pytorch():
+@pytest.mark.parametrize("cell", CELLS)
+def test_in_an_autocast_a_recurrence_is_as_narrow_as_its_products(cell):
     torch.manual_seed(0)
-    task = Task(LSTMClassifier(dimension=5, hidden=4, classes=3, layers=2).double())
-    looped, stacked = ModuleKernel(task, CPU, torch.float64), StackedKernel(task, CPU, torch.float64)
-    params = task.params() + 0.1 * torch.randn(4, looped.dim, dtype=torch.float64)
-    inputs, targets = torch.randn(4, 6, 7, 5, dtype=torch.float64), torch.randint(0, 3, (4, 6))
-    weight = torch.rand(4, 6, dtype=torch.float64)
-    assert torch.allclose(*(k.gradients(params, inputs, targets, weight) for k in (looped, stacked)), atol=1e-13)
-    for settings in ({"bidirectional": True}, {"proj_size": 2}, {"dropout": 0.5, "num_layers": 2}):
-        module = nn.LSTM(5, 4, **settings)
-        given = (torch.randn(7, 3, 5), (torch.zeros(2, 3, 4),) * 2, module._flat_weights, True, module.num_layers, module.dropout, True,
-                 module.bidirectional)
-        assert lstm(*given) is None
+    module, inputs = cell(5, 4, 2), torch.randn(7, 3, 5)
+    state = tuple(part.detach().float() for part in started(module))
+    exact = CELLS[cell](*given_to(module, inputs, state))
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = CELLS[cell](*given_to(module, inputs, state))
+    assert {part.dtype for part in narrow} == {torch.bfloat16}
+    assert all(torch.allclose(a.float(), b, atol=0.05) for a, b in zip(narrow, exact, strict=True))
+    wanted, found = (torch.autograd.grad(parts[0].float().sum(), list(module.parameters())) for parts in (exact, narrow))
+    assert all((a - b).norm() < 0.05 * a.norm() for a, b in zip(wanted, found, strict=True))
+
+
+def tokens_of(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 6, shape, generator=torch.Generator().manual_seed(2))
+
+
+RECURRENT = {      # a module, and inputs of four clients with six examples of seven positions
+    "lstm": (lambda: LSTMClassifier(dimension=5, hidden=4, classes=3, layers=2), lambda: torch.randn(4, 6, 7, 5, dtype=WIDE)),
+    "characters": (lambda: CharacterGRU(6, hidden=4), lambda: tokens_of(4, 6, 7)),
+    "padded characters": (lambda: CharacterGRU(6, hidden=4), lambda: {"sequence": tokens_of(4, 6, 7), "lengths": 1 + tokens_of(4, 6)}),
+    "every character": (lambda: CharacterGRU(6, hidden=4, every_position=True), lambda: tokens_of(4, 6, 7)),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_clients_can_be_stacked(name):
+    torch.manual_seed(0)
+    make, draw = RECURRENT[name]
+    task, inputs = Task(make().double()), draw()
+    looped, stacked, recorded = (kind(task, CPU, WIDE) for kind in (ModuleKernel, StackedKernel, StackedKernel))
+    recorded._gradients = Replayed(StackedGradients(recorded.training, task.loss, "full", CPU), CPU, seen=1)
+    params = task.params() + 0.1 * torch.randn(4, looped.dim, dtype=WIDE)
+    targets = torch.randint(0, 3, (4, 6, 7) if name == "every character" else (4, 6))
+    step = (params, inputs, targets, torch.rand(4, 6, dtype=WIDE))
+    expected = looped.gradients(*step)
+    assert all(torch.allclose(kernel.gradients(*step), expected, atol=1e-13) for kernel in (stacked, recorded))
+    assert len(recorded._gradients) == 1
+
+
+def test_characters_train_side_by_side_as_one_after_the_other():
+    random = torch.Generator().manual_seed(0)
+    speakers = Population.from_clients([({"sequence": tokens_of(n, 7), "lengths": torch.randint(0, 8, (n,), generator=random)},
+                                         torch.randint(0, 6, (n,), generator=random)) for n in (7, 3, 12, 1)])
+    task = Task(CharacterGRU(6, hidden=4))
+    runs = [fedtail.train(fedtail.delta_fl(0.5, 4), task, speakers, rounds=2, dtype=WIDE, kernel=name).state.params
+            for name in ("stacked", "module")]
+    assert torch.allclose(*runs, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_stack_is_computed_here_and_kinds_that_cannot_be_are_left_to_pytorch(cell):
+    inputs, packed = torch.randn(7, 3, 5), nn.utils.rnn.pack_sequence([torch.randn(2, 5), torch.randn(1, 5)])
+    plain = cell(5, 4)
+    expected = plain(packed)[0].data
+    with Stacked():
+        assert type(plain(inputs)[0].grad_fn).__name__ == f"_{cell.__name__}Backward"
+        assert torch.equal(plain(packed)[0].data, expected)
+    kinds = [{"bidirectional": True}, {"dropout": 0.5, "num_layers": 2}, *([{"proj_size": 2}] if cell is nn.LSTM else [])]
+    for settings in kinds:
+        module = cell(5, 4, **settings)
+        assert CELLS[cell](*given_to(module, inputs, (torch.zeros(2, 3, 4),) * 2)) is None

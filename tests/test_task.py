@@ -127,6 +127,7 @@ def test_padding_in_vectors_of_numbers_counts_in_neither_loss_nor_gradient():
     (torch.zeros(6, 4), [0, 7] * 3, mlp(4, 1), "has one output (labels 0 to 1). Relabel the classes from 0, or for numbers pass loss=squared_error"),
     (torch.zeros(6, 3, 4), [0, 1] * 3, nn.LSTM(4, 2, batch_first=True), "LSTM must return one tensor, got tuple"),
     (torch.tensor([[1, 2], [3, 4], [9, 0]] * 2), [0, 1] * 3, LSTMClassifier((5, 4)), "LSTMClassifier cannot take examples"),
+    (torch.tensor([[1, 2], [3, 4], [9, 0]] * 2), [0, 1] * 3, CharacterGRU(5, 4), "CharacterGRU cannot take examples"),
 ])
 def test_data_the_module_cannot_take_are_refused_with_the_fix(x, y, module, text):
     assert text in refusal(Task(module), Population.from_arrays(x, y, [0, 1, 2] * 2))

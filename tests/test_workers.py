@@ -96,7 +96,7 @@ def test_the_number_of_workers_changes_no_bit(eager, name, make, channel):
             assert torch.equal(here.left_out, there.left_out)
 
 
-@pytest.mark.parametrize("make", [linear, dropout])
+@pytest.mark.parametrize("make", [linear, stacked, dropout])
 def test_evaluation_and_fine_tuning_are_the_same_too(eager, make):
     task = make()
     evaluations = [fedtail.evaluate(task.module, POPULATION, task, workers=count) for count in (1, 3)]

@@ -22,6 +22,7 @@ from fedtail.data.arrays import (
     pad_sequences,
     rows_of,
     sent,
+    taken,
 )
 from fedtail.draws import hashed
 from fedtail.types import Examples
@@ -229,7 +230,8 @@ class Population:
         return rows_of(self.inputs, rows), self.targets[rows]
 
     def _share(self, rows: Tensor, size: Tensor) -> Population:
-        return replace(self, inputs=rows_of(self.inputs, rows), targets=self.targets[rows], size=size,
+        rows = sent(rows, self.targets.device)
+        return replace(self, inputs=rows_of(self.inputs, rows), targets=taken(self.targets, rows), size=size,
                        start=size.cumsum(0) - size, mass=self.mass * size / self.size, folder=None)
 
     @classmethod

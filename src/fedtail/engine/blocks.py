@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Blocks
+from fedtail.data.arrays import tensors_of
+from fedtail.data.population import Population
+from fedtail.engine.kernels import Kernel
 
 MOST = 32                # blocks of a round: enough to keep many cores busy to the end
 LARGE = 2**26            # numbers in the sums of all blocks; larger models have fewer blocks
@@ -17,6 +20,9 @@ FEWEST = 4
 GRAIN = 2**23            # examples times parameters worth a block of its own: a few milliseconds
 OVERHEAD = 2**14         # parameters up to which a step of one client alone costs the same
 TOGETHER = 12            # clients side by side from which on more gain little
+ROW_ENTRIES = 2**22      # numbers held in rows at once
+EXAMPLE_ENTRIES = 2**24  # numbers held in a padded batch at once
+ON_A_GPU = 64            # times as many fit there
 
 
 def blocks_of(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Blocks:
@@ -45,3 +51,11 @@ def cut(sizes: Tensor, count: int) -> Blocks:
 
 def most_blocks(dim: int) -> int:
     return max(FEWEST, min(MOST, LARGE // dim))
+
+
+def side_by_side(kernel: Kernel, population: Population, device: torch.device) -> int:
+    """How many of these clients train at once: as the kernel likes, if their models and their padded examples fit into memory."""
+    per_example = sum(values[0].numel() for values in (*tensors_of(population.inputs), population.targets))
+    padded = int(population.size.max()) * per_example
+    room = 1 if device.type == "cpu" else ON_A_GPU
+    return max(1, min(kernel.stack, room * ROW_ENTRIES // kernel.dim, room * EXAMPLE_ENTRIES // padded))

@@ -30,7 +30,7 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}.")
     residual = residual_of(task, population) if kernel in ("auto", "closed") else None
     if residual:
-        return LinearKernel(task, residual)
+        return LinearKernel(task, residual, device)
     stacked = population is not None and kernel in ("auto", "stacked") and (kernel == "stacked" or pays(task, device))
     if stacked and population is not None and can_be_stacked(task, device, dtype, population):
         return StackedKernel(task, device, dtype, precision)
@@ -44,4 +44,4 @@ def evaluating_kernel(task: Task, device: torch.device, dtype: torch.dtype, popu
                       precision: Precision = "full") -> Kernel:
     """A kernel for outputs only: no need to find out whether gradients can be stacked."""
     residual = residual_of(task, population)
-    return LinearKernel(task, residual) if residual else ModuleKernel(task, device, dtype, precision)
+    return LinearKernel(task, residual, device) if residual else ModuleKernel(task, device, dtype, precision)

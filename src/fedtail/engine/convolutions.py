@@ -11,6 +11,7 @@ Under `Stacked()` calls of `conv2d` and `max_pool2d` are replaced where this is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedtail.engine import fused
-from fedtail.engine.recurrence import lstm
+from fedtail.engine.recurrence import gru, lstm
 from fedtail.engine.stackable import stackable
 
 Pair = tuple[int, int]
@@ -46,12 +47,12 @@ class Window:
 
 
 class Stacked(TorchFunctionMode):
-    """Within it, convolutions, max-pooling and LSTMs of a stack of clients are computed as this package does."""
+    """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         found: Any = None
-        if func is torch.lstm:
-            found = self.recurred(*args, **(kwargs or {}))
+        if func is torch.lstm or func is torch.gru:
+            found = self.recurred(lstm if func is torch.lstm else gru, *args, **(kwargs or {}))
         elif func is torch.conv2d:
             found = self._conv2d(*args, **(kwargs or {}))
         elif func is F.max_pool2d or func is torch.max_pool2d:
@@ -84,15 +85,15 @@ class Stacked(TorchFunctionMode):
     def pooled(self, images: Tensor, window: Window) -> Tensor:
         return _MaxPool.apply(images, window)[0]
 
-    def recurred(self, *args: Any, **kwargs: Any) -> Any:
-        return lstm(*args, **kwargs)
+    def recurred(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return cell(*args, **kwargs)
 
 
 class Flat(Stacked):
     """The same for one model, many examples and no gradients; what our kernels do not take is left to PyTorch."""
 
     def recurred(self, *args: Any, **kwargs: Any) -> None:
-        """One model's LSTM is left to PyTorch."""
+        """One model's recurrence is left to PyTorch."""
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
         if not _direct(images, len(images) * len(weight) * math.prod(window.places(*images.shape[2:]))):

@@ -14,7 +14,7 @@ from fedtail.channel.base import Encoder
 from fedtail.clients import Broadcast, Clients, Memory, Report, Shard
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
-from fedtail.engine.blocks import blocks_of, most_blocks
+from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
 from fedtail.engine.choice import kernel_for
 from fedtail.engine.kernels import Kernel, own_randomness
 from fedtail.engine.precision import Precision, computing
@@ -25,9 +25,7 @@ from fedtail.questions import Question, Statistic, Train, answer
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
-ROW_ENTRIES = 2**22      # numbers held in rows at once
-EXAMPLE_ENTRIES = 2**24  # numbers held in a padded batch at once
-ON_A_GPU = 64            # times as many fit there
+ROWS = 1024      # clients whose statistics are computed at once
 
 
 @dataclass(frozen=True)
@@ -179,17 +177,8 @@ class LocalFleet(Simulated):
 
     def _chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
         _, shard = self._opened()
-        size = self.chunk or self._chunk_size(question, shard)
+        size = self.chunk or (side_by_side(self.kernel, shard.population, self.device) if isinstance(question, Train) else ROWS)
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
-
-    def _chunk_size(self, question: Question, shard: Shard) -> int:
-        if not isinstance(question, Train):
-            return ROW_ENTRIES // 4096
-        targets, inputs = shard.population.targets, shard.population.inputs
-        per_example = sum(values[0].numel() for values in (*tensors_of(inputs), targets))
-        padded = int(shard.population.size.max()) * per_example
-        room = 1 if self.device.type == "cpu" else ON_A_GPU
-        return max(1, min(self.kernel.stack, room * ROW_ENTRIES // self.kernel.dim, room * EXAMPLE_ENTRIES // padded))
 
     def _opened(self) -> tuple[Opening, Shard]:
         if self._opening is None or self._shard is None:

@@ -1,14 +1,16 @@
-"""LSTMs of stacked clients, each with weights of its own.
+"""LSTMs and GRUs of stacked clients, each with weights of its own.
 
-A step in time is a few operations on small matrices, so that one client alone is mostly overhead, and `torch.func.vmap` takes an
-LSTM apart into more of them. Here a step in time is eight operations for all clients, six in its gradient; what does not
-depend on the step before is done for all times at once. For GPUs: on a CPU oneDNN's LSTM of one client is faster.
+A step in time is a few operations on small matrices, so that one client alone is mostly overhead, and `torch.func.vmap` takes a
+recurrence apart into more of them. Here a step of an LSTM is eight operations for all clients and six in its gradient, one of a
+GRU six and four; what does not depend on the step before is done for all times at once. For GPUs: on a CPU oneDNN is faster with
+one client after the other.
 
-Gates are in PyTorch's order: input, forget, cell, output.
+Gates are in PyTorch's order: input, forget, cell, output; of a GRU reset, update, new.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,26 +19,54 @@ from torch import Tensor
 from fedtail.engine.stackable import stackable
 
 
-def lstm(input: Tensor, state: Any, weights: Any, biased: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
-         batch_first: bool = False) -> tuple[Tensor, Tensor, Tensor] | None:
+def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
     """What `torch.lstm` returns; None for the kinds that are left to it (packed, both directions, projected, with dropout)."""
+    packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
+    return None if packed else _layered(_lstm_layer, input, state, weights, *kind)
+
+
+def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
+    """What `torch.gru` returns; None for the kinds that are left to it (packed, both directions, with dropout)."""
+    packed = isinstance(weights, Tensor)      # it is the state then, and the sizes of batches come second
+    return None if packed else _layered(_gru_layer, input, (state,), weights, *kind)
+
+
+def _layered(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor],
+             biased: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
+             batch_first: bool = False) -> tuple[Tensor, ...] | None:
+    """Outputs of the last layer, and the last states of all; None for kinds that no `layer` computes."""
     each = 4 if biased else 2
-    if isinstance(state, Tensor) or bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
+    if bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
         return None
-    hidden, cell = state
-    outputs = input.transpose(0, 1) if batch_first else input                                # (time, batch, features)
-    last: list[tuple[Tensor, Tensor]] = []
+    state, weights = _narrow(state), _narrow(weights)
+    outputs = _narrow([input.transpose(0, 1) if batch_first else input])[0]                  # (time, batch, features)
+    last: list[Sequence[Tensor]] = []
     for k in range(layers):
         of_input, of_hidden, *biases = weights[each * k : each * (k + 1)]
-        bias = sum(biases) if biases else of_input.new_zeros(len(of_input))
-        outputs, h, c, *_ = _Recurrence.apply(outputs, hidden[k], cell[k], of_input, of_hidden, bias)
-        last.append((h, c))
-    hidden, cell = (torch.stack(found) for found in zip(*last, strict=True))
-    return outputs.transpose(0, 1) if batch_first else outputs, hidden, cell
+        biases = biases or [of_input.new_zeros(len(of_input))] * 2
+        outputs, *found = layer(outputs, *(part[k] for part in state), of_input, of_hidden, *biases)
+        last.append(found)
+    return outputs.transpose(0, 1) if batch_first else outputs, *(torch.stack(part) for part in zip(*last, strict=True))
 
 
-def _forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
-             bias: Tensor) -> tuple[Tensor, ...]:
+def _narrow(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """All in the type of an autocast, as PyTorch's recurrences take them; it alone would cast only for some operations here."""
+    kind = values[0].device.type
+    return [value.to(torch.get_autocast_dtype(kind)) for value in values] if torch.is_autocast_enabled(kind) else values
+
+
+def _lstm_layer(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
+                *biases: Tensor) -> Sequence[Tensor]:
+    return _LSTM.apply(inputs, hidden, cell, of_input, of_hidden, torch.add(*biases))[:3]
+
+
+def _gru_layer(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, *biases: Tensor) -> Sequence[Tensor]:
+    outputs = _GRU.apply(inputs, hidden, of_input, of_hidden, *biases)[0]
+    return outputs, outputs[-1]
+
+
+def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
+                  bias: Tensor) -> tuple[Tensor, ...]:
     """Stacks of (time, batch, ...) -> hidden states of all times, the last hidden and cell state, all gates, all cell states.
 
     Loops over time, which therefore comes first in memory: (time, clients, batch, ...), handed out with the clients first.
@@ -62,8 +92,8 @@ def _forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_
     return states[1:].permute(first), states[-1], cells[-1], gates.permute(first), cells.permute(first)
 
 
-def _backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor,
-              gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
+def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor,
+                   gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
     """Gradients with respect to inputs, first hidden and cell state, and the three weights."""
     _, times, batch, width = by_output.shape
     gates, cells, by_output = (stack.transpose(0, 1) for stack in (gates, cells, by_output))          # time first
@@ -86,17 +116,17 @@ def _backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs: Ten
             torch.bmm(flat.mT, before), flat.sum(1))
 
 
-forward, backward = stackable(_forward, 6), stackable(_backward, 10)
+lstm_forward, lstm_backward = stackable(_lstm_forward, 6), stackable(_lstm_backward, 10)
 
 
-class _Recurrence(torch.autograd.Function):
+class _LSTM(torch.autograd.Function):
     """Hidden states, the last hidden and cell state; and gates and cell states, which the gradients need again."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
-        return forward(*given)
+        return lstm_forward(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -107,4 +137,69 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, *_: Any) -> Any:
-        return backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
+        return lstm_backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
+
+
+def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, input_bias: Tensor,
+                 hidden_bias: Tensor) -> tuple[Tensor, ...]:
+    """Stacks of (time, batch, ...) -> hidden states of all times, all gates, and what the states said to the new ones."""
+    clients, times, batch, _ = inputs.shape
+    width = of_hidden.shape[2]
+    gates = torch.baddbmm(input_bias[:, None], inputs.flatten(1, 2), of_input.mT)
+    gates = gates.unflatten(1, (times, batch)).transpose(0, 1).contiguous()
+    states, said = inputs.new_empty(times + 1, clients, batch, width), torch.empty_like(gates)
+    states[0], said[:] = hidden, hidden_bias[:, None]
+    back = of_hidden.mT.contiguous()
+    for t in range(times):
+        now, by_state = gates[t], said[t].baddbmm_(states[t], back)
+        now[..., : 2 * width].add_(by_state[..., : 2 * width]).sigmoid_()
+        reset, update, new = now.split(width, 2)
+        new.addcmul_(reset, by_state[..., 2 * width :]).tanh_()
+        torch.lerp(new, states[t], update, out=states[t + 1])
+    first = (1, 0, *range(2, 4))
+    return states[1:].permute(first), gates.permute(first), said[..., 2 * width :].permute(first)
+
+
+def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor, gates: Tensor, said: Tensor,
+                  of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
+    """Gradients with respect to inputs, the first hidden state, the two weights and the two biases."""
+    _, times, batch, width = by_output.shape
+    before = torch.cat([hidden[:, None], outputs[:, :-1]], 1)
+    gates, said, by_output = (stack.transpose(0, 1) for stack in (gates, said, by_output))                # time first
+    reset, update, new = gates.split(width, 3)
+    by_new, by_update = (1 - update) * (1 - new.square()), (before.transpose(0, 1) - new) * update * (1 - update)
+    slopes = torch.stack([by_new * said * reset * (1 - reset), by_update, by_new * reset, by_new], 3)      # last: by the input
+    by_gates = torch.empty_like(slopes)
+    by_state = torch.zeros_like(by_output[0])
+    for t in reversed(range(times)):
+        by_state.add_(by_output[t])
+        torch.mul(by_state[:, :, None], slopes[t], out=by_gates[t])
+        by_state.mul_(update[t]).baddbmm_(by_gates[t, :, :, :3].flatten(2), of_hidden)
+    flat = by_gates.transpose(0, 1).flatten(1, 2)                                  # (clients, time * batch, 4, width)
+    by_said, given = flat[:, :, :3].flatten(2), torch.cat([flat[:, :, :2], flat[:, :, 3:]], 2).flatten(2)
+    return (torch.bmm(given, of_input).unflatten(1, (times, batch)), by_state, torch.bmm(given.mT, inputs.flatten(1, 2)),
+            torch.bmm(by_said.mT, before.flatten(1, 2)), given.sum(1), by_said.sum(1))
+
+
+gru_forward, gru_backward = stackable(_gru_forward, 6), stackable(_gru_backward, 8)
+
+
+class _GRU(torch.autograd.Function):
+    """Hidden states; and gates and what the states said, which the gradients need again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*given: Tensor) -> tuple[Tensor, ...]:
+        return gru_forward(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        sequence, hidden, of_input, of_hidden, _, _ = inputs
+        outputs, gates, said = output
+        ctx.mark_non_differentiable(gates, said)
+        ctx.save_for_backward(sequence, hidden, outputs, gates, said, of_input, of_hidden)
+
+    @staticmethod
+    def backward(ctx: Any, by_output: Tensor, *_: Any) -> Any:
+        return gru_backward(by_output, *ctx.saved_tensors)

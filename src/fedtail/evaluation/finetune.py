@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from fedtail.clients import Broadcast, Shard
 from fedtail.data.population import Population
-from fedtail.engine.blocks import blocks_of
+from fedtail.engine.blocks import blocks_of, side_by_side
 from fedtail.engine.choice import kernel_for
+from fedtail.engine.fleet import resident
 from fedtail.engine.kernels import own_randomness
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
@@ -18,6 +19,8 @@ from fedtail.evaluation.tables import table
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
 from fedtail.training import Trained
+
+AT_ONCE = 2**25      # numbers in the models side by side: everybody trains, not a cohort, and activations come on top
 
 
 @dataclass(frozen=True)
@@ -35,24 +38,31 @@ class FineTuned:
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
              seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
              workers: int | None = None) -> FineTuned:
-    """Split each client's examples in two, train a copy of the model on the first part with `local`, judge it on the second."""
+    """Split each client's examples in two, train a copy of the model on the first part with `local`, judge it on the second.
+
+    Clients train side by side where the kernel can, as in a round; what a client draws depends on the seed and on itself alone,
+    so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit.
+    """
     task = task_of(model, task)
     task.check(population)
-    own, held = population.split_examples(fraction, seed)
     params = task.params().to(device, dtype)
+    own, held = (resident(part, params.device) for part in population.split_examples(fraction, seed))
     kernel = kernel_for(task, params.device, params.dtype, population)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
-    blocks = blocks_of(own.size, kernel.dim, 1, params.device)
+    together = max(1, min(side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
+    blocks = blocks_of(own.size, kernel.dim, together, params.device)
 
     def tuned(block: int) -> dict[str, Tensor]:
-        """Every client has a model of its own: nothing to share between them."""
-        values: dict[str, list[Tensor]] = {metric.name: [] for metric in task.all_metrics}
+        """Values of a block's clients, each under a model of its own."""
+        low, high = blocks[block]
+        order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
+        found: list[dict[str, Tensor]] = []
         with own_randomness(kernel, params.device):
-            for k in range(*blocks[block]):
-                model = params + local.updates(shard.clients(k, k + 1))[0]
-                for name, value in client_values(kernel, model, held.select([k]), task.all_metrics).items():
-                    values[name].append(value)
-        return {name: torch.cat(found) for name, found in values.items()}
+            for few in (low + order).tensor_split(-(-len(order) // together)):
+                models = local.updates(shard.clients().take(few)).add_(params)
+                found += [client_values(kernel, model, held.select([k]), task.all_metrics)
+                          for k, model in zip(few.tolist(), models, strict=True)]
+        return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
     before = shared_values(kernel, params, held, task.all_metrics, workers)
     parts = share_out(tuned, len(blocks), workers_for(params.device, workers))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding as look_up
-from torch.nn.functional import one_hot
 
 
 class LSTMClassifier(nn.Module):
@@ -67,9 +66,13 @@ class CharacterGRU(nn.Module):
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
-        characters = one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size)
-        states, _ = self.gru(characters.to(self.linear.weight.dtype))      # (examples, time, hidden)
+        states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last(states, lengths))
+
+
+def _one_hot(characters: Tensor, vocabulary: int, like: Tensor) -> Tensor:
+    """Rows of the identity, (examples, time, vocabulary): torch's `one_hot` looks at values, which a stack of clients forbids."""
+    return look_up(characters, torch.eye(vocabulary, dtype=like.dtype, device=like.device))
 
 
 def _width(table: Tensor | None, dimension: int | None) -> int:
