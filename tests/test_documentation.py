@@ -13,14 +13,21 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import pytest
 import torch
 
 import fedtail
+from fedtail.reproduce import Results
+from fedtail.reproduce.studies.questions import private_cost, settings, where_not
+from fedtail.reproduce.studies.questions.private_cost import PRIVATE_COST
+from fedtail.reproduce.studies.questions.where_not import WHERE_NOT
+from fedtail.reproduce.tables import spread_text
 
 ROOT = Path(__file__).parent.parent
+EXPERIMENTS = ROOT / "experiments"
 DOCS = ROOT / "docs"
 SLOW = DOCS / "tutorial.md"                # first, then the shortest pages, so that others run beside it
 PAGES = [SLOW, *sorted({ROOT / "README.md", *DOCS.rglob("*.md")} - {SLOW}, key=lambda page: (page.stat().st_size, page))]
@@ -84,12 +91,75 @@ def test_the_quickstart_is_at_most_fifteen_lines_of_python():
     assert len([line for line in quickstart.splitlines() if line.strip()]) <= 15
 
 
-def test_the_figures_about_where_it_does_not_help_are_those_of_its_script():
-    printed = (ROOT / "experiments" / "where_it_does_not_help.txt").read_text()
-    section = (ROOT / "README.md").read_text().split("<!-- --8<-- [start:where-not] -->")[1].split("<!--")[0]
-    for text in (section, prose(DOCS / "ideas" / "where_it_does_not_help.md")):
-        for figure in re.findall(r"\b\d+\.\d\d\b", text):
-            assert figure in printed, figure
+WHERE, PRIVATE = DOCS / "ideas" / "where_it_does_not_help.md", DOCS / "howto" / "private-training.md"
+
+
+@pytest.mark.parametrize(("page", "study", "shown"), [(WHERE, WHERE_NOT, 4), (PRIVATE, PRIVATE_COST, 2)], ids=["where_not", "private_cost"])
+def test_tables_of_figures_are_those_of_a_study(page, study, shown):
+    made = [table.markdown(True) for table in study.tables(Results.read(EXPERIMENTS / study.name))]
+    tables = [found.strip() for found in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M) if "90th percentile" in found]
+    assert tables == made[:shown]
+
+
+def test_what_is_said_of_where_it_does_not_help_is_what_its_study_found():
+    found = Results.read(EXPERIMENTS / "where_not")
+
+    def at(name: str, theta: float, *statistics: str) -> list[str]:
+        return [f"{mean(where_not.values(found, name, theta, s)):.2f}" for s in statistics]
+
+    def less(name: str, theta: float, statistic: str) -> str:
+        return f"{abs(mean(where_not.gaps(found, name, theta, statistic))):.2f}"
+
+    every = ("mean", "p90", "worst10")
+    fedavg, quarter = at("demo", 1.0, *every), at("demo", 0.25, *every)
+    clean, wrong = (at("a tenth mislabelled", theta, "mean", "worst10") for theta in (1.0, 0.1))
+    readme, page = flat(ROOT / "README.md"), flat(WHERE)
+    assert f"mean error is {float(wrong[0]):.0f}% at theta = 0.1, {float(clean[0]):.0f}% for FedAvg" in readme
+    assert "{}, {} and {} for FedAvg, {}, {} and {} at theta = 0.25".format(*fedavg, *quarter) in readme
+    assert f"the 90th percentile falls from {fedavg[1]} to {quarter[1]} and the mean of the worst tenth from {fedavg[2]} to {quarter[2]}" in page
+    assert f"the mean error rises from {fedavg[0]} to {quarter[0]}. At θ = 0.1 the mean rises to {at('demo', 0.1, 'mean')[0]};" in page
+    assert f"by {less('clients alike', 0.5, 'mean')} to {less('clients alike', 0.1, 'mean')} points" in page
+    assert f"rises by {less('a tenth mislabelled', 0.25, 'mean')} points at θ = 0.25" in page
+    assert f"the mean error goes from {clean[0]} to {wrong[0]} and the worst tenth from {clean[1]} to {wrong[1]}" in page
+    assert f"shrinks from {less('demo', 0.25, 'p90')} to {less('few a round', 0.25, 'p90')} points" in page
+    assert f"the mean rises by {less('few a round', 0.25, 'mean')}." in page
+
+
+def test_the_demo_is_the_first_seed_of_its_study():
+    found = Results.read(EXPERIMENTS / "where_not").numbers("demo", 0)
+    readme = flat(ROOT / "README.md")
+    for name, theta in (("FedAvg", 1.0), ("Delta-FL, worst 50% of clients", 0.5), ("Delta-FL, worst 25% of clients", 0.25)):
+        assert "│ {} │ {mean:.2f} │ {p90:.2f} │ {worst10:.2f} │".format(name, **found[settings.key(theta)]) in readme
+
+
+def test_what_is_said_of_the_cost_of_privacy_is_what_its_study_found():
+    found = Results.read(EXPERIMENTS / "private_cost")
+
+    def both(name: str) -> str:
+        return "{:.1f}% and {:.1f}%".format(*(mean(found.values(name, f"test.{s}")) for s in ("mean", "p90")))
+
+    def gap(one: str, other: str, statistic: str) -> str:
+        return spread_text(private_cost.gaps(found, one, other, statistic), 1)
+
+    page = flat(PRIVATE)
+    assert (f"Delta-FL {both('Delta-FL')} without noise, {both('DP-Delta-FL')} at ε = 5; "
+            f"FedAvg {both('FedAvg')} without, {both('DP-FedAvg')} with.") in flat(ROOT / "README.md")
+    assert f"{gap('DP-FedAvg', 'FedAvg', 'p90')} points for FedAvg and {gap('DP-Delta-FL', 'Delta-FL', 'p90')} for Delta-FL" in page
+    assert (f"over FedAvg is {gap('FedAvg', 'Delta-FL', 'p90')} without noise and {gap('DP-FedAvg', 'DP-Delta-FL', 'p90')} with it. In the worst "
+            f"10% the gain is {gap('FedAvg', 'Delta-FL', 'worst10')} and {gap('DP-FedAvg', 'DP-Delta-FL', 'worst10')}:") in page
+    assert (f"the 90th percentile is {gap('DP-Delta-FL with C = 0.05', 'DP-Delta-FL', 'p90')} points higher than at 0.1, at 1 the mean is "
+            f"{gap('DP-Delta-FL with C = 1', 'DP-Delta-FL', 'mean')} points higher") in page
+
+
+@pytest.mark.parametrize(("page", "figures"), [(WHERE, r"\b\d+\.\d\d\b"), (PRIVATE, r"\b\d+\.\d+ ± \d+\.\d+\b")], ids=["where_not", "private_cost"])
+def test_no_figure_of_a_page_comes_from_elsewhere(page, figures):
+    held = (EXPERIMENTS / {WHERE: "where_not", PRIVATE: "private_cost"}[page] / "README.md").read_text()
+    for figure in re.findall(figures, prose(page)):
+        assert figure in held, figure
+
+
+def flat(page: Path) -> str:
+    return " ".join(page.read_text().split())
 
 
 def test_links_between_pages_lead_somewhere():

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedtail.cli import app
+from fedtail.data import label_shift
 from fedtail.reproduce import (
     Cell,
     Claim,
@@ -35,11 +37,14 @@ from fedtail.reproduce import (
     within,
 )
 from fedtail.reproduce.judging import Difference, difference, interval
+from fedtail.reproduce.overview import overview
 from fedtail.reproduce.page import PAGE, judged, page
 from fedtail.reproduce.results import FILE, compact, rounded
 from fedtail.reproduce.running import Silent
-from fedtail.reproduce.studies import STUDIES, emnist_linear, study_called
-from fedtail.reproduce.studies.femnist import generated_writers, read_femnist, writers
+from fedtail.reproduce.studies import STUDIES, study_called
+from fedtail.reproduce.studies.compared import protocol
+from fedtail.reproduce.studies.emnist.writers import generated_writers, read_femnist, writers
+from fedtail.reproduce.studies.questions import where_not
 from fedtail.runs.files import RunRefused
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
@@ -47,6 +52,7 @@ COMMITTED = [study for study in STUDIES if (EXPERIMENTS / study.name / PAGE).exi
 SMALL = {"seeds": 1, "rounds": 3, "train_clients": 20, "pool": 8000}
 TINY = {
     "table2": {"seeds": 1, "visits": 0.5, "cohort": 4}, "interpolation": SMALL, "family": SMALL, "flipped_labels": SMALL,
+    "where_not": SMALL, "private_cost": SMALL,
     "family_femnist": {"seeds": 1, "visits": 0.3}, "flipped_labels_femnist": {"seeds": 1, "visits": 0.3},
     "bias": {"seeds": 1, "clients": 400, "cohorts": (10, 20, 50), "draws": 10},
     "theorem4": {"seeds": 1, "horizons": (2, 4), "local_steps": (1,), "looked_at": 2},
@@ -59,7 +65,7 @@ TINY = {
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_study_runs_small_and_writes_its_page(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(emnist_linear, "PERSONAL_EPOCHS", 1)
+    monkeypatch.setattr(protocol, "PERSONAL_EPOCHS", 1)
     monkeypatch.setattr("fedtail.engine.workers.cores", lambda: 1)      # small work is not worth a second process
     study = study_called(name)
     plan = replace(study.quick, **TINY[name])
@@ -91,6 +97,12 @@ def test_committed_results_support_the_committed_page(study):
         assert part.strip() in text
     assert all((folder / figure).exists() for figure in _figures(text))
     assert str(EXPERIMENTS.parent) not in text + (folder / FILE).read_text()      # no paths of the machine it was made on
+
+
+def test_the_overview_of_committed_verdicts_is_what_the_command_prints():
+    text = overview(STUDIES, EXPERIMENTS)
+    assert (EXPERIMENTS / PAGE).read_text() == text
+    assert all(f"[{study.name}]" in text for study in COMMITTED)
 
 
 def test_names_are_unique_and_every_claim_has_a_source():
@@ -186,6 +198,15 @@ def test_the_page_says_what_was_found(tmp_path):
     assert "| The tail falls. [X] | **agrees** | difference -0.99 (95%: -1.01 to -0.965, 3 seeds) |" in text
     assert "| tail | 10.02 ± 1.02 | 9.00 ± 0.50 | +2.0 |" in text
     assert "    fedtail reproduce toy --seeds 3" in text
+
+
+def test_the_page_of_a_question_of_ours_names_no_paper(tmp_path):
+    ours = replace(TOY, paper="", item="what toys do")
+    reproduce(ours, Plan(), tmp_path)
+    text = (tmp_path / PAGE).read_text()
+    assert "A question of ours: what toys do; 3 seeds" in text
+    assert "references.md" not in text
+    assert ours.source == "[ours, what toys do]"
 
 
 def test_other_data_are_named_and_values_not_compared(tmp_path):
@@ -309,6 +330,21 @@ def test_what_is_refused_is_refused_before_any_work(words, text):
     assert text in done.stderr
     assert not MEASURED
     assert not Path("reproduced").exists()
+
+
+# where it does not help
+
+
+def test_a_tenth_of_the_clients_are_mislabelled_and_nobody_else():
+    people = label_shift(0, 500, 1, 1, examples_per_client=20, pool_size=20_000).train
+    wrong = where_not.mislabelled(people, 10, seed=0)
+    owner, rows = people.examples()
+    changed = (wrong.targets != people.targets)[rows]
+    by_client = torch.zeros(500).index_add(0, owner, changed.float()) / 20
+    bad = by_client[by_client > 0]
+    assert 0.07 < len(bad) / 500 < 0.13
+    assert float(bad.mean()) == pytest.approx(0.9, abs=0.03)      # a tenth of random labels are right
+    assert int(wrong.targets.max()) <= 9
 
 
 # FEMNIST

@@ -1,4 +1,4 @@
-"""Studies with a ConvNet and recurrent models: each once on a few generated clients; their readers, their GRU, their parts."""
+"""Studies with a ConvNet and recurrent models: each once on a few generated clients; their readers, their parts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import numpy as np
 import pytest
 import torch
 from pytest import approx
-from torch import nn
-from torch.func import functional_call, grad, vmap
 
 import fedtail
 from fedtail.data import Population
 from fedtail.evaluation import Distribution
-from fedtail.models import CharacterGRU, SoftmaxRegression
+from fedtail.models import SoftmaxRegression
 from fedtail.reproduce import Cell, Results, Verdict, reproduce
 from fedtail.reproduce.__main__ import main, merged
 from fedtail.reproduce.page import PAGE
 from fedtail.reproduce.results import FILE
 from fedtail.reproduce.running import Silent
-from fedtail.reproduce.studies import courses, emnist_convnet, gridded, study_called
-from fedtail.reproduce.studies.femnist import generated_writers
-from fedtail.reproduce.studies.gridded import personal
-from fedtail.reproduce.studies.roles import generated_roles, read_roles, thinned
-from fedtail.reproduce.studies.stacked_gru import StackableCharacterGRU, gru
-from fedtail.reproduce.studies.tweets import WIDTH, accounts, generated_tweets, principal, read_tweets
+from fedtail.reproduce.studies import study_called
+from fedtail.reproduce.studies.compared import courses, protocol
+from fedtail.reproduce.studies.compared.protocol import personal
+from fedtail.reproduce.studies.emnist import convnet
+from fedtail.reproduce.studies.emnist.writers import generated_writers
+from fedtail.reproduce.studies.text.roles import generated_roles, read_roles, thinned
+from fedtail.reproduce.studies.text.tweets import WIDTH, accounts, generated_tweets, principal, read_tweets
 
 GRIDS = {"powers": (10.0,), "tilts": (1.0,), "proximal": (0.1,), "seeds": 1, "looks": 1}
 TINY = {
@@ -47,8 +46,8 @@ def _one_process(monkeypatch):
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_study_runs_small_and_writes_its_page(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(gridded, "PERSONAL_EPOCHS", 1)
-    monkeypatch.setattr(emnist_convnet, "ConvNet", lambda classes: SoftmaxRegression(784, classes))      # faster, and tested elsewhere
+    monkeypatch.setattr(protocol, "PERSONAL_EPOCHS", 1)
+    monkeypatch.setattr(convnet, "ConvNet", lambda classes: SoftmaxRegression(784, classes))      # faster, and tested elsewhere
     study, (changes, data) = study_called(name), TINY[name]
     study = study if name in DRAWN else replace(study, figures=None)
     results = reproduce(study, replace(study.quick, **changes), tmp_path, data(), quick=True)
@@ -75,42 +74,6 @@ def _errors(size: int) -> Results:
         return {"seconds": 0.0, "numbers": {"test": {"p90": p90}, "clients": {"test_size": [size] * 5}}}
     cells = {seed: {"FedAvg": cell(40.0 + seed), "Delta-FL 0.8": cell(39.0 + seed + 0.01 * seed)} for seed in range(3)}
     return Results("sent140_linear", False, {}, {"name": "x", "papers": False, "about": ""}, (), cells)
-
-
-# the GRU
-
-
-def test_the_gru_and_its_gradients_are_those_of_pytorch():
-    torch.manual_seed(0)
-    module, inputs = nn.GRU(5, 7, batch_first=True).double(), torch.randn(3, 6, 5, dtype=torch.float64, requires_grad=True)
-    ours, theirs = gru(inputs, *module.all_weights[0]), module(inputs)[0]
-    ahead = torch.randn_like(ours)
-    wanted = (inputs, *module.parameters())
-    assert torch.allclose(ours, theirs, atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad((states * ahead).sum(), wanted) for states in (ours, theirs)), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
-
-
-def test_a_stack_of_grus_is_each_of_them_alone():
-    torch.manual_seed(1)
-    model = StackableCharacterGRU(9, 4).double()
-    names = [name for name, _ in model.gru.named_parameters()]
-    weights = [torch.randn(3, *p.shape, dtype=torch.float64) for p in model.gru.parameters()]
-    inputs = torch.randn(3, 2, 5, 9, dtype=torch.float64)
-    stacked = vmap(grad(lambda w, x: gru(x, *w)[:, -1].square().sum()))(weights, inputs)
-    for k in range(3):
-        one = dict(zip(names, (w[k] for w in weights), strict=True))
-        alone = grad(lambda w, x: functional_call(model.gru, w, (x,))[0][:, -1].square().sum())(one, inputs[k])
-        assert all(torch.allclose(found[k], alone[name], atol=1e-12) for found, name in zip(stacked, names, strict=True))
-
-
-def test_the_stackable_model_has_the_parameters_and_outputs_of_the_plain_one():
-    plain, ours = CharacterGRU(9, 4), StackableCharacterGRU(9, 4)
-    ours.load_state_dict(plain.state_dict())
-    tokens = torch.randint(9, (3, 6))
-    states = gru(nn.functional.one_hot(tokens, 9).float(), *ours.gru.all_weights[0])
-    assert torch.equal(plain(tokens), ours(tokens))
-    assert torch.allclose(ours.linear(states[:, -1]), plain(tokens), atol=1e-6)
 
 
 # clients
@@ -164,18 +127,19 @@ def test_data_that_are_not_there_are_asked_for(read, tmp_path):
 # parts
 
 
-def test_clients_personalised_side_by_side_are_as_one_by_one(monkeypatch):
+def test_clients_are_personalised_at_the_last_rate_and_where_it_fell_at_the_first_too():
     random = np.random.default_rng(0)
     people = Population.from_arrays(random.standard_normal((80, 3)).astype(np.float32), random.integers(2, size=80), np.arange(80) % 8)
-    method = fedtail.fedavg(4, learning_rate=0.5, schedule=fedtail.StepDecay(0.5, 2))
-    trained = fedtail.train(method, fedtail.Task(SoftmaxRegression(3, 2)), people, rounds=4)
     cell = Cell("FedAvg", 5, None, None, "cpu", Silent())
-    monkeypatch.setattr(gridded, "SIDE_BY_SIDE", 3)
-    found = personal(trained, people, cell, rounds=4)
-    local = replace(method.local, learning_rate=0.25, schedule=fedtail.Constant(), epochs=10)
-    alone = fedtail.finetune(trained, people, local, seed=5)
-    for when in ("before", "after"):
-        assert found[when] == approx(courses.percent(getattr(alone, when).error, ("mean", "p90")))
+    for factor, rates in ((1.0, {"after": 0.5}), (0.5, {"after": 0.25, "first_rate": 0.5})):
+        method = fedtail.fedavg(4, learning_rate=0.5, schedule=fedtail.StepDecay(factor, 2))
+        trained = fedtail.train(method, fedtail.Task(SoftmaxRegression(3, 2)), people, rounds=4)
+        found = personal(trained, people, cell, rounds=4)
+        assert set(found) == {"before", *rates}
+        for when, rate in rates.items():
+            local = replace(method.local, learning_rate=rate, schedule=fedtail.Constant(), epochs=10)
+            alone = fedtail.finetune(trained, people, local, seed=5)
+            assert found[when] == approx(courses.percent(alone.after.error, ("mean", "p90")))
 
 
 def test_a_course_holds_what_was_seen_and_who_counted():

@@ -15,10 +15,22 @@ import pytest
 from fedtail.reproduce import Results, reproduce
 from fedtail.reproduce.page import judged
 from fedtail.reproduce.results import FILE
-from fedtail.reproduce.studies import STUDIES, private_cells, private_search, quantile_cells, study_called
-from fedtail.reproduce.studies.private_cells import FIRST, OTHER_DELTA, THETAS, cell_name
-from fedtail.reproduce.studies.private_quantiles import PRIVATE_QUANTILES
-from fedtail.reproduce.studies.private_runs import (
+from fedtail.reproduce.studies import STUDIES, study_called
+from fedtail.reproduce.studies.private import cells, quantile_cells
+from fedtail.reproduce.studies.private import search as searching
+from fedtail.reproduce.studies.private.cells import FIRST, OTHER_DELTA, THETAS, cell_name
+from fedtail.reproduce.studies.private.quantile_cells import case_name, over_runs, wrap_name
+from fedtail.reproduce.studies.private.quantile_releases import (
+    LEVELS,
+    METHODS,
+    drawn_values,
+    method_errors,
+    symmetric,
+    wrap_errors,
+    wrap_plans,
+)
+from fedtail.reproduce.studies.private.quantiles import PRIVATE_QUANTILES
+from fedtail.reproduce.studies.private.runs import (
     BINS,
     CLIP_NORMS,
     LOSS_BOUNDS,
@@ -30,18 +42,8 @@ from fedtail.reproduce.studies.private_runs import (
     points,
     trained_errors,
 )
-from fedtail.reproduce.studies.private_search import PRIVATE_SEARCH, search_name
-from fedtail.reproduce.studies.private_training import PRIVATE_TRAINING
-from fedtail.reproduce.studies.quantile_cells import case_name, over_runs, wrap_name
-from fedtail.reproduce.studies.quantile_releases import (
-    LEVELS,
-    METHODS,
-    drawn_values,
-    method_errors,
-    symmetric,
-    wrap_errors,
-    wrap_plans,
-)
+from fedtail.reproduce.studies.private.search import PRIVATE_SEARCH, search_name
+from fedtail.reproduce.studies.private.training import PRIVATE_TRAINING
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 SMALL = Clients(train=200, others=20, cohort=50, pool=40_000)
@@ -95,7 +97,7 @@ def pretended(gain: float):
 @pytest.mark.parametrize(("gain", "verdict"), [
     (3.1, "agrees"), (1.0, "agrees in direction"), (-3.1, "disagrees"), (0.0, "not testable here")])
 def test_private_training_is_judged_by_its_numbers(tmp_path, monkeypatch, gain, verdict):
-    monkeypatch.setattr(private_cells, "trained_errors", pretended(gain))
+    monkeypatch.setattr(cells, "trained_errors", pretended(gain))
     study = PRIVATE_TRAINING if gain == 3.1 else replace(PRIVATE_TRAINING, figures=None)
     results = reproduce(study, study.quick, tmp_path, quick=True)
     found = {claim["claim"]: claim["verdict"] for claim in judged(study, results)}
@@ -116,7 +118,7 @@ def test_settings_are_those_chosen_one_by_one():
 
 
 def test_a_search_takes_the_best_point_on_validation_clients_for_all_seeds(tmp_path, monkeypatch):
-    for module in (private_cells, private_search):
+    for module in (cells, searching):
         monkeypatch.setattr(module, "trained_errors", pretended(3.1))
     plan = replace(PRIVATE_SEARCH.quick, points=6, epsilons=(5.0, 10.0))
     results = reproduce(PRIVATE_SEARCH, plan, tmp_path, quick=True)

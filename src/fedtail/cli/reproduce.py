@@ -1,4 +1,4 @@
-"""`fedtail reproduce`: the papers' tables and figures, with a verdict on every claim."""
+"""`fedtail reproduce`: the papers' tables and figures, and ours, with a verdict on every claim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ COMMITTED, HERE = Path("experiments"), Path("reproduced")
 
 @told
 def reproduce(
-    name: str = typer.Argument(..., metavar="NAME", help="A study, or `list` to see them all."),
+    name: str = typer.Argument(..., metavar="NAME",
+                               help="A study; or `list`, to see them all; or `verdicts`, how every claim came out."),
     quick: bool = typer.Option(False, "--quick", help="A smaller version that tests the same claims in minutes."),
     seeds: int | None = typer.Option(None, "--seeds", min=1, metavar="N", help="How many seeds: 0 to N - 1.", show_default=False),
     data: Path | None = typer.Option(None, "--data", metavar="DIR", help="Where the data are, for studies that need some.",
@@ -44,6 +45,11 @@ def reproduce(
 
     if name == "list":
         show_list(STUDIES, as_json)
+        return
+    if name == "verdicts":
+        from fedtail.reproduce.overview import overview
+
+        typer.echo(overview(STUDIES, out or COMMITTED), nl=False)
         return
     study = study_called(name)
     plan = study.quick if quick else study.full
@@ -110,10 +116,10 @@ def show_list(studies: tuple[Study, ...], as_json: bool) -> None:
                                  "minutes": s.cost.minutes, "gpu_minutes": s.cost.gpu_minutes,
                                  "data": s.data.name if s.data else None, "state": state(s)} for s in studies]})
         return
-    cells = [[s.name, f"{s.paper}, {s.item}", s.data.name if s.data else "its own", str(s.cost.rounds or "none"),
+    cells = [[s.name, s.source.strip("[]"), s.data.name if s.data else "its own", str(s.cost.rounds or "none"),
               f"{s.cost.minutes:g}", "no use" if s.cost.gpu_minutes is None else f"{s.cost.gpu_minutes:g}", state(s)]
              for s in studies]
-    show_table("Tables and figures of the papers; minutes for a full run on two cores, and on a GPU",
+    show_table("Tables and figures of the papers, and questions of ours; minutes for a full run on two cores, and on a GPU",
                ["name", "item", "data", "rounds", "minutes", "GPU", "state"], cells)
 
 

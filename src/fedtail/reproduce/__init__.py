@@ -1,4 +1,4 @@
-"""The papers' tables and figures, one study each: run it, and get a page with a verdict on every claim.
+"""The papers' tables and figures, and figures of ours, one study each: run it, and get a page with a verdict on every claim.
 
     fedtail reproduce list
     fedtail reproduce bias --quick
@@ -9,7 +9,7 @@ How a study is written
 A study is one module in `fedtail.reproduce.studies` that ends in a frozen `Study`; `studies/__init__.py` lists it. It says
 
 - `name`, `paper`, `item`, `title`: the word on the command line, the key of `docs/references.md` ("PLMH23"), what of it
-  ("table 2"), and one line in words.
+  ("table 2"), and one line in words. A study of a question of ours has an empty `paper`.
 - `data`: a `Needs`, which reads the data from the folder the user names and gives a `Data`; None where the study generates its
   own. `Data.name` is what the page is called ("FEMNIST, 360 writers"); `Data.papers` is whether it is what the paper used. Where
   it is not, the page never compares values, and no claim gets a better verdict than "agrees in direction".

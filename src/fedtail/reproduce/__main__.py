@@ -59,7 +59,7 @@ def measure(study: Study, plan: Any, asked: argparse.Namespace) -> None:
     names = [name for _, name, _ in left]
     if asked.until in names:
         left = left[: names.index(asked.until) + 1]
-    run_cells(left, recorded(found, _command(study, asked), asked.device), asked.out,
+    run_cells(left, recorded(found, _command(study, plan, asked), asked.device), asked.out,
               Cell("", 0, plan, data, asked.device, Silent()), partial(print, flush=True))
 
 
@@ -77,12 +77,11 @@ def merged(folders: list[Path]) -> Results:
     return replace(parts[0], cells=cells, runs=tuple(runs))
 
 
-def _command(study: Study, asked: argparse.Namespace) -> str:
-    """What to write to get this again; folders are the reader's own, and how the seeds were shared does not matter."""
-    words = ["python -m fedtail.reproduce", study.name, *(["--quick"] if asked.quick else []),
-             *(["--data DIR"] if study.data else []), "--out OUT",
-             *([f"--device {asked.device}"] if asked.device != "cpu" else [])]
-    return " ".join([*words, *(["--set", *asked.set] if asked.set else [])])
+def _command(study: Study, plan: Any, asked: argparse.Namespace) -> str:
+    """What to write to get this again: folders are the reader's own, and how the seeds were shared does not matter."""
+    words = ["fedtail reproduce", study.name, *(["--quick"] if asked.quick else []), f"--seeds {plan.seeds}",
+             *(["--data DIR"] if study.data else []), *([f"--device {asked.device}"] if asked.device != "cpu" else [])]
+    return " ".join([*words, *(f"--set {one}" for one in asked.set if not one.startswith("seeds="))])
 
 
 def _parser() -> argparse.ArgumentParser:

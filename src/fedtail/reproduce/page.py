@@ -50,7 +50,8 @@ def _title(study: Study, results: Results) -> str:
 
 def _how(study: Study, results: Results) -> str:
     seeds = "one seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds, ± is the standard deviation over them"
-    lines = [f"After {study.source}; {seeds}. References as in `docs/references.md`."]
+    lines = [f"After {study.source}; {seeds}. References as in `docs/references.md`." if study.paper
+             else f"A question of ours: {study.item}; {seeds}."]
     if not results.papers_data and results.data:
         about = f"{results.data['about']} " if results.data["about"] else ""
         lines.append(f"These are not the paper's data. {about}Directions are compared, values are not.")

@@ -150,10 +150,10 @@ Measure = Callable[[Cell], Numbers]
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of a paper. `fedtail.reproduce` says what each field is for."""
+    """A table or figure of a paper, or a question of ours. `fedtail.reproduce` says what each field is for."""
 
     name: str
-    paper: str
+    paper: str                                   # "PLMH23"; empty: ours
     item: str
     title: str
     cost: Cost
@@ -168,4 +168,4 @@ class Study:
 
     @property
     def source(self) -> str:
-        return f"[{self.paper}, {self.item}]"
+        return f"[{self.paper or 'ours'}, {self.item}]"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from fedtail.experiment.source import nearest
-from fedtail.reproduce.studies.bias import BIAS
-from fedtail.reproduce.studies.emnist_convnet import EMNIST_CONVNET
-from fedtail.reproduce.studies.family import FAMILY, FAMILY_FEMNIST
-from fedtail.reproduce.studies.flipped_labels import FLIPPED_LABELS, FLIPPED_LABELS_FEMNIST
-from fedtail.reproduce.studies.gaussians import GAUSSIANS
-from fedtail.reproduce.studies.interpolation import INTERPOLATION
-from fedtail.reproduce.studies.private_quantiles import PRIVATE_QUANTILES
-from fedtail.reproduce.studies.private_search import PRIVATE_SEARCH
-from fedtail.reproduce.studies.private_training import PRIVATE_TRAINING
-from fedtail.reproduce.studies.sent140 import SENT140_LINEAR, SENT140_LSTM
-from fedtail.reproduce.studies.shakespeare import SHAKESPEARE
-from fedtail.reproduce.studies.table2 import TABLE2
-from fedtail.reproduce.studies.theorem4 import THEOREM4
-from fedtail.reproduce.studies.theorem5 import THEOREM5
+from fedtail.reproduce.studies.emnist.convnet import EMNIST_CONVNET
+from fedtail.reproduce.studies.emnist.linear import TABLE2
+from fedtail.reproduce.studies.private.quantiles import PRIVATE_QUANTILES
+from fedtail.reproduce.studies.private.search import PRIVATE_SEARCH
+from fedtail.reproduce.studies.private.training import PRIVATE_TRAINING
+from fedtail.reproduce.studies.questions.family import FAMILY, FAMILY_FEMNIST
+from fedtail.reproduce.studies.questions.flipped_labels import FLIPPED_LABELS, FLIPPED_LABELS_FEMNIST
+from fedtail.reproduce.studies.questions.interpolation import INTERPOLATION
+from fedtail.reproduce.studies.questions.private_cost import PRIVATE_COST
+from fedtail.reproduce.studies.questions.where_not import WHERE_NOT
+from fedtail.reproduce.studies.text.sent140 import SENT140_LINEAR, SENT140_LSTM
+from fedtail.reproduce.studies.text.shakespeare import SHAKESPEARE
+from fedtail.reproduce.studies.theory.bias import BIAS
+from fedtail.reproduce.studies.theory.gaussians import GAUSSIANS
+from fedtail.reproduce.studies.theory.theorem4 import THEOREM4
+from fedtail.reproduce.studies.theory.theorem5 import THEOREM5
 from fedtail.reproduce.study import Study
 
 STUDIES: tuple[Study, ...] = (
@@ -33,6 +35,8 @@ STUDIES: tuple[Study, ...] = (
     FAMILY_FEMNIST,
     FLIPPED_LABELS,
     FLIPPED_LABELS_FEMNIST,
+    WHERE_NOT,
+    PRIVATE_COST,
     BIAS,
     THEOREM4,
     THEOREM5,

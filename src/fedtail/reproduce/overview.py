@@ -1,0 +1,42 @@
+"""All studies of a folder on one page: how each claim came out, those that disagree first."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtail.reproduce.page import PAGE
+from fedtail.reproduce.results import FILE, Results
+from fedtail.reproduce.study import Study, Verdict
+
+HEAD = ("# What came out", "",
+        "How many claims our results support, as `fedtail reproduce verdicts` prints it. On other data than the paper's,",
+        "\"agrees in direction\" is the best a claim can get.", "")
+COLUMNS = (Verdict.AGREES, Verdict.DIRECTION, Verdict.DISAGREES, Verdict.NOT_TESTABLE)
+
+
+def overview(studies: Sequence[Study], folder: Path) -> str:
+    """In Markdown, from the results that lie in the folder and nothing else."""
+    there = [(study, Results.read(folder / study.name), _claims(folder / study.name)) for study in studies
+             if (folder / study.name / FILE).exists() and (folder / study.name / PAGE).exists()]
+    head = ["study", "of", "on", "seeds", *COLUMNS]
+    rows = [[f"[{study.name}]({study.name}/{PAGE})", study.source, results.data["name"] if results.data else "its own data",
+             str(len(results.seeds)), *(str(_count(claims)[verdict] or "") for verdict in COLUMNS)]
+            for study, results, claims in there]
+    total = sum((_count(claims) for _, _, claims in there), Counter())
+    rows.append(["**all**", "", "", "", *(str(total[verdict]) for verdict in COLUMNS)])
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    against = [f"- **{study.name}**: {claim['claim']} {claim['source']} {claim['reason']}."
+               for study, _, claims in there for claim in claims if claim["verdict"] == Verdict.DISAGREES]
+    return "\n".join([*HEAD, *lines, "", "## Where we disagree", "", *(against or ["Nowhere."])]) + "\n"
+
+
+def _claims(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / FILE).read_text())["claims"]
+
+
+def _count(claims: Sequence[dict[str, Any]]) -> Counter[str]:
+    return Counter(claim["verdict"] for claim in claims)

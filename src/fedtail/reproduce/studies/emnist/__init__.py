@@ -1,0 +1,1 @@
+"""FEMNIST's writers, whom the papers call EMNIST: the linear model and the ConvNet."""

@@ -1,0 +1,1 @@
+"""Private quantiles and private training."""

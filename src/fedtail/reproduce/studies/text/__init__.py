@@ -1,0 +1,1 @@
+"""Clients who write: the roles of Shakespeare, the accounts of Sent140."""

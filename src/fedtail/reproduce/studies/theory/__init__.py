@@ -1,0 +1,1 @@
+"""What the papers prove: bias, rates of convergence, three Gaussians."""
