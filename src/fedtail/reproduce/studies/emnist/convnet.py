@@ -42,8 +42,8 @@ def task_of(cell: Cell) -> fedtail.Task:
 
 HERE = Field(sides_of, task_of, DRAWN, personal=True)
 FULL = Plan(visits=115.0, batch=16, learning_rates=(0.03, 0.06, 0.12), decay=0.5, decay_every=0.4)
-QUICK = replace(FULL, seeds=2, visits=5.0, cohort=15, learning_rates=(0.12,), powers=(0.1, 10.0), tilts=(1.0,), proximal=(0.1,),
-                rate_share=0.4, tuning_share=0.4, clients=30, looks=4)
+QUICK = replace(FULL, seeds=2, visits=5.0, cohort=10, learning_rates=(0.12,), powers=(0.1, 10.0), tilts=(1.0,), proximal=(0.1,),
+                rate_share=0.4, tuning_share=0.4, clients=20, looks=3)
 
 
 def tables(results: Results) -> list[Table]:
@@ -84,7 +84,7 @@ def notes(results: Results) -> Sequence[str]:
 
 EMNIST_CONVNET = Study(
     name="emnist_convnet", paper="PLMH23", item="tables 2, 3, 4, 7, figures 3, 4, 7, 9; LPMH21, figures 4 to 6, 8, 12, 14, 16",
-    title="A ConvNet for EMNIST", cost=Cost(207, 1000, 12), full=FULL, quick=QUICK, cells=HERE.cells, tables=tables, data=FEMNIST,
+    title="A ConvNet for EMNIST", cost=Cost(207, 1200, 25), full=FULL, quick=QUICK, cells=HERE.cells, tables=tables, data=FEMNIST,
     figures=drawn, notes=notes,
     claims=(
         Claim("The 90th percentile falls with theta = 0.8.", "[PLMH23, table 2]",

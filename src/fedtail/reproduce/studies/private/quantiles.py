@@ -153,5 +153,5 @@ def notes(results: Results) -> list[str]:
 PRIVATE_QUANTILES = Study(
     name="private_quantiles", paper="PLMH23", item="figure 5; PLMH22q, figure 2",
     title="Private quantiles: flat, tree and optimal histograms",
-    cost=Cost(0, 2.5), full=Plan(), quick=Plan(seeds=3, runs=6, wrap_runs=5), cells=cells, tables=tables, figures=figures,
+    cost=Cost(0, 5), full=Plan(), quick=Plan(seeds=3, runs=6, wrap_runs=5), cells=cells, tables=tables, figures=figures,
     notes=notes, claims=CLAIMS)

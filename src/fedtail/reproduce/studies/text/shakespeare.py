@@ -187,7 +187,7 @@ def notes(results: Results) -> Sequence[str]:
 
 SHAKESPEARE = Study(
     name="shakespeare", paper="LPMH21", item="tables 2, 3, figures 11, 13, 15 (Shakespeare)",
-    title="A recurrent model for Shakespeare", cost=Cost(400, 900, 12), full=Plan(),
+    title="A recurrent model for Shakespeare", cost=Cost(400, 2400, 45), full=Plan(),
     quick=Plan(seeds=3, rounds=40, cohort=20, windows=160, hidden=32, roles=200, learning_rates=(2.0,), look_every=10),
     cells=cells, tables=tables, data=SHAKESPEARE_DATA, notes=notes,
     figures=partial(figures.figures, unit="windows that were used", sources=(
