@@ -32,7 +32,7 @@ class BudgetSpentWarning(UserWarning):
 
 
 class NobodyCountedWarning(UserWarning):
-    """No client counted in any round of a run, so that the model never moved."""
+    """No client counted in any round of a run, so that nothing was learned."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
         trained, counted = _rounds(first, rounds, fleet, channel, on_round)
     if rounds and not counted and (old is None or states_of(old)[0].round == 0):
         warnings.warn(f"no client counted in any round ({trained.failed} were left out because a loss or an update was not "
-                      "finite), so the model never moved. Lower the learning rate, or look at the data.", NobodyCountedWarning,
-                      stacklevel=2)
+                      "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
+                      "ask more clients.", NobodyCountedWarning, stacklevel=2)
     return trained
 
 
