@@ -105,6 +105,11 @@ def test_the_overview_of_committed_verdicts_is_what_the_command_prints():
     assert all(f"[{study.name}]" in text for study in COMMITTED)
 
 
+def test_an_overview_of_nothing_says_what_to_write(tmp_path):
+    with pytest.raises(FileNotFoundError, match="verdicts --out reproduced"):
+        overview(STUDIES, tmp_path)
+
+
 def test_names_are_unique_and_every_claim_has_a_source():
     assert len({study.name for study in STUDIES}) == len(STUDIES)
     assert all(claim.source.startswith("[") for study in STUDIES for claim in study.claims)

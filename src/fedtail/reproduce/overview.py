@@ -22,6 +22,9 @@ def overview(studies: Sequence[Study], folder: Path) -> str:
     """In Markdown, from the results that lie in the folder and nothing else."""
     there = [(study, Results.read(folder / study.name), _claims(folder / study.name)) for study in studies
              if (folder / study.name / FILE).exists() and (folder / study.name / PAGE).exists()]
+    if not there:
+        raise FileNotFoundError(f"there are no results of studies in {folder}. Run one with `fedtail reproduce NAME`, then write "
+                                "`fedtail reproduce verdicts --out reproduced`.")
     head = ["study", "of", "on", "seeds", *COLUMNS]
     rows = [[f"[{study.name}]({study.name}/{PAGE})", study.source, results.data["name"] if results.data else "its own data",
              str(len(results.seeds)), *(str(_count(claims)[verdict] or "") for verdict in COLUMNS)]
