@@ -147,7 +147,8 @@ def test_a_course_holds_what_was_seen_and_who_counted():
     sides = accounts(data, 8, True, "cpu")
     cell = Cell("Delta-FL 0.5", 0, None, data, "cpu", Silent())
     task = fedtail.Task(fedtail.models.LogisticRegression(WIDTH))
-    trained, course = courses.followed(cell, fedtail.delta_fl(0.5, 4), task, sides, 5, 2)
+    trained, found = courses.followed(cell, fedtail.delta_fl(0.5, 4), task, sides, 5, 2)
+    course = found["course"]
     error = Distribution(fedtail.evaluate(trained, sides.test).error.values)
     assert course["round"] == [2, 4, 5]
     assert course["error"][-1] == approx(100 * error.mean(), rel=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ def reproduce(
     --seeds adds them.
     """
     from fedtail.reproduce.plans import with_settings
+    from fedtail.reproduce.running import command_of
     from fedtail.reproduce.studies import STUDIES, study_called
 
     if name == "list":
@@ -56,7 +56,7 @@ def reproduce(
     plan = with_settings(plan if seeds is None else replace(plan, seeds=seeds), settings)
     folder = out or HERE / (f"{study.name}-quick" if quick else study.name)
     _check_device(device)
-    command = _command(study, plan, quick, device, settings)
+    command = command_of(study, plan, quick, device, settings)
     results = _run(study, plan, folder, data, quick, device, command, as_json)
     show_verdicts(study, results, folder, as_json)
 
@@ -90,13 +90,6 @@ def _data(study: Study, plan: Any, folder: Path, place: Path | None, quick: bool
     if cells_left(study, plan, begun(study, plan, folder, None, quick)):
         raise ValueError(f"{study.name} needs {study.data.name}. {study.data.advice}")
     return None
-
-
-def _command(study: Study, plan: Any, quick: bool, device: str, settings: list[str]) -> str:
-    """What to write to get this again; folders are the reader's own."""
-    words = ["fedtail", "reproduce", study.name, *(["--quick"] if quick else []), "--seeds", str(plan.seeds)]
-    words += [*(["--data", "DIR"] if study.data else []), *(["--device", device] if device != "cpu" else [])]
-    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
 
 
 def _check_device(device: str) -> None:

@@ -21,6 +21,13 @@ from fedtail.task import Task
 from fedtail.types import Examples
 
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
+CACHED = 2**20       # numbers of stacked parameters at once: on a CPU they should stay in cache,
+RESIDENT = 2**28     # on a GPU in its memory
+
+
+def stack_of(dim: int, device: torch.device) -> int:
+    """How many clients with `dim` parameters each a kernel likes to compute side by side."""
+    return max(1, (CACHED if device.type == "cpu" else RESIDENT) // dim)
 
 
 class Kernel(Protocol):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
+from fedtail.engine.kernels import stack_of
 from fedtail.losses import IGNORED, cross_entropy, default_loss, logistic, loss_for, squared_error
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call
@@ -17,10 +18,7 @@ from fedtail.types import Examples
 
 Residual = Callable[[Tensor, Tensor], Tensor]      # scores (clients, outputs, batch), targets (clients, batch, ...) -> residuals
 
-CPU = torch.device("cpu")
 SMALL = 2**12       # weights of one client
-CACHED = 2**20      # numbers of stacked parameters: they should stay in cache,
-RESIDENT = 2**28    # or, on a GPU, in its memory
 
 
 class LinearKernel:
@@ -33,14 +31,14 @@ class LinearKernel:
     name = "closed"
     flat = 16384
 
-    def __init__(self, task: Task, residual: Residual, device: torch.device = CPU):
+    def __init__(self, task: Task, residual: Residual, device: torch.device):
         linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
         self.task, self.residual, self.bias = task, residual, linear.bias is not None
         self.shape = (linear.out_features, linear.in_features)
         self.weights = linear.out_features * linear.in_features
         self.dim = self.weights + (linear.out_features if self.bias else 0)
         self.squeeze = call(task.module, linear.weight[:1].detach()).ndim == 1
-        self.stack = max(1, (CACHED if device.type == "cpu" else RESIDENT) // self.dim)
+        self.stack = stack_of(self.dim, device)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         outputs = self._scores(params[None], _only(inputs)[None].flatten(2))[0].mT

@@ -13,7 +13,7 @@ from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.convolutions import Flat, Stacked
 from fedtail.engine.graphs import Replayed, Step
-from fedtail.engine.kernels import ModuleKernel
+from fedtail.engine.kernels import ModuleKernel, stack_of
 from fedtail.engine.precision import Precision, computing
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call, cast, trainable, training_copy
@@ -21,8 +21,6 @@ from fedtail.task import Task
 from fedtail.types import Examples
 
 SMALL = 2**17                # parameters up to which stacking wins on a CPU: below, a step is mostly overhead
-CACHED = 2**20               # numbers of stacked parameters on a CPU at once
-RESIDENT = 2**28             # and on a GPU
 SHAPES, OFTEN = 16, 32       # of flat batches that are recorded, when they came so often: not in a single evaluation
 CLOSE = 1e-3                 # how far a stacked gradient may be from the lean loop's, relative to the largest entry
 
@@ -40,7 +38,7 @@ class StackedKernel(ModuleKernel):
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
         super().__init__(task, device, dtype, precision)
-        self.stack = max(1, (CACHED if device.type == "cpu" else RESIDENT) // self.dim)
+        self.stack = stack_of(self.dim, device)
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = flat_outputs(self.evaluating, precision, device)
         on_cpu = device.type == "cpu"

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedtail.reproduce.plans import with_fields, with_settings
 from fedtail.reproduce.results import FILE, Results
-from fedtail.reproduce.running import Silent, begun, cells_left, recorded, run_cells
+from fedtail.reproduce.running import Silent, begun, cells_left, command_of, recorded, run_cells
 from fedtail.reproduce.study import Cell, Study
 
 
@@ -59,7 +59,7 @@ def measure(study: Study, plan: Any, asked: argparse.Namespace) -> None:
     names = [name for _, name, _ in left]
     if asked.until in names:
         left = left[: names.index(asked.until) + 1]
-    run_cells(left, recorded(found, _command(study, plan, asked), asked.device), asked.out,
+    run_cells(left, recorded(found, command_of(study, plan, asked.quick, asked.device, asked.set), asked.device), asked.out,
               Cell("", 0, plan, data, asked.device, Silent()), partial(print, flush=True))
 
 
@@ -75,13 +75,6 @@ def merged(folders: list[Path]) -> Results:
         for seed, found in part.cells.items():
             cells[seed] = {**cells.get(seed, {}), **found}
     return replace(parts[0], cells=cells, runs=tuple(runs))
-
-
-def _command(study: Study, plan: Any, asked: argparse.Namespace) -> str:
-    """What to write to get this again: folders are the reader's own, and how the seeds were shared does not matter."""
-    words = ["fedtail reproduce", study.name, *(["--quick"] if asked.quick else []), f"--seeds {plan.seeds}",
-             *(["--data DIR"] if study.data else []), *([f"--device {asked.device}"] if asked.device != "cpu" else [])]
-    return " ".join([*words, *(f"--set {one}" for one in asked.set if not one.startswith("seeds="))])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""All studies of a folder on one page: how each claim came out, those that disagree first."""
+"""All studies of a folder on one page: how each claim came out, those that disagree in full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.reproduce.page import PAGE
-from fedtail.reproduce.results import FILE, Results
+from fedtail.reproduce.results import FILE
 from fedtail.reproduce.study import Study, Verdict
 
 HEAD = ("# What came out", "",
@@ -20,26 +20,22 @@ COLUMNS = (Verdict.AGREES, Verdict.DIRECTION, Verdict.DISAGREES, Verdict.NOT_TES
 
 def overview(studies: Sequence[Study], folder: Path) -> str:
     """In Markdown, from the results that lie in the folder and nothing else."""
-    there = [(study, Results.read(folder / study.name), _claims(folder / study.name)) for study in studies
+    there = [(study, json.loads((folder / study.name / FILE).read_text())) for study in studies
              if (folder / study.name / FILE).exists() and (folder / study.name / PAGE).exists()]
     if not there:
         raise FileNotFoundError(f"there are no results of studies in {folder}. Run one with `fedtail reproduce NAME`, then write "
                                 "`fedtail reproduce verdicts --out reproduced`.")
     head = ["study", "of", "on", "seeds", *COLUMNS]
-    rows = [[f"[{study.name}]({study.name}/{PAGE})", study.source, results.data["name"] if results.data else "its own data",
-             str(len(results.seeds)), *(str(_count(claims)[verdict] or "") for verdict in COLUMNS)]
-            for study, results, claims in there]
-    total = sum((_count(claims) for _, _, claims in there), Counter())
+    rows = [[f"[{study.name}]({study.name}/{PAGE})", study.source, found["data"]["name"] if found["data"] else "its own data",
+             str(len(found["cells"])), *(str(_count(found)[verdict] or "") for verdict in COLUMNS)]
+            for study, found in there]
+    total = sum((_count(found) for _, found in there), Counter())
     rows.append(["**all**", "", "", "", *(str(total[verdict]) for verdict in COLUMNS)])
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
     against = [f"- **{study.name}**: {claim['claim']} {claim['source']} {claim['reason']}."
-               for study, _, claims in there for claim in claims if claim["verdict"] == Verdict.DISAGREES]
+               for study, found in there for claim in found["claims"] if claim["verdict"] == Verdict.DISAGREES]
     return "\n".join([*HEAD, *lines, "", "## Where we disagree", "", *(against or ["Nowhere."])]) + "\n"
 
 
-def _claims(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / FILE).read_text())["claims"]
-
-
-def _count(claims: Sequence[dict[str, Any]]) -> Counter[str]:
-    return Counter(claim["verdict"] for claim in claims)
+def _count(found: dict[str, Any]) -> Counter[str]:
+    return Counter(claim["verdict"] for claim in found["claims"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,13 @@ def run_cells(left: list[tuple[int, str, Measure]], found: Results, folder: Path
         found.write(folder)
         said(f"seed {seed}, {name}: {seconds:.1f} s")
     return found
+
+
+def command_of(study: Study, plan: Any, quick: bool, device: str, settings: Sequence[str]) -> str:
+    """What to write to get this again: folders are the reader's own, and how the seeds were shared does not matter."""
+    words = ["fedtail", "reproduce", study.name, *(["--quick"] if quick else []), "--seeds", str(plan.seeds)]
+    words += [*(["--data", "DIR"] if study.data else []), *(["--device", device] if device != "cpu" else [])]
+    return shlex.join([*words, *(word for one in settings if not one.startswith("seeds=") for word in ("--set", one))])
 
 
 def recorded(found: Results, command: str, device: str) -> Results:

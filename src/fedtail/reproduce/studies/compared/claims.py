@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from fedtail.reproduce.judging import all_of, difference, lower, within
+import numpy as np
+
+from fedtail.reproduce.judging import all_of, difference, lower, not_above, within
 from fedtail.reproduce.results import Results
+from fedtail.reproduce.studies.compared.courses import counts
 from fedtail.reproduce.studies.compared.methods import tails
 from fedtail.reproduce.studies.compared.printed import PrintedTable, less
 from fedtail.reproduce.studies.compared.rows import COLUMNS, afl, at, rows
@@ -14,6 +17,7 @@ from fedtail.reproduce.study import Finding, Verdict
 
 BOTH = (("test.mean", "mean"), ("test.p90", "90th percentile"))
 HALF = "Delta-FL 0.5"
+STEADY = 0.5                                     # change of a count, as a share of its mean, that is still called stable
 
 
 def p90_falls(results: Results, method: str, printed: PrintedTable) -> Finding:
@@ -98,3 +102,30 @@ def close_after_personalisation(results: Results) -> Finding:
         return Finding(Verdict.NOT_TESTABLE, "one seed has no deviation to be within")
     found = within(after, statistics.stdev(values), False, "90th percentile after, theta 0.5 less FedAvg,")
     return found._replace(reason=f"{found.reason}, FedAvg's deviation over seeds; before {before.mean:+.2f}")
+
+
+def loss_varies_less(results: Results) -> Finding:
+    return lower(results.difference(HALF, "FedAvg", "train.std"), results.papers_data, None,
+                 "deviation of the training loss over clients, theta 0.5 less FedAvg,")
+
+
+def as_fast(results: Results, reach: float) -> Finding:
+    """The 90th percentile of the error, averaged over the second half of the rounds: not higher by more than `reach`."""
+    def average(name: str) -> list[float]:
+        return [float(np.mean(course[len(course) // 2 :])) for course in results.lists(name, "course.error_p90")]
+
+    what = "90th percentile over the second half of the rounds"
+    return all_of(*(not_above(difference(average(f"Delta-FL {theta}"), average("FedAvg")), reach, results.papers_data,
+                              f"{what}, theta {theta} less FedAvg,")
+                    for theta in ("0.8", "0.5")))
+
+
+def stable_count(results: Results) -> Finding:
+    """How much the number of clients that count changes from a look to the next, as a share of its mean."""
+    reasons, worst = [], 0.0
+    for theta in results.plan["tail_fractions"]:
+        mean, low, high = counts(results, f"Delta-FL {theta:g}")
+        reasons.append(f"theta {theta:g}: {mean.mean():.1f}, from {low.min():.0f} to {high.max():.0f}")
+        worst = max(worst, float(np.ptp(mean.mean(0)) / mean.mean()))
+    reasons.append(f"averages between two looks change by {worst:.0%} at most")
+    return Finding(Verdict.AGREES if worst <= STEADY else Verdict.DISAGREES, "clients that count, " + "; ".join(reasons))

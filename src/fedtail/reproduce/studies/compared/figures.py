@@ -10,7 +10,7 @@ import numpy as np
 from fedtail.reproduce.drawing import COLOURS, drawn
 from fedtail.reproduce.results import Results
 from fedtail.reproduce.studies.compared.courses import counts
-from fedtail.reproduce.studies.compared.methods import models, periods
+from fedtail.reproduce.studies.compared.methods import methods, models, periods
 from fedtail.reproduce.study import Figure
 
 PANELS = {"loss": "loss, training clients, mean", "loss_p90": "loss, training clients, 90th percentile",
@@ -20,9 +20,9 @@ SIDES = (("loss", "train_size", "loss, training clients"), ("error", "test_size"
 
 
 def figures(results: Results, folder: Path, unit: str, sources: Sequence[str], drawn_too: Sequence[str] = ()) -> Sequence[Figure]:
-    """Four figures; `sources` say what of the papers they are like, `drawn_too` are further methods in the first two."""
+    """Four figures; `sources` say what of the papers they are like, `drawn_too` are further methods in the first two, if run."""
     names = models(results.plan)
-    everyone = [*names, *drawn_too]
+    everyone = [*names, *(name for name in drawn_too if name in methods(results.plan))]
     histograms(results, everyone, folder / "histograms.png")
     against_size(results, everyone, folder / "sizes.png", unit)
     across_rounds(results, names, folder / "rounds.png")

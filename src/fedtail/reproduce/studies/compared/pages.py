@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtail.reproduce.results import Results
-from fedtail.reproduce.studies.compared import courses
-from fedtail.reproduce.studies.compared.methods import methods, models, periods
+from fedtail.reproduce.studies.compared.methods import models, periods
 from fedtail.reproduce.studies.compared.printed import PrintedTable, beside
-from fedtail.reproduce.studies.compared.rows import COLUMNS, FURTHER, GRIDS, at, rows, validated
+from fedtail.reproduce.studies.compared.rows import COLUMNS, FURTHER, GRIDS, at, rows, rows_of, validated
 from fedtail.reproduce.tables import Row, Table
 
+GRID = {"mean": "test.mean", "90th percentile": "test.p90"}
 BY_SIZE = {"data-poor: mean": "poor.mean", "data-poor: deviation": "poor.std", "the others: mean": "rich.mean",
            "the others: deviation": "rich.std"}
 PERSONAL = {"mean before": "before.mean", "mean after": "after.mean", "90th percentile before": "before.p90",
@@ -28,21 +28,16 @@ def errors(results: Results, clients: str, printed: PrintedTable, source: str) -
 
 def grids(results: Results) -> Table:
     names = [name for kind in GRIDS for name in GRIDS[kind](results.plan)]
-    return Table("Every value of the grids, %", ("mean", "90th percentile"), tuple(
-        Row(name, {"mean": results.values(name, "test.mean"), "90th percentile": results.values(name, "test.p90")})
-        for name in names))
+    return Table("Every value of the grids, %", tuple(GRID), rows_of(results, names, GRID))
 
 
-def losses(results: Results, clients: str) -> Table:
-    found = tuple(Row(name, {column: results.values(name, path) for column, path in LOSS.items()})
-                  for name in methods(results.plan))
-    return Table(f"Loss of training {clients}, by mass", tuple(LOSS), found, digits=4)
+def losses(results: Results, clients: str, names: Sequence[str]) -> Table:
+    return Table(f"Loss of training {clients}, by mass", tuple(LOSS), rows_of(results, names, LOSS), digits=4)
 
 
 def kept(results: Results) -> Table:
-    found = tuple(Row(name, {column: results.values(name, path) for column, path in KEPT.items()})
-                  for name in periods(results.plan))
-    return Table("theta = 0.5 with a threshold that is found every so many rounds", tuple(KEPT), found, head="threshold")
+    return Table("theta = 0.5 with a threshold that is found every so many rounds", tuple(KEPT),
+                 rows_of(results, periods(results.plan), KEPT), head="threshold")
 
 
 def by_size(results: Results) -> Table:
@@ -67,8 +62,8 @@ def personal(results: Results, printed: PrintedTable, source: str, other_model: 
 def chosen(results: Results, printed: str) -> Sequence[str]:
     """Notes: how long was trained, and which settings were taken."""
     plan, first = results.plan, results.numbers("FedAvg", results.seeds[0])["settings"]
-    rate = courses.with_edge(first["learning_rate"], plan["learning_rates"])
-    tried = ", ".join(f"{rate:g} (training loss {courses.text(results.numbers(f'learning rate {rate:g}', 0)['loss'])})"
+    rate = with_edge(first["learning_rate"], plan["learning_rates"])
+    tried = ", ".join(f"{rate:g} (training loss {text(results.numbers(f'learning rate {rate:g}', 0)['loss'])})"
                       for rate in plan["learning_rates"])
     picked = "; ".join(f"{kind}: {', '.join(validated(results, kind).values())}" for kind in GRIDS)
     made = [f"{first['rounds']} rounds of {plan['cohort']}: each training client takes part {plan['visits']:g} times on average. "
@@ -90,3 +85,16 @@ def _share(share: float) -> str:
 
 def settings_of(results: Results, name: str, setting: str) -> str:
     return ", ".join(f"{results.numbers(name, seed)['settings'][setting]:g}" for seed in results.seeds)
+
+
+def text(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"
+
+
+def with_edge(rate: float, tried: Sequence[float]) -> str:
+    """A chosen rate, and whether a larger one might have been better still.
+
+    >>> with_edge(0.3, [0.1, 0.3])
+    '0.3 (the largest that was tried)'
+    """
+    return f"{rate:g} (the largest that was tried)" if len(tried) > 1 and rate == max(tried) else f"{rate:g}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import fedtail
 from fedtail.data import Population
+from fedtail.evaluation.finetune import FineTuned
 from fedtail.reproduce.studies.compared import courses
 from fedtail.reproduce.studies.compared.courses import Sides
 from fedtail.reproduce.studies.compared.methods import (
@@ -62,11 +63,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Field:
-    """Where methods are compared: the clients of a cell, the model, whose clients are kept one by one, whether to personalise."""
+    """Where methods are compared: the clients of a cell, the model, whose clients are kept one by one besides those of FedAvg and
+    Delta-FL, and whether to personalise."""
 
     sides: Callable[[Cell], Sides]
     task: Callable[[Cell], fedtail.Task]
-    drawn: tuple[str, ...]
+    also_drawn: tuple[str, ...] = ()
     personal: bool = False
 
     def cells(self, plan: Plan, seed: int) -> dict[str, Measure]:
@@ -123,9 +125,9 @@ def final(at: Field, cell: Cell, method: str) -> Numbers:
     cohort = min(cell.plan.cohort, len(sides.train))
     rounds = rounds_of(cell.plan, len(sides.train), cohort)
     algorithm = recipe(method, cohort, local(cell.plan, rate, rounds, decay), strength)
-    trained, course = courses.followed(cell, algorithm, at.task(cell), sides, rounds, max(1, rounds // cell.plan.looks))
-    settings = {"learning_rate": rate, "lambda": decay, "mu": strength, "rounds": rounds}
-    found = {"settings": settings, "course": course, **courses.described(cell, trained, sides, method in at.drawn)}
+    drawn = method in (*models(cell.plan), *at.also_drawn)
+    trained, seen = courses.followed(cell, algorithm, at.task(cell), sides, rounds, max(1, rounds // cell.plan.looks), drawn)
+    found = {"settings": {"learning_rate": rate, "lambda": decay, "mu": strength, "rounds": rounds}, **seen}
     if at.personal and method in models(cell.plan):
         found["personal"] = personal(trained, sides.test, cell, rounds)
     return found
@@ -136,11 +138,12 @@ def personal(trained: Trained, test: Population, cell: Cell, rounds: int) -> Num
 
     At the last rate, as printed; where that is a smaller one than the first, at the first too.
     """
-    way = replace(trained.algorithm.members[0].local, epochs=PERSONAL_EPOCHS, schedule=fedtail.Constant())
-    first, last = way.learning_rate, trained.algorithm.members[0].local.rate(rounds - 1)
+    local = trained.algorithm.members[0].local
+    first, last = local.learning_rate, local.rate(rounds - 1)
 
-    def tuned(rate: float) -> fedtail.FineTuned:
-        return fedtail.finetune(trained, test, replace(way, learning_rate=rate), seed=cell.seed, device=cell.device)
+    def tuned(rate: float) -> FineTuned:
+        way = replace(local, learning_rate=rate, epochs=PERSONAL_EPOCHS, schedule=fedtail.Constant())
+        return fedtail.finetune(trained, test, way, seed=cell.seed, device=cell.device)
     own = tuned(last)
     found = {when: percent(getattr(own, when).error, ("mean", "p90")) for when in ("before", "after")}
     return found | ({"first_rate": percent(tuned(first).after.error, ("mean", "p90"))} if first != last else {})

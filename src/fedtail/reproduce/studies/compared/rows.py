@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedtail.reproduce.results import Results
 from fedtail.reproduce.studies.compared.methods import powers, subs, tails, tilts
@@ -49,6 +49,11 @@ def rows(results: Results, columns: Mapping[str, str]) -> list[Row]:
                   row(f"{kind}, chosen on validation clients", validated(results, kind))]
     found += [always("FedProx", "FedProx"), always(f"AFL ({afl(results)})", afl(results))]
     return found + [always(name, name) for name in tails(results.plan)]
+
+
+def rows_of(results: Results, names: Sequence[str], columns: Mapping[str, str]) -> tuple[Row, ...]:
+    """A row for each cell of that name."""
+    return tuple(Row(name, {column: results.values(name, path) for column, path in columns.items()}) for name in names)
 
 
 def at(results: Results, name: str, seed: int, path: str) -> float:

@@ -16,7 +16,7 @@ import fedtail
 from fedtail.models import SoftmaxRegression
 from fedtail.reproduce.judging import interval, lower
 from fedtail.reproduce.results import Results
-from fedtail.reproduce.studies.compared import claims, courses, figures, pages
+from fedtail.reproduce.studies.compared import claims, figures, pages
 from fedtail.reproduce.studies.compared.methods import methods, periods, powers
 from fedtail.reproduce.studies.compared.protocol import LAMBDAS, POWERS, PROXIMAL, TILTS, Field, Plan
 from fedtail.reproduce.studies.emnist.printed import TABLE4, TABLE6
@@ -26,7 +26,6 @@ from fedtail.reproduce.tables import Table
 
 CLOSE = 1.0                                      # points of error by which a course may be behind
 ALSO_DRAWN = ("Tilted-ERM 1", "q-FFL 1")
-DRAWN = ("FedAvg", "Delta-FL 0.8", "Delta-FL 0.5", "Delta-FL 0.1", *ALSO_DRAWN)
 LIKE = ("figures 7 of [PLMH23] and 12 of [LPMH21]", "figures 9 of [PLMH23] and 14 of [LPMH21]", "figure 7 of [LPMH21]",
         "figure 16 of [LPMH21]")
 
@@ -37,7 +36,7 @@ def task_of(cell: Cell) -> fedtail.Task:
     return fedtail.Task(SoftmaxRegression(28 * 28, classes(cell.data), bias=False))
 
 
-HERE = Field(sides_of, task_of, DRAWN, personal=True)
+HERE = Field(sides_of, task_of, ALSO_DRAWN, personal=True)
 FULL = Plan(visits=347.0, learning_rates=(0.003, 0.01, 0.03, 0.1), powers=POWERS, tilts=TILTS, proximal=PROXIMAL, lambdas=LAMBDAS,
             periods=(1, 10, 50), rate_share=1.0)
 QUICK = Plan(seeds=3, visits=10.0, learning_rates=(0.03,), powers=(1.0, 10.0), tilts=(1.0,), proximal=(0.1,), lambdas=(1e-5,),
@@ -47,12 +46,11 @@ QUICK = Plan(seeds=3, visits=10.0, learning_rates=(0.03,), powers=(1.0, 10.0), t
 def tables(results: Results) -> list[Table]:
     return [*pages.errors(results, "writers", TABLE6, "[PLMH23, tables 2, 3 and 6]; tables 2 and 3 repeat columns of table 6"),
             pages.by_size(results), pages.personal(results, TABLE4, "[PLMH23, table 4], which is the ConvNet's", True),
-            pages.grids(results), pages.kept(results), pages.losses(results, "writers")]
+            pages.grids(results), pages.kept(results), pages.losses(results, "writers", methods(results.plan))]
 
 
 def drawn(results: Results, folder: Path) -> Sequence[Figure]:
-    there = [name for name in ALSO_DRAWN if name in methods(results.plan)]
-    return [*figures.figures(results, folder, "images", LIKE, there), figures.kept(results, folder, "figure 17 of [LPMH21]")]
+    return [*figures.figures(results, folder, "images", LIKE, ALSO_DRAWN), figures.kept(results, folder, "figure 17 of [LPMH21]")]
 
 
 def keeping_helps(results: Results, path: str, what: str) -> Finding:
@@ -110,8 +108,8 @@ TABLE2 = Study(
         Claim("After personalisation FedAvg and Delta-FL are close.", "[PLMH23, table 4, for the ConvNet]",
               claims.close_after_personalisation),
         Claim("Delta-FL is not slower than FedAvg by rounds.", "[LPMH21, figures 6 and 7]",
-              partial(courses.as_fast, reach=CLOSE)),
-        Claim("The number of clients that count is stable.", "[LPMH21, figure 16]", courses.stable_count),
+              partial(claims.as_fast, reach=CLOSE)),
+        Claim("The number of clients that count is stable.", "[LPMH21, figure 16]", claims.stable_count),
         Claim("A threshold that is kept for many rounds helps training clients.", "[LPMH21, figure 17]",
               partial(keeping_helps, path="train.p90", what="90th percentile of the training loss")),
         Claim("It helps test clients.", "[LPMH21, figure 17]",

@@ -19,10 +19,10 @@ from fedtail.models import LogisticRegression, LSTMClassifier
 from fedtail.reproduce.judging import LEVEL, all_of, difference, lower, not_above, within
 from fedtail.reproduce.results import Results
 from fedtail.reproduce.studies.compared import claims as said
-from fedtail.reproduce.studies.compared import courses, pages
 from fedtail.reproduce.studies.compared import figures as drawing
+from fedtail.reproduce.studies.compared import pages
 from fedtail.reproduce.studies.compared.courses import Sides
-from fedtail.reproduce.studies.compared.methods import periods
+from fedtail.reproduce.studies.compared.methods import methods, periods
 from fedtail.reproduce.studies.compared.printed import PrintedTable, as_table, less
 from fedtail.reproduce.studies.compared.protocol import LAMBDAS, POWERS, PROXIMAL, TILTS, Field, Plan
 from fedtail.reproduce.studies.compared.rows import afl
@@ -32,7 +32,6 @@ from fedtail.reproduce.tables import Table
 
 ENOUGH = 20                                      # tweets of a median account, for percentiles of its error to mean something
 CLOSE = 0.5                                      # points of error
-DRAWN = ("FedAvg", "Delta-FL 0.8", "Delta-FL 0.5", "Delta-FL 0.1")
 SIZES, COUNTED = "figures 10 of [PLMH23] and 15 of [LPMH21]", "figure 16 of [LPMH21] has it for EMNIST"
 LINEAR_FIGURES = ("figures 8 of [PLMH23] and 13 of [LPMH21]", SIZES, "figure 9 of [LPMH21]", COUNTED)
 LSTM_FIGURES = ("figures 3 and 8 of [PLMH23], 13 of [LPMH21]", SIZES, "figure 10 of [LPMH21]", COUNTED)
@@ -77,8 +76,8 @@ def lstm_task(cell: Cell) -> fedtail.Task:
     return fedtail.Task(LSTMClassifier(dimension=WIDTH, hidden=WIDTH))
 
 
-LINEAR = Field(partial(sides_of, means=True), lambda cell: fedtail.Task(LogisticRegression(WIDTH)), DRAWN)
-LSTM = Field(partial(sides_of, means=False), lstm_task, DRAWN)
+LINEAR = Field(partial(sides_of, means=True), lambda cell: fedtail.Task(LogisticRegression(WIDTH)))
+LSTM = Field(partial(sides_of, means=False), lstm_task)
 LINEAR_FULL = Plan(visits=228.0, learning_rates=(0.1, 0.3, 1.0, 3.0), powers=POWERS, tilts=TILTS, proximal=PROXIMAL,
                    lambdas=LAMBDAS, periods=(1, 10, 50), rate_share=1.0)
 LINEAR_QUICK = replace(LINEAR_FULL, seeds=3, visits=40.0, learning_rates=(0.3,), lambdas=(1e-5,), powers=(1.0, 10.0),
@@ -90,7 +89,7 @@ LSTM_QUICK = replace(LSTM_FULL, seeds=2, visits=6.0, cohort=30, learning_rates=(
 
 
 def tables(results: Results, printed: PrintedTable, source: str) -> list[Table]:
-    made = [*pages.errors(results, "accounts", printed, source), pages.losses(results, "accounts")]
+    made = [*pages.errors(results, "accounts", printed, source), pages.losses(results, "accounts", methods(results.plan))]
     return [*made, *([pages.kept(results)] if results.plan["periods"] else [])]
 
 
@@ -173,7 +172,7 @@ def claims(printed: PrintedTable, histogram: str, table: str) -> tuple[Claim, ..
               partial(mean_is_lower, than="Delta-FL 0.1", printed=printed)),
         Claim("The mean is higher with AFL than with FedAvg.", f"[PLMH23, {table}]",
               partial(mean_is_lower, than="AFL", printed=printed)),
-        Claim("The loss varies less over training accounts.", "[PLMH23, section C.4, figure 10]", courses.loss_varies_less),
+        Claim("The loss varies less over training accounts.", "[PLMH23, section C.4, figure 10]", said.loss_varies_less),
         Claim("The tail of the training loss is lower.", "[PLMH23, figure 8]", said.loss_tail_falls),
     )
 

@@ -19,27 +19,28 @@ from fedtail.data import Population
 from fedtail.models import CharacterGRU
 from fedtail.reproduce.judging import all_of, lower, not_above
 from fedtail.reproduce.results import Results
-from fedtail.reproduce.studies.compared import courses, figures
+from fedtail.reproduce.studies.compared import claims, courses, figures, pages
 from fedtail.reproduce.studies.compared.courses import Sides
+from fedtail.reproduce.studies.compared.methods import models
+from fedtail.reproduce.studies.compared.printed import as_table, beside, less
 from fedtail.reproduce.studies.compared.protocol import best_rate
+from fedtail.reproduce.studies.compared.rows import rows_of
 from fedtail.reproduce.studies.text.roles import CLASSES, ROLES, SHAKESPEARE_DATA, thinned
 from fedtail.reproduce.study import Cell, Claim, Cost, Data, Finding, Measure, Numbers, Study, Verdict
-from fedtail.reproduce.tables import Printed, Row, Table
+from fedtail.reproduce.tables import Row, Table
 from fedtail.training import Method
 
 POOR = 1000                                      # windows; the paper names no number for Shakespeare
 CLOSE = 0.5                                      # points of error: table 3 has 0.03 and 0.23
 
 # Tables 2 and 3: 90th percentile and mean of the test error, %, with deviations over five seeds.
-PRINTED = {
+PRINTED = as_table({
     "FedAvg": ((46.45, 0.11), (42.90, 0.04)), "Delta-FL 0.8": ((46.33, 0.10), (42.93, 0.05)),
     "Delta-FL 0.5": ((46.32, 0.13), (43.13, 0.05)), "Delta-FL 0.1": ((47.17, 0.14), (44.18, 0.12)),
-}
+}, columns=("p90", "mean"))
 HEAD = {"90th percentile": "test.p90", "mean": "test.mean"}
 MORE = {"deviation over clients": "test.std", "10th percentile": "test.p10", "median": "test.p50", "worst 10%": "test.worst10",
         "worst 5%": "test.worst5", "best 10%": "test.best10"}
-LOSS = {"mean": "train.mean", "deviation over clients": "train.std", "90th percentile": "train.p90",
-        "95th percentile": "train.p95"}
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,6 @@ def task_of(cell: Cell) -> fedtail.Task:
     return fedtail.Task(CharacterGRU(CLASSES, cell.plan.hidden))
 
 
-def methods(tail_fractions: Sequence[float]) -> tuple[str, ...]:
-    return ("FedAvg", *(f"Delta-FL {theta:g}" for theta in tail_fractions))
-
-
 def recipe(name: str, cohort: int, local: dict[str, Any]) -> Method:
     if name == "FedAvg":
         return fedtail.fedavg(cohort, **local)
@@ -99,7 +96,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
     made: dict[str, Measure] = {}
     if seed == 0:
         made |= {f"learning rate {rate:g}": partial(try_rate, rate=rate) for rate in plan.learning_rates}
-    return made | {name: partial(final, name=name) for name in methods(plan.tail_fractions)}
+    return made | {name: partial(final, name=name) for name in models(plan)}
 
 
 def try_rate(cell: Cell, rate: float) -> Numbers:
@@ -113,34 +110,23 @@ def final(cell: Cell, name: str) -> Numbers:
     plan: Plan = cell.plan
     sides, rate = sides_of(cell), best_rate(cell)
     algorithm = recipe(name, min(plan.cohort, len(sides.train)), local(plan, rate, plan.rounds))
-    trained, course = courses.followed(cell, algorithm, task_of(cell), sides, plan.rounds, plan.look_every)
-    return {"settings": {"learning_rate": rate}, "course": course, **courses.described(cell, trained, sides, True)}
+    _, seen = courses.followed(cell, algorithm, task_of(cell), sides, plan.rounds, plan.look_every, one_by_one=True)
+    return {"settings": {"learning_rate": rate}, **seen}
 
 
 def tables(results: Results) -> list[Table]:
-    def rows(columns: dict[str, str], printed: bool = False) -> tuple[Row, ...]:
-        return tuple(Row(name, {column: results.values(name, path) for column, path in columns.items()},
-                         dict(zip(columns, (Printed(*n) for n in PRINTED[name]), strict=True)) if printed else {})
-                     for name in methods(results.plan["tail_fractions"]))
-    return [Table("Error of test roles, %", tuple(HEAD), rows(HEAD, True), "[LPMH21, tables 2 and 3]"), seed_by_seed(results),
-            Table("More statistics of the same errors, %", tuple(MORE), rows(MORE)),
-            Table("Loss of training roles, by mass", tuple(LOSS), rows(LOSS), digits=4)]
+    names = models(results.plan)
+    return [Table("Error of test roles, %", tuple(HEAD), beside(rows_of(results, names, HEAD), PRINTED, HEAD),
+                  "[LPMH21, tables 2 and 3]"), seed_by_seed(results),
+            Table("More statistics of the same errors, %", tuple(MORE), rows_of(results, names, MORE)),
+            pages.losses(results, "roles", names)]
 
 
 def seed_by_seed(results: Results) -> Table:
     columns = tuple(f"seed {seed}" for seed in results.seeds)
     rows = tuple(Row(name, {column: [value] for column, value in zip(columns, results.values(name, "test.p90"), strict=True)})
-                 for name in methods(results.plan["tail_fractions"]))
+                 for name in models(results.plan))
     return Table("The 90th percentile, seed by seed, %", columns, rows)
-
-
-def less(name: str, other: str, column: int) -> Printed:
-    return Printed(*PRINTED[name][column]).less(Printed(*PRINTED[other][column]))
-
-
-def p90_falls(results: Results, name: str) -> Finding:
-    return lower(results.difference(name, "FedAvg", "test.p90"), results.papers_data, less(name, "FedAvg", 0),
-                 f"90th percentile, {name} less FedAvg,")
 
 
 def mean_is_close(results: Results) -> Finding:
@@ -153,8 +139,8 @@ def small_theta_loses(results: Results) -> Finding:
     if 0.1 not in results.plan["tail_fractions"]:
         return Finding(Verdict.NOT_TESTABLE, "theta = 0.1 was not run")
     return all_of(*(lower(results.difference("FedAvg", "Delta-FL 0.1", path), results.papers_data,
-                          less("FedAvg", "Delta-FL 0.1", column), f"{what}, FedAvg less theta 0.1,")
-                    for column, (what, path) in enumerate(HEAD.items())))
+                          less(PRINTED, "FedAvg", "Delta-FL 0.1", path.removeprefix("test.")), f"{what}, FedAvg less theta 0.1,")
+                    for what, path in HEAD.items()))
 
 
 def thinner_tail(results: Results) -> Finding:
@@ -165,9 +151,9 @@ def thinner_tail(results: Results) -> Finding:
 
 def notes(results: Results) -> Sequence[str]:
     plan = results.plan
-    tried = ", ".join(f"{rate:g} ({courses.text(results.numbers(f'learning rate {rate:g}', 0)['loss'])})"
+    tried = ", ".join(f"{rate:g} ({pages.text(results.numbers(f'learning rate {rate:g}', 0)['loss'])})"
                       for rate in plan["learning_rates"])
-    rate = courses.with_edge(results.numbers("FedAvg", results.seeds[0])["settings"]["learning_rate"], plan["learning_rates"])
+    rate = pages.with_edge(results.numbers("FedAvg", results.seeds[0])["settings"]["learning_rate"], plan["learning_rates"])
     lost = [str(seed) for seed in results.seeds if results.numbers("FedAvg", seed)["test"]["mean"] > 70]
     made = [f"{plan['rounds']} rounds of {plan['cohort']} roles; printed are 600 of 100. A role has at most {plan['windows']} "
             "windows here, spread evenly over its text, and weighs as many as it had; the paper uses all of them. Errors are "
@@ -193,14 +179,16 @@ SHAKESPEARE = Study(
     figures=partial(figures.figures, unit="windows that were used", sources=(
         "figure 13 of [LPMH21]", "figure 15 of [LPMH21]", "figure 11 of [LPMH21]", "figure 16 of [LPMH21] has it for EMNIST")),
     claims=(
-        Claim("The 90th percentile falls with theta = 0.8.", "[LPMH21, table 2]", partial(p90_falls, name="Delta-FL 0.8")),
-        Claim("The 90th percentile falls with theta = 0.5.", "[LPMH21, table 2]", partial(p90_falls, name="Delta-FL 0.5")),
+        Claim("The 90th percentile falls with theta = 0.8.", "[LPMH21, table 2]",
+              partial(claims.p90_falls, method="Delta-FL 0.8", printed=PRINTED)),
+        Claim("The 90th percentile falls with theta = 0.5.", "[LPMH21, table 2]",
+              partial(claims.p90_falls, method="Delta-FL 0.5", printed=PRINTED)),
         Claim("The mean is on par at theta = 0.8 and 0.5, or better.", "[LPMH21, table 3]", mean_is_close),
         Claim("theta = 0.1 is worse than FedAvg in both.", "[LPMH21, tables 2 and 3]", small_theta_loses),
         Claim("The distribution over test roles has a thinner upper tail.", "[LPMH21, figure 13]", thinner_tail),
-        Claim("The loss varies less over training roles.", "[LPMH21, figure 15]", courses.loss_varies_less),
+        Claim("The loss varies less over training roles.", "[LPMH21, figure 15]", claims.loss_varies_less),
         Claim("Delta-FL is not slower than FedAvg by rounds.", "[LPMH21, figures 6 and 11]",
-              partial(courses.as_fast, reach=CLOSE)),
-        Claim("The number of clients that pass the filter is stable.", "[LPMH21, figure 16, for EMNIST]", courses.stable_count),
+              partial(claims.as_fast, reach=CLOSE)),
+        Claim("The number of clients that pass the filter is stable.", "[LPMH21, figure 16, for EMNIST]", claims.stable_count),
     ),
 )
