@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy fuzz docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core mutants docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 test: lint types unit wheel
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests experiments docs
+	$(BIN)/ruff check src studies tests experiments docs
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -32,6 +32,24 @@ CASES ?= 1000000
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python tests/fuzz_secure.py --cases $(CASES)
 
+# Every method with these files and with an earlier commit: which runs end with other bits.
+BASE ?= HEAD
+same-numbers: $(VENV)/.installed-test
+	$(BIN)/python tests/same_numbers.py --against $(BASE)
+
+# Random methods, modules, kernels, channels and interruptions against a textbook of federated training, for an hour.
+SECONDS ?= 3600
+SEED ?= 0
+fuzz-core: $(VENV)/.installed-test
+	$(BIN)/python tests/fuzz_core.py --seconds $(SECONDS) --cases $(CASES) --seed $(SEED)
+
+# Defects put into a sample of the source, one at a time, each of which a test should notice: hours the first time, resumable.
+PACKAGE ?=
+SAMPLE ?= 60
+JOBS ?= 2
+mutants: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m mutation run --sample $(SAMPLE) --seed $(SEED) --jobs $(JOBS) $(addprefix --area ,$(PACKAGE))
+
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
@@ -45,8 +63,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+$(VENV)/.installed-test: $(VENV)/.installed studies/pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' -e studies
 	touch $@
 
 # Seconds a round next to the naive loop and four peers, each in an environment of its own; hours on two cores.

@@ -10,13 +10,17 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
 from fedtail.privacy import accounting
+from fedtail.privacy.accountants import PrivacyLosses, RenyiDivergences, Step, _divergences, _interval, _reach
 from fedtail.privacy.accounting import delta_at, epsilon_at, guarantee, rounds_affordable
+from fedtail.privacy.bill import bill_of
+from fedtail.privacy.concentrated import check_target, crossing, delta_of, epsilon_of, rho_for
 from fedtail.privacy.discrete_gaussian import probability
 from fedtail.privacy.events import (
     FixedSampling,
@@ -190,6 +194,129 @@ def test_the_second_opinion_on_fixed_size_is_dp_accountings():
     assert found.notes == ("experimental: the amplification of cohorts of fixed size",)
 
 
+# divergences, order by order
+
+def at_order(order, divergence, delta):
+    """Epsilon by a Rényi divergence of one order [Canonne, Kamath and Steinke 2020, proposition 12]."""
+    return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+
+
+@pytest.mark.parametrize(("scheme", "whole", "rate", "lowest", "highest"), [
+    ("none", True, 1.0, 2, 1024), ("none", False, 1.0, 1.1, 1024), ("fixed", False, 0.1, 2, 96), ("poisson-exchange", False, 1.0, 1.5, 64)])
+def test_divergences_are_compared_from_small_orders_to_large_ones(scheme, whole, rate, lowest, highest):
+    """So much noise that the largest order is the best, and so little that the smallest is."""
+    def divergence(z, order):
+        if scheme == "fixed":
+            found = RdpAccountant([order], dp_accounting.NeighboringRelation.REPLACE_ONE)
+            return float(found.compose(dp_accounting.SampledWithoutReplacementDpEvent(10, 1, dp_accounting.GaussianDpEvent(z))).rdp[0])
+        if scheme == "poisson-exchange":
+            return (order - 0.5) / (order - 1) * 2 * order / (2 * z**2) + (2 * order - 1) / (2 * z**2)
+        return order / (2 * z**2)
+
+    for z, order, delta in ((2000.0, highest, 1e-9), (0.01 if scheme == "none" and not whole else 0.1, lowest, 0.4)):
+        found = RenyiDivergences(((Step(z, rate, scheme), 1),), whole).epsilon(delta)
+        assert found == pytest.approx(at_order(order, divergence(z, order), delta), rel=1e-6)
+
+
+@given(st.floats(0.3, 40), st.floats(1e-12, 1e-2), st.booleans())
+@settings(max_examples=20)
+def test_hardly_anything_is_lost_between_the_orders(z, delta, whole):
+    orders = np.arange(2, 2000) if whole else 1 + np.geomspace(0.1, 2000, 1000)
+    best = max(0.0, min(at_order(order, order / (2 * z**2), delta) for order in orders.tolist()))
+    found = RenyiDivergences(((Step(z), 1),), whole).epsilon(delta)
+    assert best * (1 - 1e-4) <= found <= best * 1.02 + 1e-3
+
+
+def test_rounding_never_makes_a_divergence_too_small():
+    for order, times in ((2, 1), (3, 3)):           # D_2 = log(1 + q^2 (e^(1/z^2) - 1)), D_3 the next, for tiny q
+        found = float(_divergences(Step(5.0, 1e-9, "poisson"), (order,))[0])
+        true = times * 1e-18 * math.expm1(5.0**-2) / (order - 1)
+        assert true + 0.9 * 2.0**-50 / (order - 1) <= found <= true + 2 * 2.0**-50 / (order - 1)
+    assert float(_divergences(Step(5.0), (2,))[0]) == pytest.approx(2 / 50, rel=1e-15)
+
+
+def test_a_round_that_may_not_be_amplified_mixes_moments():
+    z, rate, decisive = 1.3, 0.2, 0.07
+    second = 1 + rate**2 * math.expm1(z**-2)
+    third = (1 - rate) ** 3 + 3 * (1 - rate) ** 2 * rate + 3 * (1 - rate) * rate**2 * math.exp(z**-2) + rate**3 * math.exp(3 * z**-2)
+    found = _divergences(Step(z, rate, "poisson", decisive), (2, 3))
+    mixed = [(1 - decisive) * second + decisive * math.exp(z**-2), (1 - decisive) * third + decisive * math.exp(3 * z**-2)]
+    assert found.tolist() == pytest.approx([math.log(mixed[0]), math.log(mixed[1]) / 2], rel=1e-9)
+
+
+def test_rounds_that_hang_on_one_client_are_paid_from_delta():
+    plain, held = PrivacyLosses(((Step(2.0, 0.1, "poisson"), 5),)), PrivacyLosses(((Step(2.0, 0.1, "poisson", 1e-7), 5),))
+    assert held.failure == pytest.approx(5e-7)
+    assert held.epsilon(1e-5) == pytest.approx(plain.epsilon(1e-5 - 5e-7), rel=1e-9)
+    assert held.delta(0.5) == pytest.approx(plain.delta(0.5) + 5e-7, rel=1e-9)
+    assert held.epsilon(held.failure) == math.inf
+    assert held.epsilon(held.failure * 1.001) < math.inf
+    assert PrivacyLosses(((Step(2.0, 0.1, "poisson", 0.5), 5),)).delta(0.5) == 1
+
+
+def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
+    for decisive, accountant in ((0.99e-3 * 1e-5 / 20, "pld"), (1.01e-3 * 1e-5 / 20, "rdp")):
+        assert bill_of(((gaussian(2.0, PoissonSampling(0.1, decisive)), 20),), "zero-out").accountant(delta=1e-5).name == accountant
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("z", [0.05, 0.3, 1.0, 5.0, 50.0])
+def test_the_grid_of_losses_is_fine_enough_and_not_too_long(z, rate):
+    for scheme, multiplier in (("poisson", z), ("poisson-exchange", z / 2)):
+        farthest = GaussianPrivacyLoss(multiplier, sampling_prob=rate).connect_dots_bounds().epsilon_upper
+        assert farthest <= _reach(Step(z, rate, scheme)) <= 1.3 * farthest
+    ratio = (1 - rate) + rate * np.exp(LINE / z - 0.5 / z**2)                 # of densities, under the one without the client
+    square = np.trapezoid((ratio - 1) ** 2 * stats.norm.pdf(LINE), LINE)      # of the loss, where it is small
+    interval = _interval(((Step(z, rate, "poisson"), 3),))
+    longest = _reach(Step(z, rate, "poisson")) / 2**17
+    wanted = max(min(math.sqrt(square) / 16, 2.0**-10) if z > 0.2 else 2.0**-10, 2.0**-18, longest)
+    assert math.log2(interval) % 1 == 0
+    assert wanted / 2 < interval <= wanted * (1 + 1e-6)
+    mixed = _interval(((Step(z, rate, "poisson"), 3), (Step(0.05), 1)))       # the longest of them has to fit
+    assert _reach(Step(0.05)) / 2**18 < mixed <= max(2.0**-10, _reach(Step(0.05)) / 2**17)
+
+
+def test_the_grid_of_several_steps_is_that_of_their_usual_deviation():
+    steps = ((Step(200.0), 30), (Step(500.0), 10))
+    first, second = math.sqrt(math.expm1(200.0**-2)), math.sqrt(math.expm1(500.0**-2))
+    usual = (30 * first**2 + 10 * second**2) / (30 * first + 10 * second)
+    assert usual / 32 < _interval(steps) <= usual / 16
+
+
+# concentrated privacy
+
+@pytest.mark.parametrize("rho", [1e-4, 0.02, 0.5, 7.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 4.0, 30.0])
+def test_concentrated_privacy_is_that_of_the_best_order(rho, epsilon):
+    def log_delta(u):
+        return u * ((1 + u) * rho - epsilon) + u * math.log(u) - (1 + u) * math.log1p(u)
+
+    grid = np.linspace(-20, 20, 4001)
+    near = grid[np.argmin([log_delta(math.exp(at)) for at in grid])]
+    best = optimize.minimize_scalar(lambda at: log_delta(math.exp(at)), bounds=(near - 0.02, near + 0.02), method="bounded", options={"xatol": 1e-12})
+    assert delta_of(rho, epsilon) == pytest.approx(min(1.0, math.exp(best.fun)), rel=1e-6, abs=1e-300)
+
+
+def test_concentrated_privacy_and_its_inverses():
+    for rho, delta in ((1e-3, 1e-5), (0.5, 1e-9), (20.0, 0.1)):
+        epsilon = epsilon_of(rho, delta)
+        assert delta_of(rho, epsilon) <= delta < delta_of(rho, epsilon * (1 - 1e-12))
+        largest = rho_for(epsilon, delta)
+        assert delta_of(largest, epsilon) <= delta < delta_of(largest * (1 + 1e-12), epsilon)
+        assert largest == pytest.approx(rho, rel=1e-9)
+    assert epsilon_of(1e-9, 0.5) == 0
+    assert epsilon_of(math.inf, 0.1) == math.inf
+    assert delta_of(0.0, 1.0) == 0
+    assert crossing(lambda x: x >= 0.3, 0.0, 1.0) == (math.nextafter(0.3, 0), 0.3)
+    check_target(1e-9, 1e-300)
+    for bad in (0.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="epsilon must be positive and finite"):
+            check_target(bad, 1e-5)
+    for call in (check_target, epsilon_of, rho_for):
+        with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 1"):
+            call(1.0, 1.0)
+
+
 # composed first, amplified once
 
 def test_releases_of_one_cohort_are_composed_before_they_are_amplified():
@@ -325,6 +452,12 @@ def test_what_draws_are_off_is_paid_from_delta():
     assert str(refused.value) == ("the draws of integer noise are 1e-05 from exact, all together, and (1 + e^epsilon) times that leaves "
                                   "nothing of delta = 1e-05. Draw exactly, draw less, or allow a larger delta.")
     assert guarantee([(off, 100)], 1e-5).against_server == math.inf      # e^epsilon is too large there
+    once, alone = guarantee([(off, 100), (exact, 3)], 1e-5), epsilon_at([(RoundEvent(off.releases, NoSampling()), 1)], 1e-5)
+    assert once.one_participation == alone > epsilon_at([(RoundEvent(exact.releases, NoSampling()), 1)], 1e-5)
+    twice_off = RoundEvent(off.releases * 2, PoissonSampling(0.1))
+    assert delta_at([(twice_off, 4)], 900.0) == 1                        # and e^900 is no number
+    assert delta_at([(twice_off, 4)], 0.5) == pytest.approx(
+        delta_at([(RoundEvent(exact.releases * 2, PoissonSampling(0.1)), 4)], 0.5) + (1 + math.exp(0.5)) * 8e-8)
 
 
 # budgets
@@ -339,7 +472,10 @@ def test_rounds_that_are_affordable_are_the_most_that_fit():
     assert accounting._affordable.cache_info().misses == asked           # one less after each, and nothing is computed again
     assert rounds_affordable([(other, 1), (step, fitting)], step, 1.5, 1e-5) == 0
     assert rounds_affordable([(other, 10**6)], step, 1.5, 1e-5) == 0
-    assert rounds_affordable([], step, 1.5, 1e-5, most=7) == 7
+    for most in (1, 2, 3, 7, 8, 9):
+        assert rounds_affordable([], step, 1.5, 1e-5, most=most) == most
+    assert rounds_affordable([(step, 1)], step, 1.5, 1e-5, most=7) == 7
+    assert rounds_affordable([(step, fitting + 5)], step, 1.5, 1e-5) == 0
 
 
 def test_what_costs_nothing_is_affordable_for_ever_and_what_is_not_private_never():
@@ -384,6 +520,11 @@ class Unheard:
     ([(gaussian(1.0), 1.5)], ValueError, "a round happens a whole number of times, got 1.5."),
     ([(gaussian(-1.0), 1)], ValueError, "noise_multiplier (z) must not be negative, and exchange must be positive, got GaussianRelease(noise_multiplier=-1.0, exchange=2.0, what='a sum')."),
     ([(gaussian(1.0, PoissonSampling(1.5)), 1)], ValueError, "the rate of Poisson sampling must be in [0, 1], got 1.5."),
+    ([(gaussian(1.0, PoissonSampling(-0.1)), 1)], ValueError, "the rate of Poisson sampling must be in [0, 1], got -0.1."),
+    ([(gaussian(1.0, PoissonSampling(0.1, 1.0)), 1)], ValueError, "the share of rounds that hang on one client must be in [0, 1), got 1."),
+    ([(gaussian(1.0, PoissonSampling(0.1, -0.1)), 1)], ValueError, "the share of rounds that hang on one client must be in [0, 1), got -0.1."),
+    ([(gaussian(1.0, exchange=0.0), 1)], ValueError, "noise_multiplier (z) must not be negative, and exchange must be positive, got GaussianRelease(noise_multiplier=1.0, exchange=0.0, what='a sum')."),
+    ([(gaussian(1.0, FixedSampling(0, 4)), 1)], ValueError, "a cohort must be between 1 and the population, got 0 of 4."),
     ([(gaussian(1.0, FixedSampling(5, 4)), 1)], ValueError, "a cohort must be between 1 and the population, got 5 of 4."),
 ], ids=lambda value: value[:30] if isinstance(value, str) else "")
 def test_events_nobody_knows_are_refused(rounds, error, text):
@@ -421,4 +562,5 @@ def test_deltas_that_are_no_probabilities_are_refused():
 def test_a_tiny_delta_is_left_to_divergences():
     events = [(gaussian(2.0, PoissonSampling(0.1)), 10)]
     assert guarantee(events, 1e-13).accountant == "rdp"
-    assert guarantee(events, 1e-11).accountant == "pld"
+    assert guarantee(events, 1e-12).accountant == "pld"
+    assert guarantee([(gaussian(2.0), 10)], 1e-13).accountant == "pld"               # a closed form rounds nothing

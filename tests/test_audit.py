@@ -37,6 +37,7 @@ from fedtail.clients import Broadcast, Clients, Shard
 from fedtail.data.population import Population
 from fedtail.models import LeastSquares
 from fedtail.privacy import Attack, Guarantee, Ledger, NoisySum, SeededRandomness, gaussian_epsilon
+from fedtail.privacy.audit import _at_most, _error_bounds
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Sampling
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import noisy_sum
@@ -73,6 +74,44 @@ def test_bounds_on_mu_are_above_it_as_seldom_as_they_say(bound, mu):
         assert wrong >= stats.binom.ppf(0.001, 400, 0.05)      # exact, not only safe
 
 
+def test_the_bound_for_normal_scores_is_that_of_a_noncentral_t():
+    """At the bound a gap as large as the one found, or larger, has probability 1 - confidence."""
+    for without, present, mu, confidence in ((25, 60, 1.0, 0.9), (100, 40, 3.0, 0.99), (20, 20, 0.5, 0.5)):
+        scores = normal_scores(mu, 100, "t", without)[0][:without] * 3, normal_scores(mu, 100, "t", without)[1][:present] * 3
+        found = Attack(*scores, confidence=confidence).mu_if_normal()
+        test = stats.ttest_ind(scores[1], scores[0], equal_var=True)
+        assert found > 0
+        assert stats.nct.cdf(test.statistic, test.df, found / math.sqrt(1 / without + 1 / present)) == pytest.approx(confidence, abs=1e-9)
+    assert Attack(scores[1], scores[0] - 10).mu_if_normal() == 0
+
+
+def test_the_threshold_is_chosen_on_other_runs_than_it_is_tested_on():
+    """Every other run is told apart, and the rest the wrong way round: what is chosen on the first half fails on the second."""
+    def halves(first, second):
+        return np.tile([first, second], 500).astype(float)
+
+    assert Attack(halves(0, 2), halves(1, 1)).mu() == 0
+    assert Attack(halves(0, 0), halves(1, -1)).mu() == 0
+    error = 1 - 0.005 ** (1 / 500)
+    apart = Attack(halves(0, 0.5), halves(1, 1))                          # a threshold above 1/2 holds in both halves
+    assert apart.mu() in (0, pytest.approx(-2 * stats.norm.ppf(error)))
+    assert Attack(halves(0, -9), halves(1, 9)).mu() == pytest.approx(-2 * stats.norm.ppf(error))
+
+
+def test_bounds_on_probabilities_are_clopper_and_pearsons():
+    for runs in (20, 77):
+        happened = np.arange(runs + 1)
+        bounds = _at_most(happened, runs, 0.02)
+        assert stats.binom.cdf(happened[:-1], runs, bounds[:-1]) == pytest.approx(np.full(runs, 0.02), rel=1e-9)
+        assert bounds[-1] == 1
+    random = np.random.default_rng(0)
+    without, present = random.integers(0, 6, 40).astype(float), random.integers(2, 9, 30).astype(float)
+    for threshold in range(-1, 11):
+        alarms, misses = _error_bounds(without, present, np.array(float(threshold)), 0.96)
+        assert float(alarms) == pytest.approx(float(_at_most(np.array((without >= threshold).sum()), 40, 0.02)))
+        assert float(misses) == pytest.approx(float(_at_most(np.array((present < threshold).sum()), 30, 0.02)))
+
+
 def test_bounds_approach_the_truth_with_more_runs():
     bounds = [Attack(*normal_scores(2.0, runs, "more")) for runs in (100, 1000, 10_000, 100_000)]
     for found in ([attack.mu() for attack in bounds], [attack.mu_if_normal() for attack in bounds]):
@@ -97,7 +136,9 @@ def test_what_is_told_apart_every_time_proves_as_much_as_there_were_runs():
     assert attack.mu() == pytest.approx(-2 * stats.norm.ppf(error))
     assert attack.epsilon_of_any_shape(0.01) == pytest.approx(math.log((0.99 - error) / error))
     assert 95 < attack.mu_if_normal() < 100
-    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert (gaussian_epsilon(math.inf, 1e-5), gaussian_epsilon(0.0, 1e-5)) == (math.inf, 0)
+    assert Attack(np.zeros(20), np.ones(20), confidence=0.5).mu() > 0          # the fewest runs and the least confidence there are
+    assert attack.confidence == 0.99
     backwards = Attack(np.ones(2000), np.zeros(2000))
     assert backwards.mu() == backwards.mu_if_normal() == backwards.epsilon(1e-5) == 0
     assert backwards.epsilon_of_any_shape(0.01) == pytest.approx(0, abs=1e-12)
@@ -106,6 +147,12 @@ def test_what_is_told_apart_every_time_proves_as_much_as_there_were_runs():
 @pytest.mark.parametrize(("make", "text"), [
     (lambda: Attack(np.zeros(30), np.zeros(5)), "present must be one score for each run, of 20 runs or more and none of them NaN, got an array of shape (5,) with 0 NaN."),
     (lambda: Attack(np.full(30, math.nan), np.zeros(30)), "without must be one score for each run, of 20 runs or more and none of them NaN, got an array of shape (30,) with 30 NaN."),
+    (lambda: Attack(np.zeros(19), np.zeros(30)), "without must be one score for each run, of 20 runs or more and none of them NaN, got an array of shape (19,) with 0 NaN."),
+    (lambda: Attack(np.zeros(30), np.zeros((30, 1))), "present must be one score for each run, of 20 runs or more and none of them NaN, got an array of shape (30, 1) with 0 NaN."),
+    (lambda: Attack(np.zeros(30), np.array([math.nan, *[0.0] * 29])), "got an array of shape (30,) with 1 NaN."),
+    (lambda: Attack(np.zeros(30), np.zeros(30), confidence=1.0), "confidence must be in [0.5, 1), got 1."),
+    (lambda: Attack(np.zeros(30), np.zeros(30), confidence=0.49), "confidence must be in [0.5, 1), got 0.49."),
+    (lambda: Attack(np.zeros(30), np.zeros(30)).epsilon_of_any_shape(-0.1), "delta must be in [0, 1), got -0.1."),
     (lambda: Attack(np.zeros(30), np.zeros(30), confidence=0.01), "confidence must be in [0.5, 1), got 0.01. For one wrong bound in a hundred write 0.99."),
     (lambda: gaussian_epsilon(1.0, 0.0), "delta must be in (0, 1), got 0."),
     (lambda: Attack(np.zeros(30), np.zeros(30)).epsilon_of_any_shape(1.0), "delta must be in [0, 1), got 1."),
@@ -126,6 +173,7 @@ class Given:
     mechanism: NoisySum
     number: int = 0
     gather: bool = False
+    divisor: None = None
 
     def rows(self, clients: Clients) -> Tensor:
         return self.row.repeat(len(clients) // len(self.row), 1)
@@ -562,7 +610,7 @@ def drift(seen: Observed) -> Tensor:
 
 def test_dividing_by_the_exact_number_of_clients_is_caught():
     fair = dp_fedavg()
-    leaky = replace(fair, aggregate=ByRealisedCount(CLIP, GaussianNoise(UPDATE), 1.0))
+    leaky = replace(fair, aggregate=ByRealisedCount(CLIP, GaussianNoise(UPDATE), float(PEOPLE)))
     promise = promised_by_training(leaky)
     assert promise.epsilon == promised_by_training(fair).epsilon
     assert attack_on_training(fair, read=drift).epsilon_if_normal(DELTA) < promise.epsilon

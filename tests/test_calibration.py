@@ -103,6 +103,38 @@ def test_a_promise_that_asks_for_hardly_any_noise_gets_the_least():
     assert noise_for(1e7, 1e-5, 1, NoSampling()).whole_round == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("noise", [0.0101, 0.03, 0.9, 1.0, 1.1, 4.0, 50.0])
+def test_the_smallest_noise_is_found_wherever_it_is(noise):
+    """A price that is known: Gaussian sums without sampling, at the epsilon of the noise itself."""
+    epsilon = epsilon_at([(round_event(noise, NoSampling()), 1)], 1e-5)
+    found = smallest_noise(lambda z: round_event(z, NoSampling()), 1, epsilon, 1e-5)
+    assert noise * (1 - 1e-6) <= found <= noise * (1 + 2e-5)
+    assert epsilon_at([(round_event(found, NoSampling()), 1)], 1e-5) <= epsilon
+
+
+def test_integer_noise_of_a_round_costs_as_much_as_continuous_noise():
+    whole, continuous = (round_event(1.7, PoissonSampling(0.1), 0.25, 2, discrete) for discrete in (True, False))
+    for adjacency in ("zero-out", "replace-one"):
+        assert [release.multiplier(adjacency) for release in whole.releases] == pytest.approx(
+            [release.multiplier(adjacency) for release in continuous.releases], rel=1e-6)
+    assert [release.what for release in whole.releases] == ["a histogram of losses", "an update"] * 2
+    assert all(isinstance(release, LatticeRelease) for release in whole.releases)
+    assert whole.sampling == continuous.sampling == PoissonSampling(0.1)
+    found = noise_for(3.0, 1e-5, 20, PoissonSampling(0.1), 0.25, discrete=True)
+    assert found.guarantee.accountant == "rdp"
+    assert found.guarantee.epsilon == pytest.approx(3.0, rel=1e-3)
+
+
+def test_noise_is_looked_for_up_to_a_million_times_the_sensitivity():
+    def price(z, at):                                                               # a mechanism whose z counts for less than it says
+        return round_event(z / at, NoSampling())
+
+    one = noise_for(1.0, 1e-5, 1, NoSampling()).whole_round
+    assert smallest_noise(lambda z: price(z, 2e5 / one), 1, 1.0, 1e-5) == pytest.approx(2e5, rel=1e-4)
+    with pytest.raises(ValueError, match=r"even noise of 1e\+06 times the sensitivity"):
+        smallest_noise(lambda z: price(z, 4.2e6 / one), 1, 1.0, 1e-5)
+
+
 # rounds of too few
 
 def exactly(population, rate):
@@ -178,6 +210,11 @@ def test_the_largest_minimum_that_is_rarely_missed():
         minimum = minimum_for(rate, population, failure)
         assert skip_probability(rate, population, minimum) < failure <= skip_probability(rate, population, minimum + 1)
     assert minimum_for(1.0, 7) == 7
+    assert minimum_for(0.5, 30) == minimum_for(0.5, 30, 1e-5) < minimum_for(0.5, 30, 2e-5 * 50)
+    assert [decisive_share(1.0, 7, minimum) for minimum in (0, 6, 7)] == [0, 0, 1]
+    assert [skip_probability(1.0, 7, minimum) for minimum in (0, 7, 8)] == [0, 0, 1]
+    assert [skip_probability(0.5, 3, minimum) for minimum in (-1, 0, 1, 3, 4)] == pytest.approx([0, 0, 1 / 8, 7 / 8, 1])
+    assert decisive_share(0.5, 1, 1) == 1
     assert minimum_for(0.04, 2500) == 61                      # "60 of an expected 100, not 80"
 
 
@@ -190,6 +227,15 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: noise_for(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
     (lambda: levels(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
     (lambda: noise_for(1e-9, 1e-12, 1000, NoSampling()), "even noise of 1e+06 times the sensitivity does not reach this epsilon and delta. Allow more, or fewer rounds."),
+    (lambda: noise_for(1.0, 1e-5, 2.5, NoSampling()), "there must be one round or more, got rounds=2.5."),
+    (lambda: noise_for(math.inf, 1e-5, 1, NoSampling()), "epsilon must be positive and finite, got inf. "),
+    (lambda: split(math.inf, 0.25), "noise (z of the whole round) must be positive and finite, got inf."),
+    (lambda: split(1.0, math.inf), "quantile_ratio (r) must not be negative, got inf. "),
+    (lambda: split(1.0, 0.25, 1.5), "a family has one model or more, got models=1.5."),
+    (lambda: minimum_for(1.1, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=1.1, population=100."),
+    (lambda: decisive_share(0.5, 0, 0), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0.5, population=0."),
+    (lambda: decisive_share(0.1, 10, -1), "the minimum must be between 0 and the population of 10, got -1."),
+    (lambda: check_population(99), "a guarantee for each of 99 clients will be useless: "),
     (lambda: split(0.0, 0.25), "noise (z of the whole round) must be positive and finite, got 0."),
     (lambda: split(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
     (lambda: split(1.0, 0.25, 0), "a family has one model or more, got models=0."),
@@ -204,7 +250,7 @@ def test_what_cannot_be_had_is_refused(call, text):
     with pytest.raises(ValueError) as refused:
         call()
     assert str(refused.value).startswith(text)
-    assert str(refused.value) == text or text.endswith(". ")
+    assert str(refused.value) == text or text.endswith((". ", ": "))
 
 
 def test_what_is_probably_not_meant_is_said():
@@ -213,3 +259,7 @@ def test_what_is_probably_not_meant_is_said():
         "delta = 0.01 is not below 1 / population = 0.001: publishing all data of a client drawn at random would pass",
         "cohorts of about 10 clients are small: the noise of a sum is the same for any cohort"]
     check_population(100)
+    assert doubts(2500, PoissonSampling(0.01), 0.999 / 2500) == []                  # cohorts of 25, and a delta just below 1 / population
+    assert [len(doubts(2500, PoissonSampling(rate), delta)) for rate, delta in ((0.0099, 1e-5), (0.01, 1 / 2500), (0.0099, 1 / 2500))] == [1, 1, 2]
+    assert doubts(1000, FixedSampling(24, 1000), 1e-5) == ["cohorts of about 24 clients are small: the noise of a sum is the same for any cohort"]
+    assert doubts(100, NoSampling(), 1e-5) == []

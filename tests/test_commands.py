@@ -372,6 +372,85 @@ def test_a_statistic_that_is_not_a_number_fails_its_trial_and_the_search_ends(pl
     assert (done.exit_code, "no trial gave a number" in done.stderr) == (1, True), done.output
 
 
+ACCURACY = """
+def accuracy(outputs, targets): return (outputs.argmax(-1) == targets).double()
+def holed(outputs, targets): return float("nan") if len(targets) == {holed} else (outputs.argmax(-1) == targets).double().mean()
+"""
+METRICS = """[task]
+metrics = [{ name = "accuracy", function = "MINE:accuracy", better = "higher" },
+           { name = "holed", function = "MINE:holed", better = "higher", per = "client" }]
+"""
+OVER_CLIENTS = {"std": np.std, "variance": np.var, "worst100": np.mean, None: lambda a: np.percentile(a, 10)}
+BETTER = {"std": "lower", "variance": "lower"}      # the others are of the accuracy: higher
+
+
+def accuracy_search(place, statistic, holed=-1) -> None:
+    """Two learning rates, judged by a statistic of the accuracy over clients, for the file's two seeds."""
+    mine = f"scores_of_{place.name}"                  # a module of its own for every test
+    (place / f"{mine}.py").write_text(ACCURACY.replace("{holed}", str(holed)))
+    named = "" if statistic is None else f'statistic = "{statistic}"\n'
+    (place / "t.toml").write_text("seeds = [3, 4]\n" + BASE.replace("[task.module]", METRICS.replace("MINE", mine) + "[task.module]") + METHODS["delta_fl"] + f"""
+[tune]
+trials = 2
+metric = "accuracy"
+{named}[tune.search]
+local.learning_rate = [0.001, 0.5]
+""")
+
+
+@pytest.mark.parametrize("statistic", OVER_CLIENTS, ids=str)
+def test_tune_knows_which_values_of_a_statistic_are_better_and_takes_the_files_seeds(place, statistic):
+    accuracy_search(place, statistic)
+    result = answer("tune", "t.toml", "--out", "t")
+    better = BETTER.get(statistic, "higher")
+    assert (result["statistic"], result["better"], result["seeds"]) == (statistic or "p10", better, [3, 4])
+    expected = {}
+    for rate in (0.001, 0.5):
+        values = []
+        for seed in (3, 4):
+            splits = fedtail.experiment.read_experiment("one.toml").data.load(seed)
+            task = fedtail.Task(fedtail.models.SoftmaxRegression(60, 10))
+            trained = fedtail.train(fedtail.delta_fl(0.5, 5, learning_rate=rate), task, splits["train"], rounds=6, seed=seed)
+            values.append(OVER_CLIENTS[statistic](1 - fedtail.evaluate(trained, splits["validation"]).error.values.numpy()))
+        expected[rate] = np.mean(values)
+    assert {trial["settings"]["local.learning_rate"]: trial["value"] for trial in result["trials"]} == pytest.approx(expected)
+    chosen = (min if better == "lower" else max)(expected, key=lambda rate: expected[rate])
+    assert tomllib.loads(Path("t/best.toml").read_text())["local"]["learning_rate"] == chosen
+    shown = call("tune", "t.toml", "--out", "t", "--resume").stdout
+    assert re.search(rf"over held-out clients \({better} is better, mean over 2 seeds\)", " ".join(shown.split()))
+
+
+@pytest.mark.parametrize(("metric", "statistic", "text"), [
+    ("accuracy", "p90", "higher values of the accuracy are better, so p90 is about clients who do well. For those who do worst write p10,"),
+    ("accuracy", "p50.5", "so p50.5 is about clients who do well. For those who do worst write p49.5, or worst10 for their mean; for the best write best10."),
+    ("error", "p10", "lower values of the error are better, so p10 is about clients who do well. For those who do worst write p90,"),
+])
+def test_a_percentile_of_clients_who_do_well_is_refused(place, metric, statistic, text):
+    accuracy_search(place, statistic)
+    done = call("tune", "t.toml", "--set", f'tune.metric="{metric}"')
+    assert (done.exit_code, text in " ".join(done.stderr.split())) == (2, True), done.stderr
+    for middle in ("p50", "best10", "worst10", "std"):
+        fedtail.experiment.search.read_search("t.toml", [f'tune.metric="{metric}"', f'tune.statistic="{middle}"'])
+
+
+@pytest.mark.parametrize("statistic", ["mean", "std", "p10", "worst30"])
+def test_one_client_without_a_number_fails_a_trial(place, statistic):
+    held_out = fedtail.experiment.read_experiment("one.toml").data.load(3)["validation"]
+    accuracy_search(place, statistic, holed=int(held_out.size[0]))
+    done = call("tune", "t.toml", "--set", 'tune.metric="holed"', "--seeds", "3")
+    assert (done.exit_code, "no trial gave a number" in done.stderr) == (1, True), done.output
+
+
+def test_a_search_that_went_the_other_way_is_another_search(place):
+    """As one by std of an accuracy, when the direction was still the metric's."""
+    accuracy_search(place, "std")
+    answer("tune", "t.toml", "--out", "t", "--trials", "1", "--seeds", "3")
+    log = Path("t/trials.log").read_text()
+    assert log.count('"directions":[1]') == 1                        # minimise
+    Path("t/trials.log").write_text(log.replace('"directions":[1]', '"directions":[2]'))
+    assert "holds another search" in call("tune", "t.toml", "--out", "t", "--resume", "--seeds", "3").stderr
+
+
 def test_the_best_of_a_search_runs_with_your_own_module(place):
     (place / "mine_tuned.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(60, 10)\n")
     search = TUNE.format(statistic="p90", rates="[0.01]")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtail.privacy.discrete_gaussian import Table, _exact_one, as_fraction, exact, probability
-from fedtail.privacy.randomness import ClientRandomness, SeededRandomness, SystemRandomness, below
+from fedtail.privacy.discrete_gaussian import Table, _between, _exact_one, _happens, as_fraction, exact, probability
+from fedtail.privacy.randomness import ClientRandomness, SeededRandomness, SystemRandomness, below, wide_below
 
 VARIANCES = [Fraction(1, 4), Fraction(1, 2), Fraction(2), Fraction(7, 3), Fraction(40), Fraction(2500)]
 DRAWS = 100_000
@@ -103,6 +103,18 @@ def test_a_draw_that_63_bits_do_not_decide_takes_as_many_more_as_it_needs(varian
     assert table.sample(2, Scripted((first - 1) << 1, (first + 1) << 1)).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(7, 3)], ids=str)
+def test_numbers_next_to_a_value_are_not_decided(variance):
+    """Within a unit of the last bit arithmetic to as many bits cannot be trusted; beyond, it is."""
+    reach, values = distribution(variance, 150)
+    for x in (-2, 0, 1):
+        with mpmath.workdps(150):
+            at = int(mpmath.floor(values[x + reach] * 2**191))
+        assert [_between(variance, at + k, 191) for k in (-3, -1, 0, 1, 3)] == [x, None, None, None, x + 1]
+    assert _between(variance, 0, 191) is None                                     # any number of values is as small as that
+    assert _between(variance, 2**191 - 1, 191) is None
+
+
 def test_a_draw_beyond_the_table_is_possible():
     """All bits zero for 318 of them: far in the tail, where no table reaches."""
     table = Table.of(Fraction(2))
@@ -124,6 +136,9 @@ def test_a_variance_as_a_ratio_is_never_smaller():
     for variance in (0.3, 1.0, 2.7182818, 1e-3, 12345.678, 1e9 + 0.3):
         ratio = as_fraction(variance)
         assert variance <= ratio <= variance * (1 + 1e-3) + 2**-20
+        assert ratio <= variance * (1 + 2**-19) + 2**-20
+        assert ratio.denominator <= 2**20
+    assert [as_fraction(variance).denominator for variance in (1 + 2**-21, 8 + 2**-21, 2.0**20 + 2**-21)] == [2**19, 2**16, 1]
     assert as_fraction(Fraction(1, 3)) == Fraction(1, 3)
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="the variance of noise must be positive and finite"):
@@ -138,9 +153,24 @@ def test_what_63_bits_cannot_hold_is_counted_in_larger_integers():
     assert chi_square(small, Fraction(7, 3)) > ALPHA
 
 
+def test_an_event_of_given_odds_happens_as_often_as_they_say():
+    random = SeededRandomness(8, "odds")
+    for numerator, denominator in ((0, 3), (1, 4), (1, 1), (5, 4), (2, 1)):
+        happened = sum(_happens(numerator, denominator, random) for _ in range(4000))
+        assert stats.binomtest(happened, 4000, math.exp(-numerator / denominator)).pvalue > ALPHA
+    for bound in (1, 2, 3, 2**64, 2**64 + 1, 3 * 2**70):
+        drawn = [wide_below(bound, random) for _ in range(500)]
+        assert 0 <= min(drawn) <= max(drawn) < bound
+        assert abs(sum(drawn) / 500 / bound - 0.5) < 4.5 / math.sqrt(12 * 500) + 0.5 / bound
+    assert wide_below(2**64, Scripted(5, 6)) == 5                                 # one word holds it
+    assert wide_below(2**64 + 1, Scripted(5, 3, 7, 2)) == 7                       # 65 bits: 2^64 + 5 is too large, and drawn again
+
+
 def test_a_table_that_would_be_too_long_is_refused():
     with pytest.raises(ValueError, match=r"would be too long\. Use the exact sampler"):
         Table.of(1e13)
+    with pytest.raises(ValueError, match=r"a table for variance 1e\+10 would be too long"):
+        Table.of(Fraction(10**10 + 1))
 
 
 class Scripted:

@@ -20,11 +20,11 @@ import pytest
 import torch
 
 import fedtail
-from fedtail.reproduce import Results
-from fedtail.reproduce.studies.questions import private_cost, settings, where_not
-from fedtail.reproduce.studies.questions.private_cost import PRIVATE_COST
-from fedtail.reproduce.studies.questions.where_not import WHERE_NOT
-from fedtail.reproduce.tables import spread_text
+from fedtail_studies import Results
+from fedtail_studies.questions import private_cost, settings, where_not
+from fedtail_studies.questions.private_cost import PRIVATE_COST
+from fedtail_studies.questions.where_not import WHERE_NOT
+from fedtail_studies.tables import spread_text
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = ROOT / "experiments"

@@ -74,6 +74,65 @@ def test_percentiles_follow_numpys_linear_rule(values, percent):
     assert distribution(values).percentile(percent) == pytest.approx(np.percentile(values, percent), abs=1e-9)
 
 
+def test_percentiles_of_more_clients_than_float32_can_count():
+    count = 2**24 + 3
+    values = torch.arange(count, dtype=torch.float64).roll(count // 3)
+    assert Distribution(values).percentile(90) == pytest.approx(0.9 * (count - 1), rel=1e-15)
+
+
+STATISTICS = ("mean", "std", "variance", "p0.1", "p10", "p50", "p90", "p100", "worst10", "best10", "worst100")
+
+
+@pytest.mark.parametrize("mass", [None, [1.0, 2.0, 1.0, 3.0]], ids=["once each", "by mass"])
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_a_client_whose_value_is_no_number_leaves_no_statistic_that_means_something(mass, better):
+    for place in range(4):
+        values = [0.1, 0.2, 0.3, 0.4]
+        values[place] = math.nan
+        d = distribution(values, mass, better)
+        assert all(math.isnan(d.statistic(name)) for name in STATISTICS)
+        assert all(math.isnan(number) for number in d.summary().values())
+        assert math.isnan(replace(d, rates=True).angle())
+        assert math.isnan(replace(d, rates=True).kl_to_uniform())
+
+
+def test_infinite_values_are_infinite_where_they_count_and_no_number_where_nothing_can_be_said():
+    d = distribution([math.inf, 1.0, 2.0, 3.0, 4.0])
+    assert d.mean() == d.worst(0.1) == d.worst(0.5) == d.percentile(100) == d.percentile(80) == d.percentile(99) == math.inf
+    assert (d.percentile(0), d.percentile(50), d.percentile(75)) == (1.0, 3.0, 4.0)
+    assert (d.best(0.2), d.best(0.4)) == (1.0, 1.5)
+    assert all(math.isnan(number) for number in (d.variance(), d.std(), d.angle(), d.kl_to_uniform()))
+    both = distribution([math.inf, 1.0, -math.inf])
+    assert (both.percentile(0), both.percentile(50), both.percentile(100)) == (-math.inf, 1.0, math.inf)
+    assert math.isnan(both.mean())
+    assert distribution([math.inf, math.inf, 1.0]).percentile(75) == math.inf
+
+
+def test_nobody_has_no_statistic():
+    for d in (distribution([]), distribution([], []), distribution([1.0, 2.0], [0.0, 0.0])):
+        assert all(math.isnan(d.statistic(name)) for name in STATISTICS)
+    assert math.isnan(distribution([]).angle())
+    assert math.isnan(distribution([]).kl_to_uniform())
+
+
+@given(with_masses, ends, st.sampled_from([-99.0, 0.5, 99.0, math.nan, math.inf]), st.randoms(use_true_random=False))
+def test_a_client_of_mass_zero_is_in_no_statistic(case, better, value, random):
+    values, mass = case
+    place = random.randint(0, len(values))
+    more, others = distribution([*values[:place], value, *values[place:]], [*mass[:place], 0, *mass[place:]], better), distribution(values, mass, better)
+    for name in STATISTICS:
+        assert more.statistic(name) == pytest.approx(others.statistic(name), rel=1e-12, abs=1e-12)
+    assert more.percentile(0) == min(values)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-160, 1.0, 1e160, 1e300])
+def test_angle_and_divergence_do_not_depend_on_the_scale_of_the_scores(scale):
+    d = distribution([3.0 * scale, 4.0 * scale, 0.0])
+    assert d.angle() == pytest.approx(math.degrees(math.acos(7 / 3 / math.sqrt(25 / 3))))
+    assert d.kl_to_uniform() == pytest.approx(3 / 7 * math.log(9 / 7) + 4 / 7 * math.log(12 / 7))
+    assert distribution([0.0, 0.0]).angle() == distribution([0.0, 0.0]).kl_to_uniform() == 0.0      # equal scores, as any others
+
+
 @given(with_masses, st.integers(0, 100))
 def test_percentile_by_mass_is_the_least_value_whose_cumulative_mass_reaches_it(case, percent):
     values, mass = case
@@ -223,6 +282,38 @@ def test_tables_are_aligned():
     lines = text.splitlines()
     assert [line.split() for line in lines] == [["t", "x", "y"], ["a", "1.0", "10.0"], ["longer", "123.5", "2.0"]]
     assert len({len(line) for line in lines}) == 1      # numbers are to the right, so all lines end together
+
+
+def test_tails_of_the_largest_numbers_there_are():
+    d = distribution([1e308, 1.5e308, -1e308, -1.5e308])
+    assert (d.worst(0.25), d.best(0.25)) == (1.5e308, -1.5e308)
+    assert (replace(d, better="higher").worst(0.25), replace(d, better="higher").best(0.25)) == (-1.5e308, 1.5e308)
+
+
+def test_percentiles_between_a_number_and_an_infinity_are_that_infinity():
+    assert distribution([-math.inf, 3.0]).percentile(25) == -math.inf
+    assert distribution([-3.0, math.inf]).percentile(25) == math.inf
+    assert (distribution([-math.inf, 3.0]).percentile(100), distribution([-3.0, math.inf]).percentile(0)) == (3.0, -3.0)
+    assert distribution([1.5e308, -1.5e308]).percentile(25) == pytest.approx(-0.75e308)      # their difference is no float64
+
+
+@pytest.mark.parametrize("name", ["p0", "worst0", "best0.0", "p100.5", "worst101", "p", "worst", "best-5", "median", "xp50", "p50x", ""])
+def test_statistics_of_no_share_or_more_than_all_are_refused(name):
+    with pytest.raises(ValueError, match=re.escape(f"there is no statistic {name!r}. Write mean, std, variance, or p90, worst10, best10")):
+        distribution([1.0, 2.0]).statistic(name)
+
+
+def test_statistics_by_name_are_those_of_the_methods():
+    d = distribution([0.5, 3.0, 1.0, 2.0, 9.0])
+    assert [d.statistic(name) for name in ("p100", "p12.5", "worst40", "best100", "worst0.5")] == pytest.approx([9.0, 0.75, 6.0, 3.1, 9.0])
+    assert [d.statistic(name) for name in ("mean", "std", "variance")] == pytest.approx([3.1, np.std(d.values.numpy()), np.var(d.values.numpy())])
+    assert (d.better, d.rates, d.mass) == ("lower", False, None)
+
+
+def test_a_table_is_set_in_columns_of_five_characters_at_least():
+    rows = {"a": {"x": 1.0, "yy": 2.5}, "longer": {"x": 12345.678, "yy": 0.0}}
+    assert table(rows, title="t").splitlines() == ["t              x     yy", "a           1.00   2.50", "longer  12345.68   0.00"]
+    assert table(rows, ["yy"], scale=100, digits=0).splitlines() == ["           yy", "a         250", "longer      0"]
 
 
 # Evaluation against a plain loop
@@ -452,6 +543,46 @@ def test_an_evaluation_refuses_names_it_does_not_have_and_prints_those_it_has():
     assert rows[1].split()[1] == f"{result.error.mean():.4f}"
 
 
+def test_errors_are_rates_where_they_count_wrong_classes_and_nowhere_else():
+    draw, classes = np.random.default_rng(1), clients_of((3, 4))
+    real = Population.from_arrays(draw.normal(size=(7, 4)), draw.normal(size=7), [0] * 3 + [1] * 4)
+    softmax, line = SoftmaxRegression(4, 3), LeastSquares(4)
+    for task, population, rates in ((Task(softmax), classes, True), (Task(softmax, error=misclassification), classes, True),
+                                    (Task(softmax, error=half_wrong), classes, False), (Task(softmax, error=cross_entropy), classes, False),
+                                    (Task(mlp()), classes, True), (Task(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))), real, False),
+                                    (Task(line), real, False), (Task(line, error=squared_error), real, False)):
+        result = evaluate(task.module, population, task)
+        assert (result.error.rates, result.loss.rates) == (rates, False)
+        assert torch.equal(result.error.scores(), 1 - result.error.values if rates else result.error.values)
+
+
+class Weakless:
+    """A metric of a class whose objects cannot be held weakly."""
+
+    __slots__ = ()
+
+    def __call__(self, outputs, targets):
+        return outputs[:, 0]
+
+
+def test_data_are_checked_every_time_where_nobody_can_say_that_nothing_changed(monkeypatch):
+    population, looked, plain = clients_of((3, 4)), [], Task.check
+    monkeypatch.setattr(Task, "check", lambda task, people: (looked.append(people), plain(task, people)))
+    task = Task(mlp(), metrics=[Metric("first", Weakless())])
+    for _ in range(3):
+        evaluate(randomised(mlp()), population, task, **DOUBLE)
+    assert len(looked) == 3
+
+
+def test_a_per_client_metric_must_return_one_number():
+    population, module = clients_of((3, 4)), randomised(mlp())
+    for function, shape in ((lambda o, t: o[0], "(3,)"), (lambda o, t: o[:0, 0], "(0,)")):
+        with pytest.raises(ValueError, match=re.escape(f"some must return one number for a client, got shape {shape}.")):
+            evaluate(module, population, Task(module, metrics=[Metric("some", function, per="client")]), **DOUBLE)
+    one = Metric("one", lambda o, t: o[:1, :1], per="client")                       # of any shape
+    assert evaluate(module, population, Task(module, metrics=[one]), **DOUBLE)["one"].values.shape == (2,)
+
+
 def test_the_task_given_is_the_task_used():
     population, module = clients_of(), randomised(mlp())
     task = Task(module, loss=lambda o, t: o[:, 0] * 0 + 2.0, error=lambda o, t: o[:, 0] * 0 + 7.0)
@@ -623,6 +754,35 @@ def test_choose_works_without_a_task_for_any_module_and_plain_lists():
     assert choose(models, (x.numpy(), y.tolist())).errors == pytest.approx(errors)
 
 
+def test_halves_are_split_with_seed_zero_unless_told_otherwise():
+    module, population, local = randomised(SoftmaxRegression(4, 3)), clients_of((6, 12, 9)), LocalSGD(0.3, batch_size=2)
+    plain, told = finetune(module, population, local, **DOUBLE), finetune(module, population, local, fraction=0.5, seed=0, **DOUBLE)
+    for a, b in ((plain.before, told.before), (plain.after, told.after)):
+        assert a.loss.values.tolist() == b.loss.values.tolist()
+    lines = [line.split() for line in plain.table().splitlines()]
+    assert lines[0] == ["error", "mean", "std", "p10", "p50", "p90", "worst10"]
+    for line, evaluation in zip(lines[1:], (plain.before, plain.after), strict=True):
+        assert line[1:] == [f"{evaluation.error.statistic(name):.4f}" for name in lines[0][1:]]
+    plain, told = evaluate_family(family_of(several(3)), population), evaluate_family(family_of(several(3)), population, 0.5, 0)
+    assert [d.values.tolist() for d in plain.members] == [d.values.tolist() for d in told.members]
+    assert plain.choice.tolist() == told.choice.tolist()
+    last = plain.table().splitlines()[-1]
+    assert last.split()[-3:] == [f"{plain.chosen.statistic(name):.4f}" for name in ("mean", "p90", "worst10")]
+
+
+def test_a_family_is_refused_labels_it_has_no_output_for_and_names_that_are_too_many_or_too_few():
+    population = clients_of((6, 12), classes=5)
+    with pytest.raises(ValueError, match="targets hold labels 0 to 4, but SoftmaxRegression has 3 outputs"):
+        evaluate_family(family_of(several(2)), population)
+    with pytest.raises(ValueError, match="targets hold labels 0 to 4, but SoftmaxRegression has 3 outputs"):
+        choose(several(2), population.client(1))
+    with pytest.raises(ValueError, match="targets hold labels 0 to 4, but SoftmaxRegression has 3 outputs"):
+        finetune(several(1)[0], population, LocalSGD(0.1))
+    for names in (("a",), ("a", "b", "c")):
+        with pytest.raises(ValueError, match=re.escape(f"names has {len(names)} entries for a family of 2 models. Give one for each, or none.")):
+            evaluate_family(family_of(several(2)), clients_of((6, 12)), names=names)
+
+
 def test_ties_go_to_the_first():
     a, b, c = several(3)
     x, y = clients_of((1,)).client(0)
@@ -705,3 +865,10 @@ def test_a_trained_family_is_evaluated_by_the_models_it_hands_out():
         assert member.values.tolist() == pytest.approx(loop(module.double(), held, wrong))
     with pytest.raises(ValueError, match=r"a family of 2 models was trained. Use .modules, and fedtail.choose to pick one."):
         evaluate(trained, population)
+
+
+def test_angle_and_divergence_leave_out_who_has_no_mass():
+    some, nobody = Distribution(torch.tensor([1.0, 2.0])), torch.tensor([1.0, 2.0, 0.0])
+    for absent in (3.0, math.nan, math.inf):
+        found = Distribution(torch.tensor([1.0, 2.0, absent]), mass=nobody)
+        assert (found.angle(), found.kl_to_uniform()) == (some.angle(), some.kl_to_uniform())

@@ -5,21 +5,25 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import fedtail
 from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, train
-from fedtail.algorithm import planned_round
+from fedtail.aggregation.base import ratio_of_sums
+from fedtail.algorithm import RoundLostWarning, planned_round
 from fedtail.channel import FixedPoint
 from fedtail.deployment import PARTS, Node, RemoteFleet, Roster, Site
 from fedtail.deployment.node import Ask, Close, Open
 from fedtail.local import Cosine, Stragglers
+from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 from fedtail.questions import Statistic, Train, side_by_side
 from fedtail.sampling import Cohort
 from fedtail.secure import Refused
@@ -202,6 +206,108 @@ def test_fixed_point_sums_are_right_to_half_a_step_a_client_and_never_wrap(bits,
     assert step <= 4 * bound * clients / 2.0 ** (bits - 1)             # and no room is wasted but for rounding to powers of two
 
 
+@pytest.mark.parametrize("bound", [2.0**-3, 0.75, 1.0, 1.0 + 2.0**-52, 3.0, 4.0, 1024.0, 1e9])
+def test_a_scale_is_the_largest_power_of_two_that_leaves_a_row_its_bits(bound):
+    code = FixedPoint(5, 1.0, 40)
+    largest = max(2.0**k for k in range(-60, 60) if 2.0**k * bound <= 2.0**code.row_bits)
+    assert code.scale(torch.tensor([bound], dtype=torch.float64)).item() == largest
+
+
+# Four clients and a scale of one: rounding moves a sum of updates by two at most, the weight by four.
+COARSE = FixedPoint(4, 1.0, 20)
+WHOLE = 2.0**COARSE.row_bits
+
+
+@pytest.mark.parametrize(("sums", "resolved"), [
+    ([8.0, 4.0], True), ([8.0, -4.0], True), ([8.0, 3.0], False), ([7.0, 4.0], False), ([7.0, 4000.0], False),
+    ([8.0, 0.0, 4.0], True), ([8.0, 3.0, -3.0], False), ([WHOLE, 0.0], True), ([WHOLE - 1, 3.0], False),
+], ids=str)
+def test_a_ratio_needs_sums_twice_as_large_as_their_rounding(sums, resolved):
+    limit = torch.full((len(sums),), WHOLE, dtype=torch.float64)
+    assert COARSE.scale(limit).unique().tolist() == [1.0]
+    assert COARSE.resolves(torch.tensor(sums, dtype=torch.float64), limit, 0) is resolved
+
+
+@pytest.mark.parametrize("bits", range(20, 62, 3))
+def test_small_updates_are_resolved_where_their_error_is_below_that_of_float32(bits):
+    code, limit = FixedPoint(4, 1.0, bits), torch.tensor([1.0, 1024.0], dtype=torch.float64)
+    for weight in (0.25, 0.03, 1e-3):
+        worst = 4 * 0.5 * 2.0 ** (10 - code.row_bits) / weight          # four clients, half a unit of 1024 / 2^row_bits each
+        assert code.resolves(torch.tensor([weight, 0.0], dtype=torch.float64), limit, 0) is (worst <= 2.0**-24)
+
+
+@given(st.integers(1, 30), st.floats(-70, 0), st.integers(20, 62), st.integers(0, 2**32 - 1))
+def test_a_ratio_that_is_resolved_is_right_to_a_factor_and_a_positive_weight_arrives(clients, exponent, bits, seed):
+    random = torch.Generator().manual_seed(seed)
+    weight = 2.0**exponent * torch.rand(clients, 1, generator=random, dtype=torch.float64)
+    weight[torch.rand(clients, generator=random) < 0.3] = 0.0
+    updates = torch.rand(clients, 3, generator=random, dtype=torch.float64)
+    code, limit = FixedPoint(clients, 1.0, bits), torch.tensor([1.0, 16.0, 16.0, 16.0], dtype=torch.float64)
+    rows = torch.cat([weight, weight * updates], 1)
+    sums = code.decode(code.sum(code.encode(rows, limit, 0)), limit)
+    assert bool(sums[0] > 0) == bool(weight.sum() > 0)
+    assume(bool(0 < sums[0] < 1) and code.resolves(sums, limit, 0))
+    exact, found = rows.sum(0)[1:] / rows.sum(0)[0], sums[1:] / sums[0]
+    top = found.abs().argmax()
+    small = clients / 2 * 16 * 2.0**-code.row_bits / float(sums[0]) <= 2.0**-24
+    assert small or found[top] / 3 * (1 - 1e-9) <= exact[top] <= 3 * found[top] * (1 + 1e-9)
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, inputs):
+        return inputs @ self.weight
+
+
+def steep_beyond_three(outputs, targets):
+    """Squared error, with a gradient that is not a number where the target is beyond three."""
+    steep = torch.where(targets > 3, (outputs - outputs.detach()).abs(), 1.0).sqrt()
+    return (outputs - targets).square() + steep
+
+
+def line_with_one_far_client(far):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 4, 3, generator=random)
+    y = (x @ torch.tensor([0.5, -0.3, 0.2])).clamp(-2, 2)
+    y[0] = far
+    return fedtail.Population.from_clients(list(zip(x, y, strict=True)))
+
+
+@pytest.mark.parametrize("channel", [IntegerChannel(), fedtail.SecureChannel(4, hides_among=2, masks="none")], ids=["integer", "secure"])
+@pytest.mark.parametrize("aggregate", [fedtail.WeightedMean(), fedtail.CurvatureMean()], ids=["mean", "curvature"])
+def test_where_the_heaviest_client_fails_a_round_of_rounding_is_lost_and_said(aggregate, channel):
+    """The loss of the far client is about 16 more, so others weigh exp(-48): less than the integers resolve, but not zero."""
+    people, task = line_with_one_far_client(4.0), fedtail.Task(Line(), loss=steep_beyond_three, error=steep_beyond_three)
+    algorithm = replace(fedtail.term(3.0, 8, learning_rate=0.1), aggregate=aggregate)
+
+    def moves(channel):
+        seen = []
+        train(algorithm, task, people, rounds=6, channel=channel, on_round=seen.append)
+        models = [task.params(), *(progress.trained.state.params for progress in seen)]
+        return [not torch.equal(*pair) for pair in pairwise(models)], [0 in progress.view.asked.tolist() for progress in seen]
+
+    moved, far_asked = moves(PlainChannel())
+    assert moved == [True] * 6
+    assert 0 < sum(far_asked) < 6
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        moved, _ = moves(channel)
+    assert moved == [not far for far in far_asked]
+    assert [one.category for one in said] == [RoundLostWarning] * sum(far_asked)
+    assert "and the step would be mostly rounding. Raise modulus_bits or tighten update_bound; lower tilt, or even out masses" in str(said[0].message)
+
+
+def test_where_nobody_weighs_anything_at_all_integers_are_as_silent_as_floats():
+    """The others weigh exp(-1200), which is zero in floats too: nobody counted, and the model stays."""
+    people, task = line_with_one_far_client(20.0), fedtail.Task(Line(), loss=steep_beyond_three, error=steep_beyond_three)
+    plain, integer = (params_of(train(fedtail.term(3.0, 8, learning_rate=0.1), task, people, rounds=6, channel=c))
+                      for c in (PlainChannel(), IntegerChannel()))
+    assert torch.allclose(plain, integer, atol=1e-6)
+
+
 @pytest.mark.parametrize("clients", [1, 2, 8, 64])
 @pytest.mark.parametrize("name", ["fedavg", "delta_fl exact", "term", "afl"])
 def test_powers_of_two_do_not_wrap(clients, name):
@@ -304,3 +410,14 @@ def test_the_sampler_is_told_nothing_but_the_roster(processes):
     fleet = RemoteFleet(processes.exchange, processes.roster)
     assert Everyone()(fleet.population, 0, 0).ids.tolist() == list(range(len(POPULATION)))
     assert PlainChannel().reveals_rows
+
+
+@pytest.mark.parametrize("mechanism", [NoPrivacy(), fedtail.dp_fedavg(12, 0.1, 1.0, cohort_size=8, **LOCAL).mechanism], ids=["exact", "noised"])
+def test_noise_on_a_weight_crosses_as_it_was_drawn(mechanism):
+    """A positive weight is rounded up to a unit; a sum with noise is not touched, since that would change the noise."""
+    @dataclass(frozen=True)
+    class Noised(fedtail.WeightedMean):
+        mechanism: Mechanism = NoPrivacy()
+
+    asked = next(ratio_of_sums(Train(LocalSGD(), fedtail.Mean(), torch.zeros(0), Noised(mechanism=mechanism))))
+    assert asked.divisor == (None if mechanism.private else 0)

@@ -265,3 +265,13 @@ def test_losses_that_come_with_the_first_gradient_are_the_same(kind, settings):
     assert torch.equal(losses.float(), shard.losses(0).float())
     one_step = fedtail.LocalSGD(0.1, batch_size=None)
     assert torch.allclose(one_step.updates(shard.clients()), one_step.updates(shard.clients(), first=gradients), atol=1e-12)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_example_whose_loss_overflows_does_not_change_the_kernel(named):
+    """The choice follows from shapes: the first example is tried, and how large its numbers are says nothing about stacking."""
+    tame, wild = (Population.from_clients([({"input": x} if named else x, y)] * 2) for x, y in (
+        (torch.ones(2, 3), torch.ones(2)), (torch.full((2, 3), 1e30), torch.full((2,), 1e30))))
+    task = Task(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)))
+    for asked in ("auto", "stacked"):
+        assert kernel_for(task, CPU, torch.float32, tame, asked).name == kernel_for(task, CPU, torch.float32, wild, asked).name == "stacked"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -24,6 +25,7 @@ from fedtail.privacy.events import (
     RoundEvent,
 )
 from fedtail.privacy.ledger_file import LedgerError
+from fedtail.privacy.statement import FLOATING, REAL, SEARCHED, SIMULATED, obstacles, standing, statement
 
 from cases import small_population
 
@@ -75,6 +77,7 @@ def test_private_releases_are_on_disk_before_they_are_asked_for(tmp_path, monkey
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path=path)
     ledger.open(0, ROUND)
+    assert synced == []                                                             # a round that asks nothing costs nothing
     for releases in ([COUNTS], [UPDATE], [UPDATE]):
         ledger.charge(releases)
         assert synced[-1] == path.stat().st_size
@@ -134,8 +137,85 @@ def test_a_copy_goes_on_from_the_same_history_and_leaves_it_alone():
     assert twin.terms == ledger.terms
 
 
+def test_what_the_server_sees_is_kept_once_each_in_order(tmp_path):
+    ledger = Ledger(path=tmp_path / "ledger.jsonl")
+    for number, channel in enumerate(["in the clear", "", "masked", "in the clear"]):
+        ledger.open(number, ROUND, channel)
+        ledger.charge([UPDATE])
+    assert ledger.channels == ("in the clear", "masked")
+    assert (Ledger(path=tmp_path / "ledger.jsonl").channels, ledger.copy().channels, Ledger().channels) == (ledger.channels, ledger.channels, ())
+    assert sum(count for _, count in ledger.copy().rounds) == 4
+
+
+def test_a_budget_holds_for_rounds_of_several_kinds():
+    """After each round one less of its kind fits, and what does not fit is refused."""
+    kinds = [RoundEvent((UPDATE,), POISSON), RoundEvent((COUNTS,), POISSON)]
+    ledger, number = Ledger(Terms(epsilon=2.0, delta=1e-5)), 0
+    for kind in [kinds[0], kinds[0], kinds[1], kinds[0]]:
+        left = ledger.affordable(kind)
+        a_round(ledger, number, kind.releases, planned=kind)
+        assert ledger.affordable(kind) == left - 1
+        number += 1
+    a_round(ledger, number, planned=kinds[0])                                       # asked nothing, and is not charged
+    assert sum(count for _, count in ledger.rounds) == 4
+    many = RoundEvent((UPDATE,) * 40, POISSON)
+    with pytest.raises(BudgetSpent, match=r"round 9 would exceed epsilon = 2 at delta = 1e-05"):
+        ledger.open(9, many)
+    assert ledger.affordable(many) == 0
+    assert epsilon_at([*ledger.rounds, (many, 1)], 1e-5) > 2.0
+
+
+def test_more_than_was_planned_may_be_asked_where_it_fits():
+    ledger = Ledger(Terms(epsilon=5.0, delta=1e-5))
+    ledger.open(0, RoundEvent((UPDATE,), POISSON))
+    ledger.charge([UPDATE])
+    ledger.charge([UPDATE])
+    assert dict(ledger.rounds) == {RoundEvent((UPDATE, UPDATE), POISSON): 1}
+
+
+def test_questions_that_need_a_budget_or_a_delta_say_so():
+    for terms in (Terms(), Terms(delta=1e-5)):
+        with pytest.raises(ValueError, match=r"^there is no budget\. Give the run Terms\(epsilon=\.\.\., delta=\.\.\.\)\.$"):
+            Ledger(terms).affordable(ROUND)
+    with pytest.raises(ValueError, match="at which delta"):
+        Ledger().guarantee()
+    ledger = Ledger(Terms(delta=1e-3, adjacency="replace-one"))
+    a_round(ledger, 0, [UPDATE])
+    assert (ledger.guarantee().delta, ledger.guarantee(1e-7).delta, ledger.guarantee().adjacency) == (1e-3, 1e-7, "replace-one")
+    assert (Terms().replayable, Terms(randomness="os").replayable) == (True, False)
+    assert Terms(epsilon=1e-9, delta=0.999).adjacency == "zero-out"
+
+
+def test_what_a_ledger_says_of_itself():
+    bare, empty, private, real = Ledger(), Ledger(), Ledger(Terms(delta=1e-5)), Ledger(Terms(delta=1e-5, randomness="os"))
+    bare.open(0, RoundEvent((BARE, UPDATE), POISSON), "in the clear")
+    bare.charge([BARE, UPDATE])
+    assert statement(bare, 1) == {"private": False, "epsilon": "infinity", "rounds": 1, "channel": "in the clear",
+                                  "why": "without a mechanism crossed: the losses"}
+    assert statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was asked yet", "channel": ""}
+    for number in range(3):
+        a_round(private, number, [COUNTS], [UPDATE])
+        a_round(real, number, [COUNTS, COUNTS])
+    said, found = statement(private, 5), private.guarantee()
+    assert (said["private"], said["rounds"], said["epsilon"], said["delta"]) == (True, 5, found.epsilon, 1e-5)
+    assert said["releases"] == [{"what": "the histogram", "times": 3}, {"what": "the updates", "times": 3}]
+    assert said["second_opinion"] is None
+    assert statement(real, 3)["releases"] == [{"what": "the histogram", "times": 6}]
+    assert statement(real, 3, 1e-4)["delta"] == 1e-4
+    assert (obstacles(private), obstacles(real)) == ([SIMULATED, FLOATING], [])
+    assert (standing(real), said["guarantee"]) == ([REAL], f"{SIMULATED}; {FLOATING}")
+    assert obstacles(bare) == ["epsilon is infinite: without a mechanism crossed the losses", SIMULATED, FLOATING]
+    assert said["notes"] == [SEARCHED]
+    sampled = Ledger(Terms(delta=1e-5))
+    a_round(sampled, 0, [UPDATE], planned=RoundEvent((UPDATE,), PoissonSampling(0.1, 0.01)))
+    said = statement(sampled, 1)
+    assert said["accountant"] == "rdp"
+    assert said["second_opinion"] == ["pld", "infinity"]                            # a hundredth of the rounds is more than delta
+
+
 @pytest.mark.parametrize(("given", "text"), [
     ({"epsilon": 0.0, "delta": 0.1}, "epsilon must be positive, got 0. Between 1 and 10 is usual."),
+    ({"delta": 0.0}, "delta must be in (0, 1), got 0. It should be below one over the number of clients."),
     ({"delta": 1.0}, "delta must be in (0, 1), got 1. It should be below one over the number of clients."),
     ({"epsilon": 1.0}, "epsilon=1 means nothing without delta. Write delta below one over the number of clients."),
     ({"adjacency": "add-remove"}, "adjacency must be zero-out or replace-one, got 'add-remove'."),
@@ -187,6 +267,6 @@ def test_a_run_that_lets_something_cross_without_noise_names_it():
     assert found.epsilon == float("inf")
     assert found.non_private == ("what Digit asks about the losses", "the updates, by WeightedMean")
     mixed = fedtail.dp_fedavg(40, 0.1, 1.0, cohort_size=20, learning_rate=0.1)
-    mixed = fedtail.FederatedAlgorithm(mixed.sample, mixed.local, fedtail.Superquantile(0.5), mixed.aggregate, mixed.server)
+    mixed = fedtail.FederatedAlgorithm(mixed.sample, mixed.local, fedtail.Superquantile(0.5), replace(mixed.aggregate, total=10.0), mixed.server)
     found = fedtail.train(mixed, task, population, rounds=2).ledger.guarantee(1e-3)
     assert (found.epsilon, found.non_private) == (float("inf"), ("what Digit asks about the losses",))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fedtail.privacy import DiscreteNoise, GaussianNoise, NoisySum, NoPrivacy, S
 from fedtail.privacy.events import GaussianRelease, LatticeRelease, NonPrivateRelease
 from fedtail.privacy.noise import _grid
 from fedtail.privacy.randomness import ClientRandomness
+from fedtail.privacy.shares import NoiseShares, Ring
 
 WIDE = torch.float64
 ALPHA = 1e-4      # of each test on draws; streams are seeded, so a test passes or fails for good
@@ -109,6 +112,7 @@ def test_tiny_noise_still_has_shares_that_are_discrete_gaussians():
     (lambda: GaussianNoise(0.0), "noise_multiplier (z) must be positive and finite, got 0. `fedtail privacy` says which one a budget needs; without noise leave the private part out."),
     (lambda: DiscreteNoise(math.inf, 3), "noise_multiplier (z) must be positive and finite, got inf."),
     (lambda: DiscreteNoise(1.0, 0), "planned_clients must be at least 1 and colluders at least 0, got 0 and 0."),
+    (lambda: DiscreteNoise(1.0, 3, colluders=-1), "planned_clients must be at least 1 and colluders at least 0, got 3 and -1."),
     (lambda: DiscreteNoise(1.0, 5, scale=0.0), "scale must be positive, got 0. Leave it out to have it chosen."),
     (lambda: NoisySum(2.0, DiscreteNoise(1.0, 5, scale=1.5), whole=True).release(3, "x"), "rows of whole numbers need a whole scale, got 1.5."),
     (lambda: NoisySum(1.0, DiscreteNoise(0.01, 500, scale=1.0)).release(3, "x"), "the variance of a share must be at least 2"),
@@ -135,3 +139,95 @@ def test_words_become_normal_numbers_at_the_ends_too():
     low, high = GaussianNoise(1.0).on_server(torch.zeros(2, dtype=WIDE), 1.0, False, Ends()).tolist()
     assert -9 < low < -8
     assert 8 < high < 9
+
+
+def test_who_sees_an_exact_sum_and_how_far_an_entry_may_go():
+    server, shares = NoisySum(0.5, GaussianNoise(2.0)), NoisySum(0.5, DiscreteNoise(2.0, 10))
+    assert [mechanism.reveals_exact_sum for mechanism in (NoPrivacy(), server, shares)] == [True, True, False]
+    assert [mechanism.private for mechanism in (NoPrivacy(), server, shares)] == [False, True, True]
+    assert [mechanism.minimum for mechanism in (NoPrivacy(), server, shares)] == [1, 1, 10]
+    assert (NoPrivacy().bound(7), server.bound(7)) == (None, 0.5)
+    release = shares.release(7, "x")
+    assert release.sensitivity < shares.bound(7) - 10 * math.sqrt(release.variance)
+    assert shares.bound(7) == int(shares.bound(7))
+
+
+@pytest.mark.parametrize(("width", "clip_norm", "multiplier", "planned"), [(1, 1.0, 1.0, 10), (1000, 0.3, 2.0, 50), (4, 30.0, 0.001, 200)])
+def test_the_scale_is_the_smallest_power_of_two_that_is_fine_enough(width, clip_norm, multiplier, planned):
+    """Rounding adds sqrt(width) / 2 to a norm at most, a hundredth of the clip norm, and a share has a variance of 2 or more."""
+    def fine(scale):
+        return math.sqrt(width) / 2 <= 0.01 * scale * clip_norm and (multiplier * scale * clip_norm) ** 2 / planned >= 2
+
+    noise = DiscreteNoise(multiplier, planned)
+    grid = _grid(noise, width, clip_norm, False)
+    assert fine(grid.scale)
+    assert not fine(grid.scale / 2)
+    assert grid.sensitivity == pytest.approx(grid.scale * clip_norm + math.sqrt(width) / 2, rel=1e-11)
+    assert grid.sensitivity > grid.scale * clip_norm + math.sqrt(width) / 2
+    given = _grid(DiscreteNoise(multiplier, planned, scale=2 * grid.scale), width, clip_norm, False)
+    assert given.scale == 2 * grid.scale
+
+
+def test_whole_rows_cross_at_their_own_scale_and_just_within_their_norm():
+    grid = _grid(DiscreteNoise(3.0, 10), 5, 4.0, True)
+    assert (grid.scale, grid.sensitivity) == (1.0, pytest.approx(4.0, rel=1e-11))
+    assert grid.sensitivity > 4.0
+    assert _grid(DiscreteNoise(3.0, 10, scale=3.0), 5, 4.0, True).sensitivity == pytest.approx(12.0, rel=1e-11)
+    mechanism = NoisySum(math.sqrt(3) * (1 - 1e-13), GaussianNoise(1.0), whole=True)      # a rounding error below the norm of the rows
+    rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 2.0]], dtype=WIDE)
+    assert mechanism.on_client(rows, SeededRandomness(0)).tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert NoisySum(math.sqrt(3) * (1 - 1e-11), GaussianNoise(1.0), whole=True).on_client(rows, SeededRandomness(0)).abs().sum() == 0
+
+
+@pytest.mark.parametrize(("variance", "honest", "width", "sensitivity"), [(Fraction(2), 7, 3, 5.0), (Fraction(9, 4), 2, 400, 0.01), (Fraction(30), 1, 1, 2.0)])
+def test_shares_cost_what_the_theorem_says(variance, honest, width, sensitivity):
+    shares = NoiseShares(variance, honest, width)
+    with mpmath.workdps(40):
+        psi = 10 * mpmath.fsum(mpmath.exp(-2 * mpmath.pi**2 * mpmath.mpf(variance.numerator) / variance.denominator * k / (k + 1)) for k in range(1, honest))
+        ratio = sensitivity / mpmath.sqrt(honest * mpmath.mpf(variance.numerator) / variance.denominator)
+        ways = mpmath.sqrt(ratio**2 + psi * width / 2), ratio + psi * mpmath.sqrt(width)
+    assert shares.excess == pytest.approx(float(psi), rel=1e-12)
+    assert shares.deviation == pytest.approx(math.sqrt(honest * variance), rel=1e-15)
+    assert shares.concentrated_epsilon(sensitivity) == pytest.approx(float(min(ways)), rel=1e-12)
+
+
+def test_either_way_of_the_theorem_may_be_the_cheaper():
+    """Far more coordinates than anybody has, so that psi shows."""
+    for width, sensitivity in ((10**15, 1e-3), (10**15, 1e4)):
+        shares = NoiseShares(Fraction(2), 2, width)
+        psi, ratio = 10 * math.exp(-2 * math.pi**2), sensitivity / 2
+        ways = math.sqrt(ratio**2 + psi * width / 2), ratio + psi * math.sqrt(width)
+        assert shares.concentrated_epsilon(sensitivity) == pytest.approx(min(ways), rel=1e-9)
+    assert ways[0] != pytest.approx(ways[1], rel=1e-3)
+
+
+def test_sums_wrap_as_seldom_as_hoeffding_says():
+    shares = NoiseShares(Fraction(5), 10, 6)
+    assert shares.wraps(12, -3, 40, 43) == shares.wraps(12, -3, 40, 45) == 1          # no room for noise at all
+    assert shares.wraps(12, -3, 40, 46) == 1
+    for modulus in (256, 257, 300):
+        room = (modulus - 1 - 43) // 2
+        assert shares.wraps(12, -3, 40, modulus) == pytest.approx(12 * math.exp(-room**2 / (2 * 12 * 5)), rel=1e-12)
+    reach = shares.reach(12, 1e-6)
+    assert 12 * math.exp(-reach**2 / 120) <= 1e-6 < 12 * math.exp(-((reach - 1) ** 2) / 120)
+    for low, high in ((-3, 40), (0, 1000), (0, 2**10 - 1 - 2 * shares.reach(12, 2.0**-40)), (0, 2**10 - 2 * shares.reach(12, 2.0**-40))):
+        ring = Ring.holding(shares, 12, low, high)
+        far = shares.reach(12, 2.0**-40)
+        assert ring.low == low - far
+        assert ring.modulus & (ring.modulus - 1) == 0
+        assert ring.modulus // 2 <= high - low + 2 * far < ring.modulus
+        assert shares.wraps(12, low, high, ring.modulus) <= 2.0**-40
+        sums = np.array([ring.low, low, high, high + far])
+        assert ring.decode(ring.encode(sums)).tolist() == sums.tolist()
+        assert (ring.encode(sums) >= 0).all()
+        assert ring.decode(np.array([ring.low - 1])).tolist() == [ring.low - 1 + ring.modulus]
+
+
+def test_shares_nobody_can_give_are_refused():
+    for honest, width in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match=f"noise shares need a client and a coordinate, got honest={honest}, width={width}"):
+            NoiseShares(Fraction(3), honest, width)
+    with pytest.raises(ValueError, match=r"the variance of a share must be at least 2, got 1\.99"):
+        NoiseShares(Fraction(199, 100), 1, 1)
+    assert NoiseShares(Fraction(2), 1, 1).excess == 0
+    assert NoiseShares.summing_to(8.0, 4, 3) == NoiseShares(Fraction(16), 4, 3)

@@ -14,11 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from pytest import approx
 from torch import tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedtail.data import Population, pad_sequences
+from fedtail.data import Population, by_column, pad_sequences
 from fedtail.data import storage as storage_module
+from fedtail.data.describe import describe
 
 
 def population(sizes=(2, 3, 1, 4), seed=0, **more) -> Population:
@@ -110,6 +112,96 @@ def test_sequences_of_different_lengths_are_padded_with_their_lengths():
     assert p.inputs["lengths"].tolist() == [1, 3, 2]
     assert p.targets.tolist() == [[4, -100, -100], [1, 2, 3], [5, 6, -100]]
     assert p.targets.dtype == torch.int64
+
+
+LARGE = 2**63
+
+
+@pytest.mark.parametrize("labels", [
+    [LARGE + 1, LARGE + 2, 5], [LARGE, LARGE + 1], [2**64 - 1, 2**64 - 2, 0], [np.uint64(LARGE + 1), np.int64(3), np.uint64(LARGE + 2)],
+    np.array([LARGE + 1, LARGE + 2, 3], dtype=object), np.array([LARGE + 1, LARGE + 2, 3], dtype=np.uint64), [-5, 2**62, 2**62 + 1],
+    ["1", "01", "1.0"], [True, False], [0.5, 1, 2**53],
+], ids=str)
+def test_labels_that_differ_are_clients_that_differ(tmp_path, labels):
+    """Against Python's own notion of what is equal, in memory and saved."""
+    population = Population.from_arrays(np.zeros((len(labels), 1)), np.arange(len(labels)), labels)
+    population.save(tmp_path / "p")
+    for p in (population, Population.open(tmp_path / "p")):
+        assert p.names.tolist() == sorted(set(labels))
+        assert [labels[int(p.client(k)[1][0])] for k in range(len(p))] == p.names.tolist()
+    assert len(set(by_column(labels).tolist())) == len(labels)
+
+
+@pytest.mark.parametrize(("labels", "text"), [
+    ([1, "1"], "client mixes values of type int, str, which no array holds as they are. Labels must be all text or all numbers of one kind"),
+    (np.array([1, "1"], dtype=object), "client mixes values of type int, str,"),
+    ([1.5, "1.5"], "client mixes values of type float, str,"),
+    ([True, "True"], "client mixes values of type bool, str,"),
+    (["a", b"a"], "client mixes values of type bytes, str,"),
+    ([2**53 + 1, 2.0**53], "client mixes values of type float, int,"),
+    ([-1, LARGE + 1], "client holds whole numbers from -1 to 9223372036854775809, which no type of 64 bits holds together. Pass them as text"),
+    ([1, 2**64], "client holds whole numbers from 1 to 18446744073709551616, which no type of 64 bits holds together."),
+    (["a", "a\0"], "client holds text that ends in a zero character, which NumPy drops."),
+])
+def test_labels_that_cannot_be_kept_apart_are_refused(tmp_path, labels, text):
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 1)), y=np.zeros(2))
+    for make in (lambda: Population.from_arrays(np.zeros((2, 1)), [0, 1], labels),
+                 lambda: Population.from_npz(tmp_path / "d.npz", client=labels)):
+        with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+            make()
+
+
+def equal(found, wanted) -> bool:
+    return np.array_equal(np.asarray(found, dtype=float), np.asarray(wanted, dtype=float), equal_nan=True)
+
+
+def test_sequences_of_numbers_are_padded_with_what_is_no_number_through_every_way_in(tmp_path):
+    rows, nan = [[5.0, -100.0, 7.0], [8.0], [9.0, -100.0]], float("nan")
+    padded = [[8.0, nan, nan], [5.0, -100.0, 7.0], [9.0, -100.0, nan]]
+    p = Population.from_arrays(rows, rows, [1, 0, 1])
+    assert equal(p.targets, padded)
+    assert p.targets.dtype == torch.float32
+    p.save(tmp_path / "p")
+    assert equal(Population.open(tmp_path / "p").targets, padded)
+    assert equal(Population.from_clients([p.client(0), p.client(1)]).targets, padded)           # out of one and into another
+    assert equal(Population.from_clients([([rows[1]], [rows[1]]), (rows[::2], rows[::2])]).targets, padded)
+    path = write_table(tmp_path / "t.parquet", x=rows, y=rows, site=[1, 0, 1])
+    assert equal(Population.from_parquet(path, "x", "y", "site").targets, padded)
+    whole = np.concatenate(rows)
+    assert describe(p)["targets"] == {"kind": "numbers", "outputs": 3, "min": -100.0, "max": 9.0, "mean": approx(whole.mean()),
+                                      "std": approx(whole.std())}
+
+
+def test_numbers_that_are_missing_are_refused_and_not_taken_for_padding():
+    nan = float("nan")
+    for y in ([[1.0, nan], [2.0]], [[1.0, 2.0], [nan]], np.array([[1.0, nan], [2.0, nan]])):
+        with pytest.raises(ValueError, match="y is NaN or infinite in"):
+            Population.from_arrays([[1.0], [2.0]], y, [0, 1])
+    x = pad_sequences([[1.0, 2.0], [3.0]])
+    for y in ([[1.0, nan], [2.0, 3.0]], [[1.0, 2.0], [3.0, float("inf")]]):
+        with pytest.raises(ValueError, match="y is NaN or infinite in 1 of 2 examples"):
+            Population.from_arrays(x, np.array(y), [0, 1])
+    with pytest.raises(ValueError, match="y is -100 wherever x is padded, and among numbers -100 is a number like any other"):
+        Population.from_arrays(x, np.array([[1.0, 2.0], [3.0, -100.0]]), [0, 1])
+
+
+def test_a_folder_of_the_former_version_is_opened_unless_its_padding_looks_like_a_number(tmp_path):
+    cases = {"classes": np.array([[1, 2], [3, -100]]), "numbers": np.array([[1.0, 2.0], [3.0, -99.0]]), "one": np.array([1.0, -100.0])}
+    for name, y in cases.items():
+        Population.from_arrays([[1.0], [2.0]], y, [0, 1]).save(tmp_path / name)
+        manifest(tmp_path / name, version=1)
+        assert equal(Population.open(tmp_path / name).targets, y)
+    Population.from_arrays([[1.0], [2.0]], np.array([[1.0, 2.0], [3.0, -100.0]]), [0, 1]).save(tmp_path / "old")
+    assert equal(Population.open(tmp_path / "old").targets, [[1.0, 2.0], [3.0, -100.0]])
+    manifest(tmp_path / "old", version=1)
+    with pytest.raises(ValueError, match="was saved by an earlier fedtail and has -100 among the numbers in y"):
+        Population.open(tmp_path / "old")
+
+
+@pytest.mark.parametrize("kind", [np.uint8, bool, np.int16])
+def test_classes_in_narrow_types_are_padded_with_what_no_class_is(kind):
+    rows = [np.array([1, 0], kind), np.array([1], kind)]
+    assert Population.from_arrays([[1, 2], [3]], rows, [0, 1]).targets.tolist() == [[1, 0], [1, -100]]
 
 
 def test_padding_takes_a_type_that_holds_every_sequence():
@@ -438,7 +530,7 @@ def manifest(folder: Path, **changes) -> None:
     (lambda f: (f / "population.json").write_text("{"), "is not readable json"),
     (lambda f: (f / "population.json").write_text("[]"), "does not describe a saved population"),
     (lambda f: manifest(f, format="other"), "does not describe a saved population"),
-    (lambda f: manifest(f, version=2), "has format version 2; this fedtail reads 1"),
+    (lambda f: manifest(f, version=3), "has format version 3; this fedtail reads 2"),
     (lambda f: manifest(f, arrays={}), "names the arrays none; inputs and targets, start, size, mass, key are needed"),
     (lambda f: manifest(f, arrays={"inputs": 0, "../../x": 0}), "names the arrays inputs, ../../x; inputs and"),
     (lambda f: manifest(f, clients=5), "but population.json says 5 clients and 10 examples"),

@@ -11,13 +11,28 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 from pytest import approx
+from scipy.integrate import quad
+from scipy.stats import norm
 
 from fedtail.privacy.concentrated import delta_of, epsilon_of, rho_for
 from fedtail.privacy.discrete_gaussian import exact
 from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
-from fedtail.quantiles import Edges, QuantilePlan, flat, optimal, plan_quantiles, private, private_quantiles, reading, tree
-from fedtail.quantiles.private import noisy_sum, release
+from fedtail.quantiles import (
+    Edges,
+    QuantilePlan,
+    flat,
+    optimal,
+    plan_quantiles,
+    planning,
+    private,
+    private_quantiles,
+    reading,
+    tree,
+)
+from fedtail.quantiles.expecting import binning_error, cut_normal, enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles.planning import shares_for
+from fedtail.quantiles.private import QuantileRelease, check_values, noisy_sum, release
 from fedtail.quantiles.reading import quantile_error, threshold_index
 from fedtail.quantiles.strategies import Strategy, printed_cumulative
 
@@ -130,6 +145,101 @@ def test_releases_compose_by_adding_rho():
     assert 1.4 < plan.epsilon_of(2) < 2.0
 
 
+@pytest.mark.parametrize(("rho", "honest", "width", "variance"), [(0.002, 100, 2000, 2.001), (0.002, 100, 900, 2.05), (0.02, 1000, 126, 2.3), (0.5, 1, 8, 9.0), (0.1, 300, 64, 5.0)])
+def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, width, variance):
+    """Steps double: at most twice the excess that is needed, found by halving, over the noise of one Gaussian. A variance
+    is a fraction of a few digits, rounded up."""
+    sensitivity = math.sqrt(2 * rho * honest * variance)
+    found, plain = shares_for(sensitivity, rho, honest, width), math.sqrt(honest * variance)
+
+    def does(excess):
+        return NoiseShares.summing_to(plain * (1 + excess), honest, width).concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
+    low, high = 0.0, 1e-2
+    for _ in range(60):
+        low, high = (low, (low + high) / 2) if does((low + high) / 2) else ((low + high) / 2, high)
+    assert found.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
+    assert (found.honest, found.width) == (honest, width)
+    assert found.deviation / plain - 1 <= 2 * high + 2e-5
+
+
+@pytest.mark.parametrize(("clients", "epsilon", "colluders"), [(200, 1.0, 0), (100_000, 8.0, 0), (100_000, 8.0, 40_000)])
+def test_the_scale_is_what_shares_of_variance_four_need(clients, epsilon, colluders):
+    plan = plan_quantiles(clients, [0.5], UNIT, epsilon=epsilon, delta=1e-6, method="flat", colluders=colluders)
+    needed = math.ceil(math.sqrt(4 * (clients - colluders) * 2 * rho_for(epsilon, 1e-6)))
+    assert plan.strategy.scale == max(256, needed)
+    assert plan.shares.honest == clients - colluders
+    assert plan.deviation == approx(math.sqrt(clients * float(plan.shares.variance)))
+
+
+def test_rows_are_for_the_level_only_where_it_matters():
+    def rows(levels, public_total):
+        return plan_quantiles(200, levels, Edges.equal(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal", public_total=public_total).strategy.matrix
+    assert (rows([0.7], False) == optimal(8, level=0.7).matrix).all()
+    assert (rows([0.7, 0.9], False) == optimal(8).matrix).all()
+    assert (rows([0.7], True) == rows([0.7, 0.9], True)).all()
+    assert (rows([0.7], True) == optimal(8, public_total=True).matrix).all()
+    default = plan_quantiles(200, [0.7], Edges.equal(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal")
+    assert (default.strategy.matrix == rows([0.7], True)).all()
+    assert (default.public_total, default.shares.honest, default.adjacency) == (True, 200, "zero-out")
+    assert default.event.what == "a histogram (optimal)"
+
+
+def test_methods_are_tried_where_they_are_possible(monkeypatch):
+    monkeypatch.setattr(planning, "LARGEST", 16)
+    for bins in range(2, 34):
+        names = [build(3).name for build in planning._candidates("auto", bins, None, True) if bins <= 16 or build(3).name != "optimal"]
+        expected = {"flat": True, "tree": bins in (2, 4, 8, 16, 32), "optimal": bins <= 16}
+        assert names == [name for name, possible in expected.items() if possible]
+        assert len(planning._candidates("auto", bins, None, True)) == sum(expected.values())
+    large = plan_quantiles(2000, [0.5], Edges.equal(0.0, 1.0, 128), epsilon=1.0, delta=1e-5)
+    assert large.method == "tree"
+
+
+@pytest.mark.parametrize("method", ["flat", "tree", "optimal"])
+def test_a_modulus_may_be_as_small_as_the_noise_allows(method):
+    """Noise that passes the reach in any of d coordinates with probability 2^-40, by the tail of a sum of subgaussian shares."""
+    free = plan_quantiles(300, [0.5], UNIT, epsilon=1.0, delta=1e-5, method=method)
+    low, high = 300 * min(0, free.strategy.matrix.min()), 300 * free.strategy.matrix.max()
+    reach = math.ceil(math.sqrt(2 * 300 * float(free.shares.variance) * (math.log(2 * free.strategy.width) + 40 * math.log(2))))
+    least = int(high - low) + 2 * reach + 1
+    given = plan_quantiles(300, [0.5], UNIT, epsilon=1.0, delta=1e-5, method=method, modulus=least)
+    assert given.ring.modulus == least
+    assert abs((low - given.ring.low) - (given.ring.low + least - 1 - high)) <= 1          # as much room below as above
+    assert free.ring.modulus == 2 ** math.ceil(math.log2(least))
+    wide = plan_quantiles(300, [0.5], UNIT, epsilon=1.0, delta=1e-5, method=method, modulus=2**46)
+    assert abs((low - wide.ring.low) - (wide.ring.low + 2**46 - 1 - high)) <= 1
+    with pytest.raises(ValueError, match="is too small"):
+        plan_quantiles(300, [0.5], UNIT, epsilon=1.0, delta=1e-5, method=method, modulus=least - 1)
+    with pytest.raises(ValueError, match="is more than sums in 64 bits allow"):
+        plan_quantiles(300, [0.5], UNIT, epsilon=1.0, delta=1e-5, method=method, modulus=2**46 + 1)
+
+
+def test_a_ring_that_wraps_around_is_symmetric_and_has_two_numbers_at_least():
+    def ring(modulus):
+        return plan_quantiles(300, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat", modulus=modulus, allow_wrap=True).ring
+    assert ring(1024) == Ring(1024, -511)
+    assert ring(2) == Ring(2, 0)
+    with pytest.raises(ValueError, match="is too small"):
+        ring(1)
+
+
+def test_everything_asked_for_reaches_the_plan():
+    asked = {"epsilon": 0.7, "delta": 1e-4, "method": "flat", "adjacency": "replace-one", "colluders": 3, "minimum": 40, "public_total": False,
+             "scale": 300, "modulus": 64, "allow_wrap": True, "max_error": 0.9, "allow_few": True}
+    found = private_quantiles(np.linspace(0, 1, 50), [0.4, 0.6], range=(0, 1), bins=5, randomness=SeededRandomness(0), **asked).plan
+    expected = plan_quantiles(50, [0.4, 0.6], Edges.equal(0.0, 1.0, 5), **asked)
+    for name in ("clients", "levels", "edges", "shares", "ring", "wraps", "epsilon", "delta", "adjacency", "public_total", "expected_error"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert (found.adjacency, found.shares.honest, found.strategy.scale, found.ring.modulus) == ("replace-one", 37, 300, 64)
+    assert private_quantiles(np.linspace(0, 1, 100), [0.5], range=(0, 1), epsilon=1.0, delta=1e-5).plan.edges == Edges.equal(0.0, 1.0, 64)
+
+
+def test_a_plan_is_for_its_number_of_clients():
+    plan = plan_quantiles(100, [0.5], UNIT, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match=r"the plan is for 100 clients, got 99 values\. Plan again\."):
+        release(plan, np.zeros(99))
+
+
 # what crosses
 
 @pytest.mark.parametrize("method", ["flat", "tree", "optimal"])
@@ -152,8 +262,11 @@ def test_every_client_adds_its_share_and_in_any_pieces(monkeypatch):
     assert 110 * float(plan.shares.variance) == approx(plan.shares.deviation**2)
     assert abs(noise.mean()) < 4.5 * noise.std() / math.sqrt(noise.size)
     whole = noisy_sum(plan, values, SeededRandomness(3))
-    monkeypatch.setattr(private, "PIECE", 28)
-    assert (noisy_sum(plan, values, SeededRandomness(3)) == whole).all()
+    assert whole.dtype == np.int64
+    assert (whole == exactly + plan.table.sample(600, SeededRandomness(3)).reshape(150, 4).sum(0)).all()
+    for piece in (28, 1):                                                        # of seven clients; of one, whose row is longer
+        monkeypatch.setattr(private, "PIECE", piece)
+        assert (noisy_sum(plan, values, SeededRandomness(3)) == whole).all()
 
 
 def test_a_modulus_that_is_too_small_wraps_around_where_that_is_asked_for():
@@ -233,7 +346,59 @@ def test_a_total_that_is_not_public_is_estimated():
         assert abs((values <= found.estimates[0]).mean() - 0.7) < 4 * plan.expected_error[0]
 
 
+def test_a_total_that_is_not_public_is_taken_to_be_half_of_the_plan_at_least():
+    plan = plan_quantiles(200, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat", public_total=False)
+    assert QuantileRelease(plan, np.full(64, -9999), True).histogram.sum() == approx(100)
+    public = plan_quantiles(200, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat")
+    assert QuantileRelease(public, np.full(64, -9999), True).histogram.sum() == approx(200)
+
+
+def test_values_of_any_type_become_numbers():
+    for values in ([1, 2], np.array([1, 2], dtype=np.float32), [True, False]):
+        assert check_values(values).dtype == np.float64
+    assert check_values([1, 2.5]).tolist() == [1.0, 2.5]
+
+
 # how wrong it is
+
+@pytest.mark.parametrize(("spread", "most"), [(0.1, 0.5), (0.5, 0.5), (2.0, 0.7), (0.01, 0.99)])
+def test_the_mean_of_a_normal_that_is_cut_is_its_integral(spread, most):
+    integral = 2 * quad(lambda z: min(z, most) * norm.pdf(z, scale=spread), 0, 12 * spread, points=[min(most, 11 * spread)])[0]
+    assert cut_normal(spread, most) == approx(integral, rel=1e-6)
+
+
+@pytest.mark.parametrize(("bins", "clients"), [(2, 50), (16, 400), (64, 10)])
+@pytest.mark.parametrize("public_total", [False, True])
+def test_the_expected_error_of_flat_rows_has_a_closed_form(bins, clients, public_total):
+    level, deviation, below = 0.8, 7.0, np.arange(1, bins)
+    binning = math.sqrt(1 / (6 * bins * clients) + 1 / (4 * bins**4))
+    assert binning_error(bins, clients) == approx(binning)
+    for p in (level, 1 - level):
+        variances = below * (bins - below) / bins if public_total else (1 - p) ** 2 * below + p**2 * (bins - below)
+        spread = math.hypot(deviation / 5 * math.sqrt(variances.mean()) / clients, binning)
+        assert expected_error(flat(bins, 5), deviation, clients, p, public_total) == approx(cut_normal(spread, 0.8))
+
+
+@pytest.mark.parametrize("clients", [101, 137, 199, 200, 201, 260, 333, 390, 401, 599, 3000, 5001])
+def test_enough_clients_are_just_enough(clients):
+    def error(number):
+        return expected_error(flat(32), 900.0, number, 0.9, True)
+    assert error(clients) < error(clients - 1)
+    assert enough_clients(flat(32), 900.0, 100, 0.9, True, error(clients)) == clients
+    assert enough_clients(flat(32), 900.0, 100, 0.9, True, (error(clients) + error(clients - 1)) / 2) == clients
+
+
+@pytest.mark.parametrize("factor", [1.01, 1.5, 1.99, 2.5, 7.0, 40.0])
+def test_enough_noise_is_just_enough(factor):
+    goal = expected_error(flat(32), 900.0 / factor, 100, 0.9, True)
+    assert enough_noise(flat(32), 900.0, 100, 0.9, True, goal) == approx(factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("max_error", [0.5, 0.3, 0.1, 0.0251, 0.0249, 1e-3, 1.3e-4, 1e-5])
+def test_enough_bins_are_the_fewest_that_would_do_for_any_number_of_clients(max_error):
+    """Without noise and for any number of clients the error is that of the density within bins, sqrt(2 / pi) / (2 b^2)."""
+    does = [bins for bins in (2**k for k in range(1, 30)) if 0.4 / bins**2 <= max_error]
+    assert enough_bins(max_error) == does[0]
 
 @pytest.mark.parametrize("kind", ["uniform", "chi-square"])
 @pytest.mark.parametrize(("clients", "bins", "epsilon"), [(128, 32, 1.0), (512, 64, 1.0), (512, 32, 5.0), (3000, 64, 1.0)])
@@ -377,6 +542,10 @@ FINE = {"range": (0, 10), "epsilon": 1.0, "delta": 1e-5, "randomness": SeededRan
     ({"minimum": 500}, "400 clients are fewer than the planned minimum of 500: their noise would be too small, so nothing is released."),
     ({"max_error": 0.0}, "max_error must be positive, got 0. It bounds |F(estimate) - level|: 0.05 is five percentiles."),
     ({"max_error": 1e-5}, "64 bins are too coarse for it, however many clients there are: write 256 or more."),
+    ({"method": "best"}, "method must be one of auto, flat, tree, optimal, got 'best'."),
+    ({"adjacency": "add-remove"}, "adjacency must be one of zero-out, replace-one, got 'add-remove'."),
+    ({"colluders": -1}, "colluders must be from 0 to 399, got -1"),
+    ({"max_error": -0.1}, "max_error must be positive, got -0.1."),
     ({"scale": 1}, "the variance of a share must be at least 2"),
     ({"modulus": 100}, "modulus (M) = 100 is too small: sums of 400 rows at scale 256 with their noise need"),
     ({"modulus": 2**50}, "modulus (M) = 1125899906842624 is more than sums in 64 bits allow (70368744177664). Lower the scale."),
@@ -390,6 +559,7 @@ def test_bad_requests_say_what_to_write(change, text):
 @pytest.mark.parametrize(("values", "levels", "text"), [
     (VALUES, [90.0], "level (p) must be in (0, 1), got 90. It is a fraction: for the 90th percentile write 0.9."),
     (VALUES, [0.5, 1.0], "level (p) must be in (0, 1), got 1."),
+    (VALUES, [0.0, 0.5], "level (p) must be in (0, 1), got 0."),
     (VALUES, [], "no level was given. Write levels=[0.5, 0.9] (--level 0.5 --level 0.9)."),
     (np.zeros((100, 2)), [0.5], "values must be one number per client, got an array of shape (100, 2). Pass a single column."),
     (np.array([1.0, np.nan]), [0.5], "values must be numbers, but there are some that are not (NaN). Leave those clients out."),
@@ -424,3 +594,52 @@ def test_a_release_that_would_be_too_wrong_says_how_many_clients_or_what_epsilon
     assert expected(clients - 20, 1.0) > limit
     assert expected(400, epsilon + 0.02) <= limit
     assert expected(400, epsilon - 0.1) > limit
+
+
+def test_the_limits_themselves_are_allowed():
+    assert plan_quantiles(100, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat").clients == 100
+    with pytest.raises(ValueError, match="99 clients are too few"):
+        plan_quantiles(99, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat")
+    assert plan_quantiles(1, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat", allow_few=True).shares.honest == 1
+    assert plan_quantiles(100, [0.001, 0.999], UNIT, epsilon=1.0, delta=1e-5, method="flat", colluders=99, minimum=100).shares.honest == 1
+    error = max(plan_quantiles(100, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat").expected_error)
+    assert plan_quantiles(100, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat", max_error=error).clients == 100
+    with pytest.raises(ValueError, match="above max_error"):
+        plan_quantiles(100, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat", max_error=error * (1 - 1e-9))
+
+
+def test_the_worst_level_decides_and_is_named():
+    """So little privacy budget that the error is cut at what a level can be off by: 0.5 at the median, 0.99 far out."""
+    case = {"epsilon": 0.01, "delta": 1e-5, "method": "flat"}
+    middle, far = plan_quantiles(100, [0.5, 0.99], UNIT, **case).expected_error
+    assert middle < 0.5 < far
+    with pytest.raises(ValueError, match=f"the expected error {far:.3g} at level 0.99 is above max_error = 0.5,"):
+        plan_quantiles(100, [0.5, 0.99], UNIT, max_error=0.5, **case)
+    few = plan_quantiles(50, [0.5, 0.99], UNIT, allow_few=True, **case).expected_error
+    with pytest.raises(ValueError) as error:
+        plan_quantiles(50, [0.5, 0.99], UNIT, **case)
+    assert f"at epsilon = 0.01 the expected error is {max(few):.2g}, so that the median may well come out as percentile 0 or 100. Ask 100" in str(error.value)
+    near = plan_quantiles(60, [0.5], UNIT, allow_few=True, epsilon=1.0, delta=1e-5).expected_error[0]
+    with pytest.raises(ValueError) as error:
+        plan_quantiles(60, [0.5], UNIT, epsilon=1.0, delta=1e-5)
+    assert f"the expected error is {near:.2g}, so that the median may well come out as percentile {50 - 100 * near:.0f} or {50 + 100 * near:.0f}." in str(error.value)
+
+
+@pytest.mark.parametrize(("epsilon", "named"), [(5.0, True), (15.0, True), (19.9, True), (20.2, False), (30.0, False)])
+def test_a_weaker_epsilon_is_named_up_to_twenty(epsilon, named):
+    goal = plan_quantiles(200, [0.5], UNIT, epsilon=epsilon, delta=1e-5, method="flat").expected_error[0]
+    with pytest.raises(ValueError) as error:
+        plan_quantiles(200, [0.5], UNIT, epsilon=1.0, delta=1e-5, method="flat", max_error=goal)
+    text = str(error.value)
+    assert ("or epsilon = " in text) is named
+    if named:
+        assert float(text.split("epsilon = ")[1].split()[0]) == approx(epsilon, abs=0.011 + 1e-3 * epsilon)
+        assert text.endswith(" for these 200.")
+
+
+def test_bins_that_are_just_enough_are_not_too_coarse():
+    with pytest.raises(ValueError) as error:
+        plan_quantiles(400, [0.5], UNIT, epsilon=1.0, delta=1e-5, max_error=1.3e-4)
+    assert enough_bins(1.3e-4) == 64
+    assert "too coarse" not in str(error.value)
+    assert "clients would do" in str(error.value)

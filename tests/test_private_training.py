@@ -287,6 +287,34 @@ def test_refusals(make, text):
     assert text in str(refused.value)
 
 
+HALF = small_population(30)
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: train(dp_fedavg(z=1.0), TASK, HALF, rounds=1), "cohorts of 30 clients are planned for a population of 60, but this one has 30: its cohorts would have 15, and what is divided by would not fit. Write population=30."),
+    (lambda: train(dp_delta_fl(z=1.0, zq=1.0, noise="discrete", planned_clients=10), TASK, HALF, rounds=1), "planned for a population of 60, but this one has 30"),
+    (lambda: train(fedtail.Family((dp_delta_fl(), dp_fedavg())), TASK, HALF, rounds=0), "planned for a population of 60, but this one has 30"),
+    (lambda: train(replace(dp_fedavg(), sample=Poisson(0.5)), TASK, HALF, rounds=1), "updates are divided by total=30, but of 15 clients Mean counts about 15: they would be 2 times too short. Write total=15."),
+    (lambda: train(replace(dp_fedavg(), sample=fedtail.Everyone()), TASK, PEOPLE, rounds=1), "they would be 2 times too long. Write total=60."),
+    (lambda: train(replace(dp_delta_fl(0.5), sample=Poisson(0.5)), TASK, HALF, rounds=1), "the histogram is planned for expected_clients=30, but of this population 15 are expected in a round. Write expected_clients=15."),
+    (lambda: train(replace(dp_delta_fl(0.5), risk=dp_delta_fl(0.2).risk), TASK, PEOPLE, rounds=1), "updates are divided by total=15, but of 30 clients Superquantile counts about 6: they would be 2.5 times too short. Write total=6."),
+    (lambda: train(replace(dp_delta_fl(0.5, smoothing=0.1), risk=dp_delta_fl(0.8, smoothing=0.1).risk), TASK, PEOPLE, rounds=1), "SmoothedSuperquantile counts about 24: they would be 1.6 times too long."),
+    (lambda: train(replace(dp_delta_fl(0.5), aggregate=fedtail.AdaptiveClip(0.1, GaussianNoise(1.0), 30.0)), TASK, PEOPLE, rounds=1), "they would be 2 times too short. Write total=15."),
+])
+def test_numbers_that_were_planned_for_other_clients_or_another_tail_are_refused(make, text):
+    with pytest.raises(ValueError) as refused:
+        make()
+    assert text in str(refused.value)
+
+
+def test_numbers_that_are_merely_rounded_or_of_no_known_sum_are_accepted():
+    near = PrivateMean(0.05, GaussianNoise(1.0), 28.0)
+    for algorithm in (replace(dp_fedavg(z=1.0), aggregate=near), replace(dp_fedavg(z=1.0), sample=Poisson(0.45)),
+                      replace(dp_fedavg(z=1.0), risk=Tilted(1.0, loss_bound=3.0), aggregate=PrivateMean(0.05, GaussianNoise(1.0), 3.0)),
+                      replace(dp_delta_fl(), aggregate=PrivateMean(0.05, GaussianNoise(FAINT)))):
+        assert train(algorithm, TASK, PEOPLE, rounds=1).state.round == 1
+
+
 def test_without_a_total_the_released_weight_divides():
     quiet = dp_delta_fl(0.5)
     released = replace(quiet, aggregate=PrivateMean(0.05, GaussianNoise(FAINT)))

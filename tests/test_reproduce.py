@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from fedtail.cli import app
 from fedtail.data import label_shift
-from fedtail.reproduce import (
+from fedtail.runs.files import RunRefused
+from fedtail_studies import (
     Cell,
     Claim,
     Cost,
@@ -36,16 +37,17 @@ from fedtail.reproduce import (
     reproduce,
     within,
 )
-from fedtail.reproduce.judging import Difference, difference, interval
-from fedtail.reproduce.overview import overview
-from fedtail.reproduce.page import PAGE, judged, page
-from fedtail.reproduce.results import FILE, compact, rounded
-from fedtail.reproduce.running import Silent
-from fedtail.reproduce.studies import STUDIES, study_called
-from fedtail.reproduce.studies.compared import protocol
-from fedtail.reproduce.studies.emnist.writers import generated_writers, read_femnist, writers
-from fedtail.reproduce.studies.questions import where_not
-from fedtail.runs.files import RunRefused
+from fedtail_studies.catalogue import STUDIES, study_called
+from fedtail_studies.compared import protocol
+from fedtail_studies.emnist.writers import read_femnist, writers
+from fedtail_studies.judging import Difference, difference, interval
+from fedtail_studies.overview import overview
+from fedtail_studies.page import PAGE, judged, page
+from fedtail_studies.questions import where_not
+from fedtail_studies.results import FILE, compact, rounded
+from fedtail_studies.running import Silent
+
+from generated_data import generated_writers
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 COMMITTED = [study for study in STUDIES if (EXPERIMENTS / study.name / PAGE).exists() and (EXPERIMENTS / study.name / FILE).exists()]
@@ -268,7 +270,8 @@ def test_files_are_small_and_read_back():
 
 @pytest.fixture
 def toys(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedtail.reproduce.studies.STUDIES", (TOY, NEEDY))
+    monkeypatch.setattr("fedtail_studies.catalogue.STUDIES", (TOY, NEEDY))
+    monkeypatch.setattr("fedtail_studies.command.COMMITTED", tmp_path / "experiments")
     monkeypatch.chdir(tmp_path)
 
 

@@ -16,18 +16,19 @@ import fedtail
 from fedtail.data import Population
 from fedtail.evaluation import Distribution
 from fedtail.models import SoftmaxRegression
-from fedtail.reproduce import Cell, Results, Verdict, reproduce
-from fedtail.reproduce.__main__ import main, merged
-from fedtail.reproduce.page import PAGE
-from fedtail.reproduce.results import FILE
-from fedtail.reproduce.running import Silent
-from fedtail.reproduce.studies import study_called
-from fedtail.reproduce.studies.compared import courses, protocol
-from fedtail.reproduce.studies.compared.protocol import personal
-from fedtail.reproduce.studies.emnist import convnet
-from fedtail.reproduce.studies.emnist.writers import generated_writers
-from fedtail.reproduce.studies.text.roles import generated_roles, read_roles, thinned
-from fedtail.reproduce.studies.text.tweets import WIDTH, accounts, generated_tweets, principal, read_tweets
+from fedtail_studies import Cell, Results, Verdict, reproduce
+from fedtail_studies.__main__ import main, merged
+from fedtail_studies.catalogue import study_called
+from fedtail_studies.compared import courses, protocol
+from fedtail_studies.compared.protocol import personal
+from fedtail_studies.emnist import convnet
+from fedtail_studies.page import PAGE
+from fedtail_studies.results import FILE
+from fedtail_studies.running import Silent
+from fedtail_studies.text.roles import read_roles, thinned
+from fedtail_studies.text.tweets import WIDTH, accounts, principal, read_tweets
+
+from generated_data import generated_roles, generated_tweets, generated_writers
 
 GRIDS = {"powers": (10.0,), "tilts": (1.0,), "proximal": (0.1,), "seeds": 1, "looks": 1}
 TINY = {

@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtail.reproduce import Results, reproduce
-from fedtail.reproduce.page import judged
-from fedtail.reproduce.results import FILE
-from fedtail.reproduce.studies import STUDIES, study_called
-from fedtail.reproduce.studies.private import cells, quantile_cells
-from fedtail.reproduce.studies.private import search as searching
-from fedtail.reproduce.studies.private.cells import FIRST, OTHER_DELTA, THETAS, cell_name
-from fedtail.reproduce.studies.private.quantile_cells import case_name, over_runs, wrap_name
-from fedtail.reproduce.studies.private.quantile_releases import (
+from fedtail_studies import Results, reproduce
+from fedtail_studies.catalogue import STUDIES, study_called
+from fedtail_studies.page import judged
+from fedtail_studies.private import cells, quantile_cells
+from fedtail_studies.private import search as searching
+from fedtail_studies.private.cells import FIRST, OTHER_DELTA, THETAS, cell_name
+from fedtail_studies.private.quantile_cells import case_name, over_runs, wrap_name
+from fedtail_studies.private.quantile_releases import (
     LEVELS,
     METHODS,
     drawn_values,
@@ -29,8 +28,8 @@ from fedtail.reproduce.studies.private.quantile_releases import (
     wrap_errors,
     wrap_plans,
 )
-from fedtail.reproduce.studies.private.quantiles import PRIVATE_QUANTILES
-from fedtail.reproduce.studies.private.runs import (
+from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
+from fedtail_studies.private.runs import (
     BINS,
     CLIP_NORMS,
     LOSS_BOUNDS,
@@ -42,8 +41,9 @@ from fedtail.reproduce.studies.private.runs import (
     points,
     trained_errors,
 )
-from fedtail.reproduce.studies.private.search import PRIVATE_SEARCH, search_name
-from fedtail.reproduce.studies.private.training import PRIVATE_TRAINING
+from fedtail_studies.private.search import PRIVATE_SEARCH, search_name
+from fedtail_studies.private.training import PRIVATE_TRAINING
+from fedtail_studies.results import FILE
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 SMALL = Clients(train=200, others=20, cohort=50, pool=40_000)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import cvxpy as cp
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,15 @@ from scipy.optimize import linprog, minimize_scalar
 
 from fedtail import (
     Ascent,
+    Binned,
+    Everyone,
+    ExactQuantile,
+    GaussianNoise,
     GroupAscent,
+    MajoriseMinimise,
     Mean,
+    NoisyHistogram,
+    Poisson,
     PowerFair,
     QuadraticSuperquantile,
     Refreshed,
@@ -24,13 +33,18 @@ from fedtail import (
     Superquantile,
     TailFilter,
     Tilted,
+    Uniform,
     Worst,
 )
 from fedtail.clients import Seen
+from fedtail.privacy.events import NonPrivateRelease
+from fedtail.privacy.mechanisms import NoPrivacy
+from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
+from fedtail.risk.ascent import Surplus
 from fedtail.risk.base import Risk, fit_locally, uniform_mass
 
-from cases import TAIL_FRACTIONS, weighted_losses
+from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
 RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticSuperquantile(0.3, 0.5), Tilted(1.5), Tilted(-1.0),
          Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst()]
@@ -135,6 +149,238 @@ def test_gradients_of_values_are_right_and_proportional_to_weights(risk):
         assert gradient[k].item() == approx((risk.value(ahead, mass) - risk.value(behind, mass)).item() / (2 * step), abs=1e-6)
     assert torch.allclose(gradient / gradient.sum(), risk.weights(losses, mass), atol=1e-9)
     assert risk.weights(losses, mass).sum().item() == approx(1)
+
+
+CONVEX = [Mean(), Superquantile(0.25), Superquantile(0.5), Superquantile(1.0), Superquantile(1e-12), SmoothedSuperquantile(0.5, 0.3),
+          SmoothedSuperquantile(1.0, 0.3), QuadraticSuperquantile(0.25, 0.3), QuadraticSuperquantile(0.5, 0.3),
+          QuadraticSuperquantile(1.0, 0.3), QuadraticSuperquantile(1e-3, 0.3), Tilted(0.0), Tilted(1.5), Tilted(1e-9), PowerFair(0.0),
+          PowerFair(0.5), PowerFair(2.0), Worst(), Ascent(), GroupAscent(3)]
+EVERY = [*RISKS, *CONVEX, TailFilter(0.3), TailFilter(1.0), Tilted(-1e-9), Refreshed(Superquantile(0.3), 3)]
+
+
+def value_and_gradient(risk: Risk, losses: torch.Tensor, mass: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    losses = losses.detach().clone().requires_grad_()
+    value = risk.value(losses, mass)
+    return value.detach(), torch.autograd.grad(value, losses)[0]
+
+
+@settings(max_examples=120)
+@given(st.integers(1, 8), st.sampled_from(CONVEX), st.randoms(use_true_random=False))
+def test_gradients_are_subgradients_where_losses_tie_or_the_tail_is_a_whole_number_of_clients(count, risk, random):
+    """value(y) >= value(x) + <gradient at x, y - x>, on losses with gaps of one (more than nu) and ties, and equal masses."""
+    losses = torch.tensor([float(random.randint(0, 4)) for _ in range(count)], dtype=torch.float64)
+    mass = torch.ones(count, dtype=torch.float64)
+    value, gradient = value_and_gradient(risk, losses, mass)
+    for size in (1e-3, 0.4, 3.0):
+        for sign in (1, -1):                                                       # one way each, so that no error cancels
+            other = losses + sign * size * torch.tensor([random.random() for _ in range(count)], dtype=torch.float64)
+            assert risk.value(other, mass).item() >= (value + gradient @ (other - losses)).item() - 1e-9
+    if not isinstance(risk, (PowerFair, Ascent, GroupAscent)):
+        assert gradient.sum().item() == approx(1)
+        assert torch.allclose(gradient, risk.weights(losses, mass), atol=1e-9)
+
+
+@settings(max_examples=120)
+@given(weighted_losses(), st.sampled_from(EVERY), st.randoms(use_true_random=False),
+       st.sampled_from([-1e6, -1.0, 1.0, 5.0, 1e6, math.nan, math.inf, -math.inf]))
+def test_a_client_of_mass_zero_is_as_if_absent(case, risk, random, loss):
+    losses, mass = case
+    place = random.randint(0, len(losses))
+    with_absent, masses = (torch.cat([t[:place], t.new_tensor([x]), t[place:]]) for t, x in ((losses, loss), (mass, 0.0)))
+    value, gradient = value_and_gradient(risk, with_absent, masses)
+    weights = risk.weights(with_absent, masses)
+    expected = value_and_gradient(risk, losses, mass)
+    assert gradient[place] == 0
+    assert weights[place] == 0
+    others = torch.arange(len(masses)) != place
+    assert value.item() == approx(expected[0].item(), rel=1e-12, abs=1e-12)
+    assert torch.allclose(gradient[others], expected[1], rtol=1e-9, atol=1e-9)
+    assert torch.allclose(weights[others], risk.weights(losses, mass), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("risk", EVERY, ids=repr)
+def test_nobody_with_mass_is_refused_and_a_loss_that_is_no_number_is_no_value(risk):
+    losses = torch.tensor([0.3, math.nan, 1.4, 0.9], dtype=torch.float64)
+    for call in (risk.value, risk.weights):
+        with pytest.raises(ValueError, match=r"mass must be finite, at least 0, and more than 0 for somebody, got only zeros\."):
+            call(losses, torch.zeros(4))
+        with pytest.raises(ValueError, match=r"mass must be finite, .* got -1 to 1\."):
+            call(losses, torch.tensor([1.0, -1.0, 1.0, 1.0]))
+        with pytest.raises(ValueError, match="mass must be finite"):
+            call(losses, torch.tensor([1.0, math.nan, 1.0, 1.0]))
+        with pytest.raises(ValueError, match="there are no losses"):
+            call(losses[:0])
+    assert risk.value(losses).isnan()
+    if not isinstance(risk, Mean):                                                # whose weights are the masses, whatever the losses
+        assert bool(risk.weights(losses).isnan().all())
+
+
+@settings(max_examples=100)
+@given(weighted_losses(), st.sampled_from(EVERY), st.sampled_from([0.0, 2.0**19]))
+def test_in_float32_only_the_result_is_rounded(case, risk, shift):
+    """Losses of float32 in sixteenths, so that a shift is exact: also 2^19, where float32 has nothing finer."""
+    losses, mass = (case[0] * 16).round() / 16 + 1 / 16, case[1]
+    wide = value_and_gradient(risk, losses + shift, mass)
+    narrow = value_and_gradient(risk, (losses + shift).float(), mass.float())
+    assert narrow[0].item() == approx(wide[0].item(), rel=1e-6)
+    assert torch.allclose(narrow[1].double(), wide[1], rtol=1e-6, atol=1e-7)
+    weights = risk.weights((losses + shift).float(), mass.float()).double()
+    assert torch.allclose(weights, risk.weights(losses + shift, mass), rtol=1e-6, atol=1e-7)
+    assert weights.sum().item() == approx(1, abs=1e-6)
+    if isinstance(risk, (Superquantile, SmoothedSuperquantile, QuadraticSuperquantile)):
+        assert bool((weights <= mass / mass.sum() / risk.tail_fraction * (1 + 1e-6)).all())
+        assert torch.allclose(weights, risk.weights(losses, mass), rtol=1e-6, atol=1e-7)                  # a shift changes no weight
+        assert narrow[0].item() == approx(risk.value(losses, mass).item() + shift, rel=1e-6)
+
+
+def tilted_exactly(losses: list[float], mass: list[float], tilt: float) -> tuple[float, list[float]]:
+    """Value and weights by the definition, in 700 digits."""
+    with mpmath.workdps(700):
+        lifted = [m * mpmath.exp(mpmath.mpf(tilt) * mpmath.mpf(x)) for x, m in zip(losses, mass, strict=True)]
+        total = mpmath.fsum(lifted)
+        mean = mpmath.fsum(m * mpmath.mpf(x) for x, m in zip(losses, mass, strict=True)) / mpmath.fsum(mass)
+        value = mpmath.log(total / mpmath.fsum(mass)) / mpmath.mpf(tilt) if tilt else mean
+        return float(value), [float(each / total) for each in lifted]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e6])
+def test_the_tilted_risk_is_its_definition_at_any_tilt_and_any_scale_of_losses(scale, dtype):
+    mass = torch.tensor([1.0, 2.0, 3.0, 0.25], dtype=torch.float64)
+    for size in (0.0, 1e-320, 1e-290, 1e-40, 1e-16, 1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-3, 0.1, 0.6, 0.7, 1.0, 10.0, 1e3, 1e5):
+        for tilt in (size / scale, -size / scale):
+            losses = torch.tensor([0.3, 0.9, 1.4, 1.4], dtype=dtype) * scale
+            value, weights = tilted_exactly(losses.tolist(), mass.tolist(), tilt)
+            found, gradient = value_and_gradient(Tilted(tilt), losses, mass)
+            rounding = 4 * torch.finfo(dtype).eps
+            assert found.item() == approx(value, rel=rounding), tilt
+            assert gradient.tolist() == approx(weights, rel=1e3 * rounding, abs=rounding), tilt      # exp(-1e3) is rounded a thousandfold
+            assert Tilted(tilt).weights(losses, mass).tolist() == approx(weights, rel=1e3 * rounding, abs=rounding), tilt
+
+
+@settings(max_examples=40)
+@given(weighted_losses(), st.sampled_from([1e-12, 1e-13, 1e-15, 1e-300]), st.booleans(),
+       st.sampled_from([ExactQuantile(), ExactQuantile(bits=12), MajoriseMinimise()]))
+def test_a_tail_fraction_near_zero_is_the_worst_client(case, tail_fraction, equal, quantile):
+    losses, mass = (case[0] * 4).round() / 4, case[1]
+    losses = losses[:1].expand_as(losses) if equal else losses
+    risk, worst = Superquantile(tail_fraction, quantile), Worst().weights(losses, mass)
+    assert torch.allclose(worst, mass * (losses == losses.max()) / mass[losses == losses.max()].sum(), rtol=1e-12)
+    assert torch.allclose(risk.weights(losses, mass), worst, rtol=1e-12)
+    assert torch.allclose(federated_weights(risk, losses, mass), worst, rtol=1e-9, atol=1e-9 if quantile == ExactQuantile() else 1)
+    assert risk.value(losses, mass).item() == approx(losses.max().item(), rel=1e-12)
+    assert federated_weights(risk, losses, mass).sum().item() == approx(1)
+
+
+def test_the_worst_of_float64_losses_is_found_in_float64():
+    losses = torch.tensor([1.0, 1.0 + 1e-12, 1.0 - 1e-12], dtype=torch.float64)
+    assert Worst().weights(losses).tolist() == [0, 1, 0]
+    assert Worst().value(losses).item() == losses[1].item()
+
+
+@given(weighted_losses(), st.sampled_from([1e-3, 0.1, 0.5, 1.0, 3.0]))
+def test_a_zero_loss_has_no_weight_under_a_power_and_all_of_them_count_by_mass(case, power):
+    losses, mass = case
+    losses[0], risk = 0.0, PowerFair(power)
+    expected = mass * losses**power if bool((losses > 0).any()) else mass
+    for weights in (risk.weights(losses, mass), federated_weights(risk, losses, mass)):
+        assert torch.allclose(weights, expected / expected.sum(), atol=1e-12)
+        assert weights[0] == 0 or not bool((losses > 0).any())
+    value, gradient = value_and_gradient(risk, losses, mass)
+    assert value.item() == approx(float(mass @ losses ** (power + 1) / mass.sum() / (power + 1)))
+    assert torch.allclose(gradient, mass / mass.sum() * losses**power, atol=1e-12)
+    seen = Seen(losses, mass)
+    assert bool(risk.slope(seen, fit_locally(risk.fit(None), seen)).isfinite().all())
+    below = torch.where(losses == 0, -2.0, losses)                                # negative losses are as zero is
+    assert torch.allclose(risk.weights(below, mass), risk.weights(losses, mass))
+    assert PowerFair(0.0).weights(below, mass).tolist() == approx((mass / mass.sum()).tolist())
+    assert PowerFair(0.0).value(below, mass).item() == approx(float(mass @ below / mass.sum()))
+
+
+@pytest.mark.parametrize("tail_fraction", [1e-2, 1e-4, 1e-6, 1e-9, 1e-12])
+def test_a_quadratic_found_by_questions_has_its_weights_however_small_theta_is(tail_fraction):
+    """Densities are about theta in size: a threshold found to a fixed share of nu would leave all of them zero."""
+    random = torch.Generator().manual_seed(0)
+    risk = QuadraticSuperquantile(tail_fraction, 0.3)
+    for _ in range(20):
+        losses = (5 * torch.rand(20, generator=random)).double()
+        losses[3:6] = losses.max() - 1e-4 * torch.rand(3, generator=random).double()      # knots near the top
+        seen = Seen(losses.float().double(), torch.rand(20, generator=random).double() + 0.1)
+        weights = seen.mass * risk.density(seen, fit_locally(risk.fit(None), seen))
+        assert torch.allclose(weights / weights.sum(), risk.weights(seen.losses, seen.mass), atol=1e-6)
+
+
+# What one client computes: densities at their ends, and slopes
+
+def test_the_boundary_of_a_superquantile_holds_its_low_end_and_not_its_high_one():
+    dual = torch.tensor([1.0, 2.0, 0.25, 9.0], dtype=torch.float64)
+    losses = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0], dtype=torch.float64)
+    seen = Seen(losses, torch.ones_like(losses))
+    assert Superquantile(0.5).density(seen, dual).tolist() == [0, 0.25, 0.25, 1, 1]
+    assert TailFilter(0.5).density(seen, dual).tolist() == [0, 1, 1, 1, 1]
+    assert (Superquantile(0.5).tail_start(dual), TailFilter(0.5).tail_start(dual)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("risk", [Mean(), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Tilted(1.5), Tilted(-1.5), Tilted(2.0, loss_bound=2.0),
+                                  Tilted(-2.0, loss_bound=2.0), SmoothedSuperquantile(0.4, 0.3), Refreshed(PowerFair(2.0), 3),
+                                  Binned(SmoothedSuperquantile(0.4, 0.3), NoisyHistogram(3.0, 4.0, GaussianNoise(1e-9), bins=4))], ids=repr)
+def test_slopes_are_the_derivatives_of_densities(risk):
+    losses, step = torch.tensor([-0.75, 0.125, 0.375, 0.5, 0.875, 1.125, 1.875, 2.5], dtype=torch.float64), 1e-6
+    mass = torch.ones_like(losses)
+    dual = fit_locally(risk.fit(None), Seen(losses.clamp(0.25, 1.75), mass))      # who is beyond it here was not when it was fitted
+    whose, level = (risk.risk, dual[1:]) if isinstance(risk, (Refreshed, Binned)) else (risk, dual)
+    at = risk.histogram.binned(losses) if isinstance(risk, Binned) else losses
+    at = at.clamp(min=0.125) if isinstance(whose, PowerFair) else at                # below zero it stays as at zero, where F^q has no slope
+    ahead, behind = (whose.density(Seen(at + move, mass), level) for move in (step, -step))
+    assert risk.slope(Seen(at, mass), dual).tolist() == approx(((ahead - behind) / (2 * step)).tolist(), abs=1e-5)
+    assert bool((ahead <= 1).all())
+
+
+@pytest.mark.parametrize(("tilt", "losses", "expected"), [
+    (1.5, [0.5, 2.0, 2.5], [math.exp(1.5 * -1.5), 1.0, 1.0]), (-1.5, [-0.5, 0.0, 0.5], [1.0, 1.0, math.exp(-0.75)])])
+def test_losses_beyond_the_end_that_weighs_most_count_as_that_end(tilt, losses, expected):
+    risk, seen = Tilted(tilt, loss_bound=2.0), Seen(torch.tensor(losses, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    dual = fit_locally(risk.fit(None), seen)
+    assert risk.density(seen, dual).tolist() == approx(expected)
+    slopes = [tilt * each for each in expected]
+    slopes[2 if tilt > 0 else 0] = 0.0
+    assert risk.slope(seen, dual).tolist() == approx(slopes)
+
+
+@given(weighted_losses(), st.sampled_from([SmoothedSuperquantile(0.4, 0.3), QuadraticSuperquantile(0.4, 0.3)]))
+def test_the_tail_of_a_smoothed_risk_starts_where_clients_count_fully(case, risk):
+    seen = Seen(*case)
+    dual = fit_locally(risk.fit(None), seen)
+    start = risk.tail_start(dual)
+    around = Seen(torch.tensor([start - 0.03, start + 1e-6], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    below, above = risk.density(around, dual).tolist()
+    assert above == 1
+    assert below == approx(math.exp(-0.1) if isinstance(risk, SmoothedSuperquantile) else 0.9)
+
+
+@given(weighted_losses(), st.sampled_from([Superquantile(1e-4), SmoothedSuperquantile(1e-4, 0.3), QuadraticSuperquantile(1e-4, 0.3),
+                                           Refreshed(Superquantile(1e-4), 2), Tilted(2.0, loss_bound=10.0), TailFilter(1e-4), Mean()]))
+def test_somebody_counts_as_much_as_the_dynamic_range_of_a_risk_says(case, risk):
+    seen = Seen(*case)
+    density = risk.density(seen, fit_locally(risk.fit(None), seen))
+    assert density.max().item() >= math.exp(-risk.dynamic_range) * 0.98            # to the share that a kink may cost
+    tied = Seen(torch.zeros_like(seen.losses), seen.mass)
+    assert risk.density(tied, fit_locally(risk.fit(None), tied)).max().item() == approx(math.exp(-risk.dynamic_range), rel=0.02)
+
+
+def test_a_failed_client_keeps_its_lambda_and_moves_nobody_elses():
+    risk, failed = Ascent(step=0.5), torch.tensor([False, True, False, False])
+    memory = torch.tensor([0.5, 1.25, 1.5, 0.75], dtype=torch.float64)
+    mass = torch.tensor([2.0, 3.0, 1.0, 1.0], dtype=torch.float64).where(~failed, 0.0)
+    losses = torch.tensor([0.25, 0.0, 0.5, 1.0], dtype=torch.float64)             # a failed client's loss is zero, and means nothing
+    seen = Seen(losses, mass, memory=memory)
+    dual = fit_locally(risk.fit(None), seen)
+    kept = risk.remember(seen, dual)
+    assert kept[1] == memory[1]
+    others = ~failed
+    reference = project_to_simplex(memory[others] + 0.5 * 3 * losses[others], float(memory[others].sum()))      # three take part
+    assert torch.allclose(kept[others], reference, atol=1e-6)
+    assert risk.density(seen, dual).tolist() == approx([0.25, 0.0, 1.5, 0.75])
 
 
 @given(weighted_losses(low=1 / 64), st.sampled_from([r for r in RISKS if not isinstance(r, SmoothedSuperquantile)]))
@@ -333,6 +579,329 @@ def test_a_refreshed_risk_asks_every_few_rounds_only():
     assert int((risk.density(later, dual) > 0).sum()) == 2
 
 
+# What a risk says of itself: to the ledger, to channels, to aggregators, to reports
+
+class Plain(Risk):
+    """Nothing but the defaults."""
+
+
+def test_a_risk_of_nothing_but_defaults_asks_nothing_and_counts_everybody_by_mass():
+    risk, dual = Plain(), torch.tensor([3.0], dtype=torch.float64)
+    losses, mass = torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1.0, 2.0, 1.0])
+    assert risk.weights(losses, mass).tolist() == [0.25, 0.5, 0.25]
+    assert (risk.reads_losses, risk.remembers, risk.survives_lost_memory, risk.lost_memory, risk.not_private) == (True, False, True, "", "")
+    assert (risk.releases(), risk.mechanism, risk.tells_counted, risk.has_slope) == ((), NoPrivacy(), False, False)
+    assert (risk.fewest_counted(dual, 2.0), risk.weight_bound(9, 2.5), risk.dynamic_range, risk.expected_tail(40)) == (math.inf, 2.5, 0, 40)
+    assert risk.tail_start(dual) is None
+    assert risk.unused(dual) is dual
+    seen = Seen(losses.double(), mass.double())
+    for refused in (lambda: risk.value(losses), lambda: risk.statistic(seen, dual), lambda: risk.slope(seen, dual),
+                    lambda: risk.remember(seen, dual), lambda: risk.counted(dual)):
+        with pytest.raises(TypeError, match=r"^Plain "):
+            refused()
+
+
+@pytest.mark.parametrize(("risk", "tail"), [
+    (Mean(), 40), (Tilted(2.0), 40), (PowerFair(1.0), 40), (Superquantile(0.3), 12), (TailFilter(0.3), 12), (SmoothedSuperquantile(0.3, 0.1), 12),
+    (QuadraticSuperquantile(0.3, 0.1), 12), (Worst(), 1), (Refreshed(Superquantile(0.3), 2), 12), (Refreshed(Worst(), 2), 1),
+    (Binned(Superquantile(0.3), NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))), 12)], ids=repr)
+def test_about_theta_of_a_cohort_is_expected_in_the_tail(risk, tail):
+    assert risk.expected_tail(40) == approx(tail)
+    assert Worst().expected_tail(0.5) == 0.5                     # a cohort may be expected to hold less than a client
+
+
+def test_the_ledger_hears_of_every_risk_that_asks_and_of_no_other():
+    for risk in (Mean(), Tilted(0.0), Tilted(1.0, loss_bound=2.0), Tilted(-1.0, loss_bound=2.0), Refreshed(Mean(), 2)):
+        assert risk.releases() == ()
+    for risk in (Superquantile(0.3), TailFilter(0.3), SmoothedSuperquantile(0.3, 0.1), QuadraticSuperquantile(0.3, 0.1), Tilted(1.0), Tilted(-1.0),
+                 PowerFair(1.0), Worst(), Ascent(), GroupAscent(2)):
+        assert risk.releases() == (NonPrivateRelease(f"what {type(risk).__name__} asks about the losses"),)
+        assert not risk.tells_counted
+        if not risk.remembers:
+            assert Refreshed(risk, 2).releases() == risk.releases()
+    binned = Binned(Superquantile(0.3), NoisyHistogram(3.0, 4.0, GaussianNoise(0.5)))
+    assert binned.mechanism == binned.histogram.mechanism
+    assert [release.multiplier("zero-out") for release in binned.releases()] == [approx(0.5)]
+    assert binned.tells_counted
+
+
+def test_only_the_ascent_by_client_keeps_something_there_and_cannot_lose_it():
+    assert (Ascent.remembers, Ascent.survives_lost_memory) == (True, False)
+    for kind in (Mean, Superquantile, TailFilter, SmoothedSuperquantile, QuadraticSuperquantile, Tilted, PowerFair, Worst, GroupAscent, Refreshed, Binned):
+        assert (kind.remembers, kind.survives_lost_memory) == (False, True)
+        assert (kind is Mean) == (kind.reads_losses is False)
+    assert [Refreshed(risk, 2).reads_losses for risk in (Mean(), Worst())] == [False, True]
+
+
+@dataclass(frozen=True)
+class Telling(Risk):
+    """Every answer tells what was asked."""
+
+    def value(self, losses, mass=None):
+        return (losses * mass).sum()
+
+    def weights(self, losses, mass=None):
+        return losses / mass
+
+    def fit(self, previous):
+        return torch.tensor([7.0 if previous is None else 10 * float(previous[0])], dtype=torch.float64)
+        yield
+
+    def releases(self):
+        return (NonPrivateRelease("all"),)
+
+    def fewest_counted(self, dual, mass):
+        return float(dual[0]) / mass
+
+    def counted(self, dual):
+        return float(dual[0]) + 1
+
+    def density(self, seen, dual):
+        return seen.losses * dual[0]
+
+    def slope(self, seen, dual):
+        return seen.losses + dual[0]
+
+    def tail_start(self, dual):
+        return float(dual[0]) + 2
+
+    def unused(self, dual):
+        return None if dual[0] > 5 else dual * 2
+
+    def weight_bound(self, clients, mass):
+        return clients * mass
+
+    @property
+    def dynamic_range(self):
+        return 3.5
+
+    def check(self, population, sample):
+        raise ValueError(f"{population} {sample}")
+
+
+@pytest.mark.parametrize("wrapped", [Refreshed(Telling(), 3), Binned(Telling(), NoisyHistogram(4.0, 5.0, GaussianNoise(1.0), bins=4))], ids=["refreshed", "binned"])
+def test_a_risk_around_another_passes_on_what_that_one_says_of_the_rest_of_the_dual(wrapped):
+    risk, dual = Telling(), torch.tensor([0.0, 4.0], dtype=torch.float64)
+    losses, mass = torch.tensor([0.25, 3.0, 1.9], dtype=torch.float64), torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    assert wrapped.value(losses, mass) == risk.value(losses, mass)
+    assert torch.equal(wrapped.weights(losses, mass), losses / mass)
+    at = torch.tensor([0.5, 3.5, 1.5], dtype=torch.float64) if isinstance(wrapped, Binned) else losses       # the middles of bins of width one
+    assert torch.equal(wrapped.density(Seen(losses, mass), dual), at * 4)
+    assert torch.equal(wrapped.slope(Seen(losses, mass), dual), at + 4)
+    assert (wrapped.tail_start(dual), wrapped.dynamic_range, wrapped.has_slope, wrapped.tells_counted) == (6.0, 3.5, True, True)
+    assert not replace(wrapped, risk=Superquantile(0.5)).has_slope
+    with pytest.raises(ValueError, match="people Everyone"):
+        wrapped.check("people", Everyone())
+
+
+def test_a_refreshed_risk_counts_rounds_before_its_dual_and_shows_no_count_of_a_stale_one():
+    risk, nobody = Refreshed(Telling(), 3), Seen(torch.ones(1).double(), torch.ones(1).double())
+    duals, dual = [], None
+    for _ in range(7):
+        dual = fit_locally(risk.fit(dual), nobody)
+        duals.append(dual.tolist())
+    assert duals == [[0, 7], [1, 7], [2, 7], [0, 70], [1, 70], [2, 70], [0, 700]]      # the risk is told its own last dual
+    fresh, stale = (torch.tensor([age, 4.0], dtype=torch.float64) for age in (0.0, 1.0))
+    assert (risk.fewest_counted(fresh, 0.5), risk.fewest_counted(stale, 0.5)) == (8.0, 0.0)
+    assert (risk.counted(stale), risk.weight_bound(3, 5.0), risk.releases()) == (5.0, 15.0, (NonPrivateRelease("all"),))
+    assert risk.mechanism == NoPrivacy()
+    assert risk.unused(stale).tolist() == [3.0, 8.0]
+    assert risk.unused(stale + 5) is None
+    assert [fit_locally(Refreshed(Telling(), 1).fit(d), nobody).tolist() for d in (None, fresh)] == [[0, 7], [0, 40]]
+
+
+class Scant(Risk):
+    """Hardly counts anybody."""
+
+    def density(self, seen, dual):
+        return torch.full_like(seen.mass, 1e-3)
+
+
+@dataclass(frozen=True)
+class ScantTail(Scant):
+    tail_fraction: float
+
+
+def test_a_released_weight_is_at_least_half_the_expected_tail_or_one_client_and_at_most_the_cohort():
+    """Of 20 expected clients: theta / 2 of them at least where there is a theta, and otherwise one."""
+    for risk, clients, expected in [(Superquantile(0.5), 4, 5.0), (Superquantile(0.5), 14, 7.0), (Superquantile(0.5), 90, 20.0), (Tilted(1.0), 12, 12.0),
+                                    (Tilted(1.0), 90, 20.0), (Superquantile(0.05), 4, 1.0), (ScantTail(0.5), 14, 5.0), (Scant(), 14, 1.0)]:
+        binned = Binned(risk, NoisyHistogram(4.0, 20.0, GaussianNoise(1e-9), bins=4, method="flat"))
+        dual = fit_locally(binned.fit(None), Seen(torch.full((clients,), 1.25).double(), torch.ones(clients).double()))
+        assert dual[0].item() == approx(expected, rel=1e-6)
+        assert binned.counted(dual) == binned.fewest_counted(dual, 1.0) == dual[0]
+
+
+def test_the_fewest_counted_are_the_released_weight_over_the_largest_mass():
+    dual = torch.tensor([1.0, 2.0, 0.25, 9.0], dtype=torch.float64)
+    assert [risk.fewest_counted(dual, 2.0) for risk in (Superquantile(0.5), TailFilter(0.5))] == [4.5, 4.5]
+
+
+# How finely a dual is found, and at which ends
+
+@pytest.mark.parametrize(("risk", "resolution"), [
+    (SmoothedSuperquantile(0.4, 0.25), 1e-6 * 0.25), (QuadraticSuperquantile(0.4, 0.25), 1e-6 * 0.25), (QuadraticSuperquantile(0.01, 0.25), 1e-6 * 0.25),
+    (QuadraticSuperquantile(1e-3, 0.25), 1e-7 * 0.25), (Ascent(0.5), 1e-8)], ids=repr)
+def test_a_threshold_is_found_as_finely_as_it_must_be_and_no_finer(risk, resolution):
+    """Trials are asked for until their distance is the resolution at most. Spreads of all sizes, so that some distances are just above."""
+    for spread in (2.0**k for k in range(7)):
+        distances, dual = [], None
+        seen = Seen(torch.tensor([1.0, 1.25, 1.0 + spread]).double(), torch.ones(3, dtype=torch.float64))
+        conversation = risk.fit(None)
+        question = next(conversation)
+        while dual is None:
+            if question.trial.numel() == 34:
+                distances.append(float(question.trial[-1] - question.trial[0]) / 33)
+            try:
+                question = conversation.send(question.part.statistic(seen, question.trial).sum(0))
+            except StopIteration as end:
+                dual = end.value
+        assert distances[-1] <= resolution * (1 + 1e-6)
+        assert all(distance > resolution for distance in distances[:-1])
+
+
+def test_a_level_between_two_trials_is_that_of_a_falling_exponential():
+    """The sum is capped + free exp(-level / nu): exactly what lies between two trials, or the end that it cannot tell from them."""
+    risk = SmoothedSuperquantile(0.5, 0.5)
+
+    def total(level: float) -> float:
+        return 2.0 + 5.0 * math.exp(-level / 0.5)
+
+    for low, level, high in ((1.0, 1.13, 1.3), (0.0, 0.0, 2.0), (-3.0, -2.0, -2.0), (0.0, 0.5, 0.5 + 1e-6)):
+        assert risk._interpolate(Bracket(low, high, total(low), total(high)), total(level)) == approx(level, abs=1e-9)
+    assert risk._interpolate(Bracket(1.0, 2.0, 3.0, 3.0), 3.0) == 1.0                       # nobody between them
+    assert risk._interpolate(Bracket(1.0, 1.0, 3.0, 2.0), 2.5) == 1.0                       # no room between them
+    assert risk._interpolate(Bracket(0.0, 100.0, 3.0, 2.0), 2.0) == 100.0                   # exp(-200) leaves nothing of the free ones
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5, 7, 10, 12, 30])
+def test_a_tail_of_whole_clients_far_above_the_others_is_those_clients(clients):
+    """The cap holds everybody in the tail; the quadratic's minimisers are an interval, from the highest below to nu under the lowest of the tail."""
+    losses = 1e3 * torch.arange(clients, dtype=torch.float64)
+    for tail in range(1, clients):
+        expected = torch.where(torch.arange(clients) >= clients - tail, 1 / tail, 0.0).double()
+        close = torch.where(expected > 0, losses / 1e3 + 1e3 * clients, losses)           # as far from the others, near each other
+        for each in (losses, close):
+            for risk in (SmoothedSuperquantile(tail / clients, 0.3), QuadraticSuperquantile(tail / clients, 0.3)):
+                assert torch.allclose(risk.weights(each), expected, atol=1e-9)
+            below, lowest = each[clients - tail - 1 : clients - tail + 1].tolist()
+            assert below - 1e-9 <= QuadraticSuperquantile(tail / clients, 0.3).threshold(each).item() <= lowest - 0.3 + 1e-9
+
+
+@pytest.mark.parametrize(("clients", "tail"), [(2, 1), (4, 1), (4, 3), (8, 5), (3, 2)])
+def test_where_the_minimisers_of_the_quadratic_are_an_interval_its_lower_end_is_taken(clients, tail):
+    """Masses that float64 holds exactly, and thirds, of which two are a rounding error more than two thirds."""
+    for gap in (1.0, 8.0, 1e3):
+        losses = gap * torch.arange(clients, dtype=torch.float64)
+        assert QuadraticSuperquantile(tail / clients, 0.25).threshold(losses).item() == approx(gap * (clients - tail - 1), abs=1e-9)
+
+
+def test_the_worst_client_under_a_power_has_the_slope_from_below_and_a_zero_loss_that_of_the_floor():
+    losses, dual = torch.tensor([0.0, 0.5, 2.0, 2.5], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+    seen = Seen(losses, torch.ones_like(losses))
+    for power in (0.5, 1.0, 3.0):
+        slopes = [power * (x / 2) ** (power - 1) / 2 for x in (1e-10, 0.5, 2.0)]
+        assert PowerFair(power).slope(seen, dual).tolist() == approx([*slopes, 0.0])
+        assert PowerFair(power).density(seen, dual).tolist() == approx([0.0, 0.25**power, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(("tilt", "shift"), [(0.5, 8.0), (1.0, 8.0), (3.0, 8.0), (0.0, 0.0), (-0.5, 0.0), (-3.0, 0.0)])
+def test_a_public_bound_is_the_shift_of_any_tilt_above_zero(tilt, shift):
+    risk = Tilted(tilt, loss_bound=8.0)
+    assert fit_locally(risk.fit(None), Seen(torch.ones(2).double(), torch.ones(2).double())).tolist() == [shift]
+    assert risk.dynamic_range == abs(tilt) * 8
+
+
+# The ascents: defaults, bounds, refusals
+
+def nearest_on_simplex(values: np.ndarray, total: float = 1.0) -> np.ndarray:
+    """By bisection of the shift."""
+    low, high = values.min() - total, values.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.clip(values - middle, 0, None).sum() > total else (low, middle)
+    return np.clip(values - high, 0, None)
+
+
+@pytest.mark.parametrize("make", [Ascent, lambda **step: GroupAscent(3, **step)], ids=["by client", "by group"])
+def test_ascents_take_a_step_of_a_tenth_unless_told_otherwise(make):
+    losses = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64)
+    for step, given_step in ((0.1, {}), (0.4, {"step": 0.4})):
+        expected = nearest_on_simplex(1 / 3 + step * losses.numpy())
+        assert make(**given_step).weights(losses).tolist() == approx(expected.tolist(), abs=1e-12)
+        seen = Seen(losses, torch.tensor([2.0, 0.5, 0.25], dtype=torch.float64), torch.arange(3))
+        risk = make(**given_step)
+        dual = fit_locally(risk.fit(None), seen)
+        found = risk.remember(seen, dual) / 3 if isinstance(risk, Ascent) else dual[3:]
+        assert found.tolist() == approx(expected.tolist(), abs=1e-7)
+    assert make().loss_bound == 1e3
+
+
+@settings(max_examples=25)
+@given(weighted_losses(high=8.0, most=6), st.sampled_from([0.1, 0.5, 20.0]))
+def test_no_row_of_an_ascent_is_beyond_its_bound_and_one_client_may_reach_it(case, step):
+    losses, mass = case
+    clients, risk, largest = len(losses), Ascent(step, loss_bound=8.0), float(mass.max())
+    conversation, seen = risk.fit(None), Seen(losses, mass, memory=None)
+    question, dual = next(conversation), None
+    while dual is None:
+        rows = question.part.statistic(seen, question.trial)
+        assert bool((rows.abs() <= question.bound(rows.shape[1], clients, largest) * (1 + 1e-12)).all())
+        try:
+            question = conversation.send(rows.sum(0))
+        except StopIteration as end:
+            dual = end.value
+    assert float((mass * risk.density(seen, dual)).max()) <= risk.weight_bound(clients, largest)
+    alone = torch.zeros(clients, dtype=torch.float64)
+    alone[0] = clients
+    held = float((mass * risk.density(Seen(losses, mass, memory=alone), dual)).max())
+    assert held <= risk.weight_bound(clients, largest) <= held * (1 + 2e-6)
+    groups = GroupAscent(2, step, loss_bound=8.0)
+    rows = groups.statistic(Seen(losses.clamp(min=1.0), mass, torch.arange(clients) % 2), torch.zeros(0))
+    assert float(rows.abs().max()) <= groups.row_bound(clients, largest) == 8.0 * largest
+
+
+def test_how_far_the_lambdas_may_grow_at_a_trial_shift():
+    """All clients' lambda on one, and a loss at the bound: clients + rate * bound; and by hand at three shifts."""
+    surplus = Surplus(rate=0.5, loss_bound=8.0)
+    assert surplus.row_bound(6, 3.0) == 6 + 4.0
+    assert Surplus.remembers
+    seen = Seen(torch.tensor([2.0, 8.0, 1.0]).double(), torch.tensor([1.0, 0.5, 0.0]).double(), memory=torch.tensor([0.25, math.nan, 2.0]).double())
+    rows = surplus.statistic(seen, torch.tensor([-1.0, 1.0, 9.0]).double())
+    assert rows.tolist() == [[2.0, 0.0, -0.25], [5.0, 3.0, -1.0], [0.0, 0.0, 0.0]]      # who remembers nothing stands at one; no mass, no say
+    assert Ascent().density(seen, torch.zeros(2)).tolist() == [0.25, 2.0, 0.0]
+    assert Ascent().statistic(seen, torch.zeros(0)).tolist() == [[1.0], [1.0], [0.0]]
+    assert Ascent().row_bound(6, 3.0) == 1.0
+
+
+def test_groups_alone_in_a_cohort_without_lambda_count_nobody():
+    risk, before = GroupAscent(2, step=0.5), torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    seen = Seen(torch.tensor([2.0]).double(), torch.ones(1).double(), torch.tensor([1]))
+    dual = fit_locally(risk.fit(before), seen)
+    assert dual.tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert risk.density(seen, dual).tolist() == [0.0]
+
+
+def test_ascents_are_refused_where_somebody_may_be_missing_or_has_no_group():
+    people = small_population(12, groups=3)
+    for sample in (Everyone(), Uniform(12), Poisson(1.0)):
+        Ascent().check(people, sample)
+    for sample in (Uniform(11), Poisson(0.5)):
+        with pytest.raises(ValueError, match=r"Ascent keeps a lambda on every client and needs everybody every round, .* of 12 clients"):
+            Ascent().check(people, sample)
+    for groups in (3, 4):
+        GroupAscent(groups).check(people, Uniform(3))
+    with pytest.raises(ValueError, match=r"population\.group goes up to 2, but groups=2\. Write groups=3\."):
+        GroupAscent(2).check(people, Uniform(3))
+    with pytest.raises(ValueError, match="GroupAscent needs a group for each client"):
+        GroupAscent(3).check(replace(people, group=None), Uniform(3))
+    with pytest.raises(ValueError, match="GroupAscent needs a group for each client"):
+        GroupAscent(3).statistic(Seen(torch.ones(2).double(), torch.ones(2).double()), torch.zeros(0))
+
+
+HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))
+
+
 @pytest.mark.parametrize(("make", "text"), [
     (lambda: Superquantile(80), "tail_fraction (theta) must be in (0, 1], got 80. It is a fraction: for the worst 80% of clients write 0.8."),
     (lambda: Superquantile(0), "tail_fraction (theta) must be in (0, 1], got 0. It is a fraction: for the worst 20% of clients write 0.2."),
@@ -350,8 +919,28 @@ def test_a_refreshed_risk_asks_every_few_rounds_only():
     (lambda: Refreshed(Mean(), 0), "every must be at least 1, got 0."),
     (lambda: Refreshed(Ascent(), 2), "Ascent keeps memory that changes every round, so its dual cannot be reused."),
     (lambda: uniform_mass(torch.ones(3), torch.ones(2)), "mass has shape (2,), losses (3,). Pass one mass for each loss."),
+    (lambda: Superquantile(100), "got 100. It is a fraction: for the worst 100% of clients write 1."),
+    (lambda: Superquantile(1.5), "got 1.5. It is a fraction: for the worst 1.5% of clients write 0.015."),
+    (lambda: Superquantile(101), "got 101. It is a fraction: for the worst 20% of clients write 0.2."),
+    (lambda: superquantile_weights(torch.ones(2), torch.ones(2), 2.0), "tail_fraction (theta) must be in (0, 1], got 2."),
+    (lambda: SmoothedSuperquantile(1.5, 0.1), "tail_fraction (theta) must be in (0, 1], got 1.5."),
+    (lambda: QuadraticSuperquantile(0, 0.1), "tail_fraction (theta) must be in (0, 1], got 0."),
+    (lambda: SmoothedSuperquantile(0.5, math.inf), "smoothing (nu) must be positive and finite, got inf."),
+    (lambda: Tilted(-81, loss_bound=1.0), "tilt * loss_bound = -81 underflows exp (limit 80)."),
+    (lambda: GroupAscent(2, 0), "step must be positive and finite, got 0."),
+    (lambda: Binned(Ascent(), HISTOGRAM), "Ascent cannot be trained privately: its weights live on from round to round"),
+    (lambda: Binned(Mean(), HISTOGRAM), "Mean does not look at the losses, so it needs no histogram. Use Mean itself."),
+    (lambda: Binned(Binned(Superquantile(0.5), HISTOGRAM), HISTOGRAM), "Binned cannot be fitted from a histogram."),
+    (lambda: Superquantile(0.5, ExactQuantile), "quantile must be a part, got"),
+    (lambda: TailFilter(0.5, MajoriseMinimise), "quantile must be a part, got"),
 ])
 def test_bad_settings_say_what_to_write(make, text):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises((ValueError, TypeError)) as error:
         make()
     assert text in str(error.value)
+
+
+def test_settings_at_their_limits_are_taken():
+    for risk in (Superquantile(1), TailFilter(1), SmoothedSuperquantile(1, 1e-9), QuadraticSuperquantile(1, 1e-9), Tilted(80, loss_bound=1.0),
+                 Tilted(-80, loss_bound=1.0), PowerFair(0), Refreshed(Mean(), 1), GroupAscent(1)):
+        assert risk.weights(torch.tensor([1.0])).tolist() == [1.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -321,6 +321,120 @@ def test_a_warm_start_brings_its_frozen_parameters_and_buffers():
     assert train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=2, start=half).module.scale[0] == 7
 
 
+class Tabled(nn.Module):
+    """A layer beside tensors of many kinds: what follows the precision of training, and what does not."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.frozen = nn.Parameter(torch.full((5,), value), requires_grad=False)
+        self.register_buffer("same", torch.full((5,), value))
+        self.register_buffer("finer", torch.full((5,), value + 1e-12, dtype=torch.float64))
+        self.register_buffer("whole", torch.full((5,), 3))
+        self.register_buffer("unsaved", torch.full((5,), value), persistent=False)
+
+    def forward(self, x):
+        x = x * self.same + self.frozen + self.unsaved
+        return self.linear((x.double() * self.finer).to(x.dtype) * self.whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_only_what_has_the_precision_of_the_trained_parameters_is_cast(dtype):
+    module = train(ALGORITHMS["fedavg"], Task(Tabled(1.0)), POPULATION, rounds=1, dtype=dtype).module
+    assert {name: value.dtype for name, value in (*module.named_parameters(), *module.named_buffers())} == {
+        "linear.weight": dtype, "linear.bias": dtype, "frozen": dtype, "same": dtype, "unsaved": dtype,
+        "finer": torch.float64, "whole": torch.int64}
+    assert module.finer[0].item() == 1.0 + 1e-12
+
+
+def test_a_model_is_evaluated_with_the_tables_it_is_handed_out_with():
+    """A difference that float32 does not hold: the loss of every client is that of the module itself."""
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+            self.register_buffer("shift", torch.tensor(1.0 + 1e-12, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.linear(x * (1e12 * (self.shift - 1.0)).to(x.dtype))
+
+    result = train(ALGORITHMS["fedavg"], Task(Shifted()), POPULATION, rounds=2)
+    losses = [nn.functional.cross_entropy(result.module(x), y).item() for x, y in map(POPULATION.client, range(len(POPULATION)))]
+    assert fedtail.evaluate(result, POPULATION).loss.values.tolist() == approx(losses, rel=1e-5)
+
+
+def test_a_start_gives_its_tensors_and_the_task_its_architecture():
+    task, start = mlp(dropout=0.5), mlp(dropout=0.0).module
+    with torch.no_grad():
+        start[0].weight.add_(1.0)
+    module = train(ALGORITHMS["fedavg"], task, POPULATION, rounds=0, start=start).module
+    assert module[2].p == 0.5
+    assert torch.equal(module[0].weight, start[0].weight)
+    result = train(ALGORITHMS["fedavg"], task, POPULATION, rounds=2, start=start)
+    expected = train(ALGORITHMS["fedavg"], replace(task, module=module), POPULATION, rounds=2)
+    assert torch.equal(result.state.params, expected.state.params)
+    assert task.module is not start
+    assert train(ALGORITHMS["fedavg"], task, POPULATION, rounds=0, start=copy.deepcopy(start).double()).state.params.dtype == torch.float64
+
+
+def test_a_start_brings_all_its_buffers():
+    for start, unsaved in ((Tabled(7.0), 7.0), (Tabled(7.0).state_dict(), 1.0)):      # which a state dict does not hold
+        module = train(ALGORITHMS["fedavg"], Task(Tabled(1.0)), POPULATION, rounds=0, start=start).module
+        assert [float(t[0]) for t in (module.same, module.frozen, module.unsaved)] == [7.0, 7.0, unsaved]
+        assert module.finer[0].item() == 7.0 + 1e-12
+
+
+@pytest.mark.parametrize(("start", "text"), [
+    (nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Dropout(0.0), nn.Linear(7, 3)), "start has ReLU where the task's module has Tanh (1). Start from the same kind of module."),
+    (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), "start has Linear where the task's module has Dropout (2)."),
+    (nn.Sequential(*mlp().module, nn.Softmax(1)), "start has Softmax where the task's module has nothing (4)."),
+    (type("Net", (nn.Sequential,), {})(*mlp().module), "start has Net where the task's module has Sequential."),
+    ({"0.weight": torch.zeros(7, 5)}, "start holds nothing as '0.bias', where the task's module holds shape (7,)."),
+    ({**mlp().module.state_dict(), "3.bias": torch.zeros(4)}, "start holds shape (4,) as '3.bias', where the task's module holds shape (3,)."),
+    ({**mlp().module.state_dict(), "more": torch.zeros(4)}, "start holds shape (4,) as 'more', where the task's module holds nothing."),
+])
+def test_a_start_of_another_kind_is_refused(start, text):
+    with pytest.raises(ValueError) as refused:
+        train(ALGORITHMS["fedavg"], mlp(), POPULATION, rounds=1, start=start)
+    assert text in str(refused.value)
+
+
+class WithTable(nn.Module):
+    """A float64 table beside float32 weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.register_buffer("table", torch.arange(3, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.linear(x) + self.table.to(x.dtype)
+
+
+@pytest.mark.parametrize("start", [lambda wide: wide, lambda wide: wide.module, lambda wide: wide.module.state_dict(),
+                                   lambda wide: WithTable().double().state_dict()], ids=["run", "module", "state dict", "wide state dict"])
+def test_a_table_keeps_its_precision_from_a_start_in_another(start):
+    wide = train(ALGORITHMS["fedavg"], Task(WithTable()), POPULATION, rounds=1, dtype=torch.float64)
+    narrow = train(ALGORITHMS["fedavg"], Task(WithTable()), POPULATION, rounds=1, dtype=torch.float32, start=start(wide)).module
+    assert (narrow.linear.weight.dtype, narrow.table.dtype) == (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Shifted(fedtail.Mean):
+    """A risk of a user's own that holds a long tensor."""
+
+    offsets: torch.Tensor = torch.zeros(2000)
+
+
+def test_methods_that_differ_in_the_middle_of_a_long_tensor_are_two_methods():
+    ones = [replace(ALGORITHMS["fedavg"], risk=Shifted(torch.arange(2000) == k)) for k in (1000, 1001)]
+    assert repr(ones[0]) == repr(ones[1])              # so that nothing that reads what is printed sees it
+    trained = train(ones[0], linear(), POPULATION, rounds=1)
+    train(replace(ones[0], risk=Shifted(torch.arange(2000) == 1000)), linear(), POPULATION, rounds=1, start=trained)
+    with pytest.raises(ValueError, match="start was trained by another method or with other settings"):
+        train(ones[1], linear(), POPULATION, rounds=1, start=trained)
+
+
 def test_going_on_keeps_precision_and_counts():
     half = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=2, dtype=torch.float64)
     assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=half).state.params.dtype == torch.float64
@@ -471,3 +585,57 @@ def test_curvature_follows_the_schedule_of_the_learning_rate():
 def test_a_small_tail_is_warned_about():
     with pytest.warns(fedtail.SmallTailWarning, match="counts about 2 of 8 clients a round"):
         train(fedtail.delta_fl(0.25, 8, **LOCAL), linear(), POPULATION, rounds=0)
+
+
+# Where numbers lie in memory
+
+def eight_beyond(values: torch.Tensor) -> torch.Tensor:
+    """An equal tensor whose memory begins 8 bytes after a multiple of 64, as in a mapped file: products there may be rounded otherwise."""
+    raw = torch.empty(values.nbytes + 64, dtype=torch.uint8)
+    first = -raw.data_ptr() % 64 + 8
+    moved = raw[first : first + values.nbytes].view(values.dtype).view(values.shape)
+    assert moved.data_ptr() % 64 == 8
+    return moved.copy_(values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("features", [7, 50])
+def test_where_examples_and_models_lie_changes_no_bit(tmp_path, features, dtype):
+    people = small_population(features=features, classes=2)
+    people = replace(people, inputs=people.inputs.to(dtype))
+    people.save(tmp_path / "people")
+    moved = replace(people, inputs=eight_beyond(people.inputs))
+    task, method = Task(SoftmaxRegression(features, 2).to(dtype)), fedtail.term(1.0, 8, **LOCAL)
+    half = train(method, task, people, rounds=2, workers=1).state
+    ends = [train(method, task, each, rounds=3, start=start, workers=workers).state.params
+            for each, start, workers in [
+                (people, half, 1), (people, half, 2), (Population.open(tmp_path / "people"), half, 1), (moved, half, 1),
+                (people, replace(half, params=eight_beyond(half.params)), 1)]]
+    assert all(torch.equal(end, ends[0]) for end in ends[1:])
+    found = [fedtail.evaluate(task.with_params(ends[0]), each, task, workers=1).loss.values
+             for each in (people, moved, Population.open(tmp_path / "people"))]
+    assert all(torch.equal(values, found[0]) for values in found[1:])
+
+
+def test_a_module_that_is_handed_out_evaluates_and_its_parameters_are_tensors_of_their_own():
+    """So it is with dropout off in production, and one parameter is saved at its own size and lies as in a module that was loaded."""
+    task = mlp(dropout=0.9)
+    x = POPULATION.inputs[:20]
+    seen = []
+    result = train(ALGORITHMS["fedavg"], task, POPULATION, rounds=2, on_round=lambda p: seen.append(p.module))
+    for module in (result.module, *result.modules, *seen):
+        assert not any(part.training for part in module.modules())
+        assert torch.equal(module(x), module(x))
+        assert all(p.untyped_storage().nbytes() == p.nbytes for p in module.parameters())
+    assert task.module.training                          # the module that was given is left as it was
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_of_the_module_that_is_given_changes_nothing(mode):
+    """Dropout is on in training and off in evaluation, whatever the module said when it came."""
+    task = mlp(dropout=0.5)
+    task.module.train(mode)
+    reference = train(ALGORITHMS["fedavg"], mlp(dropout=0.5), POPULATION, rounds=2)
+    result = train(ALGORITHMS["fedavg"], task, POPULATION, rounds=2)
+    assert torch.equal(result.state.params, reference.state.params)
+    assert torch.equal(fedtail.evaluate(result, POPULATION).loss.values, fedtail.evaluate(reference, POPULATION).loss.values)

@@ -301,6 +301,28 @@ run(experiment("delta_fl"), 3, {str(folder)!r}, Onlooker(), resume=True)
                           env={**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.parametrize(("features", "classes"), [(50, 2), (7, 3)])
+def test_from_every_checkpoint_of_a_narrow_model_training_goes_on_to_the_same_bits(tmp_path, features, classes):
+    """Products are rounded by where their factors lie in memory, and a mapped file puts them anywhere."""
+    random = np.random.default_rng(0)
+    people = fedtail.Population.from_arrays(random.normal(size=(400, features)).astype(np.float32),
+                                            random.integers(0, classes, 400), np.arange(400) % 20)
+    task, method, rounds = fedtail.Task(fedtail.models.SoftmaxRegression(features, classes)), fedtail.term(1.0, 10), 12
+    states = {}
+
+    def note(progress):
+        states[progress.round] = progress.trained
+
+    whole = fedtail.train(method, task, people, rounds=rounds, on_round=note, workers=1)
+    for stop in range(1, rounds):
+        kept = Checkpoints(tmp_path / str(stop))
+        kept.folder.mkdir()
+        kept.save(states[stop], {})
+        read = kept.load()[0].trained(method, task, 0)
+        more = fedtail.train(method, task, people, rounds=rounds - stop, start=read, workers=1)
+        assert torch.equal(more.state.params, whole.state.params)
+
+
 @pytest.mark.parametrize("after", ["os.fsync", "fedtail.runs.recording.round_line"])
 def test_killed_with_no_warning_it_goes_on_to_the_same_bits(whole, tmp_path, after):
     """Killed in the middle of writing files, and between rounds; resumed each time until it is done."""
@@ -399,6 +421,20 @@ def test_an_experiment_that_changed_is_refused(tmp_path, settings, text):
         run(experiment("delta_fl", *settings), 3, folder, Onlooker(), resume=True)
     assert text in str(reason.value)
     assert "Undo the change, or start again in another folder" in str(reason.value)
+
+
+def test_a_run_goes_on_though_its_parts_have_got_a_field_since(tmp_path):
+    """Folders written before a part had an optional field say nothing of it: `Poisson` has a population now."""
+    wanted, folder = experiment("adam averaged"), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(wanted, 3, folder, Onlooker(stop_after=3))
+    about = json.loads((folder / "run.json").read_text())
+    assert about["experiment"]["sample"].pop("population") == "none"
+    (folder / "run.json").write_text(json.dumps(about))
+    with pytest.raises(RunError, match=r"sample\.population is new"):
+        run(experiment("adam averaged", "sample.population=8"), 3, folder, Onlooker(), resume=True)
+    whole = run(wanted, 3, tmp_path / "whole", Onlooker())
+    assert run(wanted, 3, folder, Onlooker(), resume=True).models[0].read_bytes() == whole.models[0].read_bytes()
 
 
 def test_data_that_changed_are_refused(tmp_path):
@@ -585,6 +621,7 @@ def test_runs_are_found_below_folders_and_others_are_refused(whole, tmp_path):
     place = whole["delta_fl"].path.parent
     assert {found.name for found in find_runs([place])} == set(METHODS)
     assert len(find_runs([place, place / "afl"])) == len(METHODS)
+    assert find_runs(str(place)) == find_runs(place) == find_runs([place])
     with pytest.raises(FileNotFoundError, match="there is no run in"):
         find_runs([tmp_path])
     with pytest.raises(FileNotFoundError, match="is not a run"):

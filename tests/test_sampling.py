@@ -16,6 +16,7 @@ from torch import tensor
 
 from fedtail import ByMass, Everyone, Poisson, Population, Uniform
 from fedtail.draws import hashed, integers, permutations, uniform
+from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
 ERROR_RATE = 1e-6                     # of each statistical assertion below
 DEVIATIONS = stats.norm.isf(ERROR_RATE / 2)
@@ -91,6 +92,19 @@ def test_uniform_draws_so_many_and_a_smaller_cohort_is_a_subset(size, other, rou
     assert few <= many
 
 
+@pytest.mark.parametrize("round", [0, 7])
+def test_uniform_takes_the_smallest_hashes_and_poisson_the_draws_below_its_rate(round):
+    """A run that goes on after an upgrade draws the cohorts that it would have drawn. A draw at the rate is not below it."""
+    population = crowd(30)
+    hashes = hashed(5, "cohort", round, population.key)
+    draws = uniform(hashes).tolist()
+    for size in (1, 4, 29):
+        assert Uniform(size)(population, 5, round).ids.tolist() == sorted(np.argsort(hashes.numpy())[:size].tolist())
+        rate = sorted(draws)[size]
+        assert Poisson(rate)(population, 5, round).ids.tolist() == [k for k in range(30) if draws[k] < rate]
+        assert len(Poisson(float(np.nextafter(rate, 1.0)))(population, 5, round).ids) == size + 1
+
+
 def test_uniform_draws_every_client_equally_often():
     n, m, rounds = 20, 7, 3000
     counts = torch.cat([c.ids for c in drawn(Uniform(m), crowd(n), rounds)]).bincount(minlength=n).numpy()
@@ -131,6 +145,29 @@ def test_by_mass_a_weight_is_how_often_a_client_was_drawn(mass, size, round):
     assert weight.sum().item() == pytest.approx(size)
     assert bool((weight > 0.5).all())
     assert cohort.mass_bound == pytest.approx(size, rel=1e-11)
+
+
+def test_by_mass_a_draw_falls_on_the_client_whose_stretch_of_the_total_it_hits(monkeypatch):
+    """Stretches of lengths 1, 2, 3, 2 out of 8, closed on the left; one that rounds up to the total is the last client's."""
+    population, eighths = crowd(4, [1.0, 2, 3, 2]), torch.arange(9).double()
+    assert population.key.argsort().tolist() == [0, 1, 2, 3]
+    monkeypatch.setattr("fedtail.sampling.uniform", lambda keys: eighths[: len(keys)] / 8)
+    cohort = ByMass(9)(population, 0, 0)
+    assert cohort.ids.tolist() == [0, 1, 2, 3]
+    assert (cohort.importance * population.mass).tolist() == pytest.approx([1, 2, 3, 3])
+
+
+def test_by_mass_no_weight_is_beyond_its_bound_even_where_it_is_rounded_up():
+    """A channel of integers refuses a row beyond its bound, by however little; draws of one client over its mass, times it, round."""
+    random, above = np.random.default_rng(0), 0
+    for size in (1, 3, 5, 7, 100):
+        for mass in random.uniform(0.1, 100, 40):
+            population = crowd(1, [mass])
+            cohort = ByMass(size)(population, 0, 0)
+            weight = float(population.mass[0] * cohort.importance[0])
+            above += weight > size
+            assert weight <= cohort.mass_bound <= size * (1 + 1e-9)
+    assert above > 0                      # so that this test sees what it is about
 
 
 def test_by_mass_the_draws_are_multinomial():
@@ -187,6 +224,26 @@ def test_everyone_is_everyone():
     assert all(c.ids.tolist() == list(range(20)) for c in drawn(Everyone(), crowd(), 3))
 
 
+@pytest.mark.parametrize("sampler", [Uniform(7), Uniform(20), Everyone(), Poisson(0.3), Poisson(1.0)], ids=repr)
+def test_drawn_without_regard_to_mass_a_client_stands_for_itself(sampler):
+    for cohort in drawn(sampler, crowd(mass=np.arange(1.0, 21)), 5):
+        assert cohort.importance.tolist() == [1.0] * len(cohort.ids)
+
+
+@pytest.mark.parametrize("sampler", [Uniform(7), Uniform(20), Everyone(), Poisson(0.3), Poisson(1.0), ByMass(20)], ids=repr)
+def test_who_takes_everyone_draws_them_all_in_every_round(sampler):
+    population = crowd()
+    assert sampler.takes_everyone(population) == all(len(cohort.ids) == 20 for cohort in drawn(sampler, population, 20))
+
+
+def test_events_say_how_cohorts_are_drawn_and_claim_nothing_where_nothing_is_hidden():
+    population = crowd()
+    assert Uniform(7).event(population) == FixedSampling(7, 20)
+    assert Poisson(0.3).event(population) == PoissonSampling(0.3)
+    for open_to_all in (Everyone(), Poisson(1.0), ByMass(9)):
+        assert open_to_all.event(population) == NoSampling()
+
+
 def test_expected_sizes():
     sizes = [s.expected_size(crowd()) for s in (Uniform(7), Everyone(), Poisson(0.3), ByMass(9))]
     assert sizes == pytest.approx([7, 20, 6, 9])
@@ -196,6 +253,7 @@ def test_expected_sizes():
     (lambda: Uniform(0), "cohort_size must be a whole number, at least 1, got 0."),
     (lambda: ByMass(0), "cohort_size must be a whole number, at least 1, got 0."),
     (lambda: Poisson(0), "rate must be in (0, 1], got 0. For 100 of 2500 clients on average write 0.04."),
+    (lambda: Poisson(1.01), "rate must be in (0, 1], got 1.01. For 100 of 2500 clients on average write 0.04."),
     (lambda: Poisson(100), "rate must be in (0, 1], got 100. For 100 of 2500 clients on average write 0.04."),
     (lambda: Uniform(21).check(crowd()),
      "cohort_size=21 clients a round, but the population has 20. Write cohort_size=20 or less, or sample=Everyone()."),

@@ -24,9 +24,9 @@ from fedtail.secure import (
     secure_sum,
 )
 from fedtail.secure.bindings import told_by
-from fedtail.secure.frames import unwrap, wrap
+from fedtail.secure.frames import invitation, unwrap, wrap
 from fedtail.secure.masks import add_masks, pair_key
-from fedtail.secure.messages import Ask, KeyList, Keys, Lists, Masked, Shares, Unmask, Unmasked
+from fedtail.secure.messages import Ask, KeyList, Keys, Lists, Masked, Run, RunKeyList, RunKeys, Shares, Signed, Unmask, Unmasked
 from fedtail.secure.primitives import agreement
 
 NEVER = 99
@@ -411,6 +411,78 @@ def test_sessions_say_what_they_need():
     for members in ((1, 3, 2), (1, 1, 2)):
         with pytest.raises(Refused, match="in increasing order, each once"):
             replace(session_of(3, 2), members=members)
+
+
+def test_limits_are_themselves_allowed():
+    assert len(session_of(2**14, 2**13 + 1).members) == 2**14
+    with pytest.raises(Refused, match=r"needs 2\.\.16384 members, got 16385"):
+        session_of(2**14 + 1, 2**13 + 1)
+    for change in ({"name": b"x"}, {"name": b"x" * 64}, {"queries": 256}, {"signed": 1}, {"threshold": 4}):
+        replace(session_of(4, 3), **change)
+
+
+@pytest.mark.parametrize(("count", "queries"), [(2, 1), (5, 3), (300, 256)])
+def test_a_message_may_be_as_long_as_the_longest_and_no_longer(count, queries):
+    """A key and a commitment of 32 bytes and a box of two shares of 33 bytes, sealed with 16, for each query and member; 256 for each besides."""
+    session = session_of(count, count // 2 + 1, queries)
+    longest = 1024 + count * (256 + (32 + 32 + 2 * 33 + 16) * queries)
+    assert session.most_bytes == longest
+    assert Run(b"test", session.members).most_bytes == 1024 + 256 * count
+    frame = len(wrap(session.id, Shares(10, bytes(32), b"")))
+    unwrap(Shares, wrap(session.id, Shares(10, bytes(32), bytes(longest - frame))), session.id, longest)
+    with pytest.raises(Refused, match=f"a message has {longest + 1} bytes where at most {longest} are needed"):
+        unwrap(Shares, wrap(session.id, Shares(10, bytes(32), bytes(longest - frame + 1))), session.id, longest)
+
+
+def test_an_invitation_may_be_as_long_as_for_all_members_and_more():
+    for opened in (session_of(2**14, 2**13 + 1), Run(b"x" * 64, tuple(range(2**14)))):
+        assert invitation(type(opened), wrap(opened.id, opened)) == opened
+    long = wrap(bytes(32), Shares(0, bytes(32), bytes(2**19)))
+    with pytest.raises(Refused, match=f"a message has {len(long)} bytes where at most {1024 + 16 * 2**14} are needed"):
+        invitation(Session, long)
+
+
+@pytest.mark.parametrize("names", [(2, 1), (1, 1), (1, 3, 2)])
+def test_every_list_of_names_is_in_order_and_names_nobody_twice(names):
+    keys = [Keys(one, bytes(32), (bytes(32),), (bytes(32),)) for one in names]
+    signed = [Signed(one, 0, bytes(64)) for one in names]
+    lists = Lists(0, (1, 2, 3), ())
+    for make, what in ((lambda: Lists(0, names, (9,)), "survivors"), (lambda: Lists(0, (9,), names), "dropped"), (lambda: Ask(0, names, 1, 8), "members"),
+                       (lambda: Run(b"x", names), "members"), (lambda: KeyList(tuple(keys)), "senders in a list of keys"),
+                       (lambda: RunKeyList(tuple(RunKeys(one, bytes(32)) for one in names)), "senders in a list of keys"),
+                       (lambda: Unmask(1, lists, b"", tuple(signed)), "signers")):
+        with pytest.raises(Refused, match=f"{what} must be in increasing order, each once"):
+            make()
+
+
+def test_runs_rows_and_keys_have_limits_that_are_allowed():
+    Run(b"x", (0, 1)), Run(b"x" * 64, (3, 4), signed=1)
+    for name, members, signed in ((b"", (0, 1), 0), (b"x" * 65, (0, 1), 0), (b"x", (0,), 0), (b"x", (), 0), (b"x", tuple(range(2**14 + 1)), 0), (b"x", (0, 1), 2)):
+        with pytest.raises(Refused, match=r"a run needs a name of 1\.\.64 bytes and 2\.\.16384 members"):
+            Run(name, members, signed)
+    for width, bits, entry in ((0, 1, 1), (2**28, 8, 1), (5, 9, 2), (5, 32, 4), (5, 33, 5), (2**28, 62, 8)):
+        assert Ask(0, (1, 2), width, bits).row_bytes == width * entry
+    for width, bits in ((1, 0), (1, 63), (2**28 + 1, 8)):
+        with pytest.raises(Refused, match=f"rows may have up to 268435456 entries modulo 2.1..2.62; asked were {width} modulo 2.{bits}"):
+            Ask(0, (1, 2), width, bits)
+    for size in (0, 64):
+        Keys(1, bytes(32), (bytes(32),), (bytes(32),), bytes(size))
+        RunKeys(1, bytes(32), bytes(size))
+    for size in (1, 63, 65):
+        with pytest.raises(Refused, match="a signature of 64 bytes or none"):
+            Keys(1, bytes(32), (bytes(32),), (bytes(32),), bytes(size))
+        with pytest.raises(Refused, match="a signature has 64 bytes, or there is none"):
+            RunKeys(1, bytes(32), bytes(size))
+    with pytest.raises(Refused, match="a commitment for each mask key"):
+        Keys(1, bytes(32), (bytes(32),), ())
+
+
+@pytest.mark.parametrize(("count", "queries"), [(2, 256), (12, 40)])
+def test_no_message_of_a_session_is_longer_than_a_receiver_allows(count, queries):
+    """Keys for every query, and boxes of shares for every query and member, are the longest."""
+    session = session_of(count, count // 2 + 1, queries)
+    server, clients, _ = carried(session, {one: np.array([one]) for one in session.members}, 62)
+    assert finished(server, clients).total.tolist() == [sum(session.members)]
 
 
 def test_a_client_hides_among_its_own_minimum():

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedtail
-from fedtail import Family, IntegerChannel, SecureChannel, train
+from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
+from fedtail.channel import Channel, FixedPoint, RoundLost
+from fedtail.channel.base import lose_rounding, server_noise
 from fedtail.channel.secure import told
 from fedtail.clients import Broadcast
 from fedtail.deployment import RemoteFleet, Roster
+from fedtail.engine.fleet import LocalFleet
 from fedtail.models import SoftmaxRegression
+from fedtail.privacy import NoSampling, RoundEvent, SystemRandomness
 from fedtail.quantiles.radix import Digit
-from fedtail.questions import Statistic
+from fedtail.questions import Statistic, Train
 
 from cases import small_population
 from own_risk import CoordinateMedian, Expectile
@@ -53,6 +59,14 @@ def test_masks_change_no_bit_of_any_recipe(name):
     expected = params_of(train(RECIPES[name], TASK, PEOPLE, rounds=2, channel=IntegerChannel()))
     assert torch.equal(params_of(train(RECIPES[name], TASK, PEOPLE, rounds=2, channel=CHANNEL)), expected)
     assert torch.equal(params_of(train(RECIPES[name], TASK, PEOPLE, rounds=2, channel=replace(CHANNEL, masks="none"))), expected)
+
+
+def test_keys_of_any_sign_have_masks():
+    """Keys are 64 hashed bits: as signed numbers, half of them are negative."""
+    people = replace(PEOPLE, key=(PEOPLE.key - 15) * 2**58)
+    masked, bare = (params_of(train(RECIPES["fedavg"], TASK, people, rounds=1, channel=channel)) for channel in (CHANNEL, replace(CHANNEL, masks="none")))
+    assert int(people.key.min()) < 0 < int(people.key.max())
+    assert torch.equal(masked, bare)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "delta_fl", "dp_delta_fl"])
@@ -109,6 +123,31 @@ def test_a_tail_in_which_nobody_could_hide_is_lost_before_it_trains():
     assert not torch.equal(moved.state.params, TASK.params())
 
 
+def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
+    algorithm = fedtail.delta_fl(0.5, 20, **LOCAL)                       # the worst 10 of 20 clients of equal mass
+    just, few = SecureChannel(16, hides_among=10), SecureChannel(16, hides_among=11)
+    just.refuse_parts(algorithm.risk, 20, LocalFleet(PEOPLE, TASK))
+    with pytest.raises(ValueError, match=r"Superquantile counts about 10 of 20 clients a round: .* \(hides_among=11\)"):
+        few.refuse_parts(algorithm.risk, 20, LocalFleet(PEOPLE, TASK))
+    dual = torch.tensor([1.0, 2.0, 0.5, 10.0], dtype=torch.float64)      # the last of them: a mass of 10 counts
+    question = Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate)
+    cohort = algorithm.sample(PEOPLE, 0, 0)
+    assert cohort.mass_bound == 1
+    just.refuse_tail(question, cohort)
+    with pytest.raises(RoundLost, match="as few as 10 clients may be in the tail, and one must hide among 11"):
+        few.refuse_tail(question, cohort)
+
+
+def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
+    question = Statistic(Digit(24, 8), torch.tensor(0))                  # without noise: only the channel needs a minimum
+    SecureChannel(8).lose_few((question,), SimpleNamespace(answered=8))
+    with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
+        SecureChannel(8).lose_few((question,), SimpleNamespace(answered=7))
+    shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)         # noise of 8 clients
+    with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
+        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answered=7))
+
+
 def test_a_stale_dual_does_not_show_who_counts():
     refreshed = fedtail.delta_fl(0.5, 30, refresh_every=3, **LOCAL)
     with pytest.warns(RoundLostWarning, match="as few as 0 clients may be in the tail"):
@@ -143,3 +182,223 @@ def test_a_row_that_could_wrap_is_an_error_and_not_a_wrong_sum():
     large = fedtail.fedavg(14, learning_rate=1e9)
     with pytest.raises(ValueError, match="a row is beyond its bound"):
         train(large, TASK, PEOPLE, rounds=1, channel=CHANNEL)
+
+
+# The parts, one by one
+
+def test_a_row_has_as_many_bits_as_a_sum_of_all_can_hold():
+    for bits in (8, 9, 20, 61, 62):
+        for clients in (1, 2, 3, 4, 5, 31, 32, 33):
+            fitting = [b for b in range(-1, bits) if clients * 2.0**b <= 2 ** (bits - 1) - 1 and b >= 0]
+            assert FixedPoint(clients, 1.0, bits).row_bits == (max(fitting) if fitting else -1)
+        assert FixedPoint(0, 1.0, bits).row_bits == FixedPoint(1, 1.0, bits).row_bits
+    assert (SecureChannel(3).encoding(5, 2.0), IntegerChannel(40).encoding(7, 1.0)) == (FixedPoint(5, 2.0, 62), FixedPoint(7, 1.0, 40))
+    assert IntegerChannel(14).encoding(1, 1.0).row_bits == 12
+    with pytest.raises(ValueError, match=r"modulus_bits=13 leaves 11 bits for a row when 1 are added; 12 are needed to be of use. Write modulus_bits=14 or more"):
+        IntegerChannel(13).encoding(1, 1.0)
+    with pytest.raises(ValueError, match=r"modulus_bits=8 leaves 0 bits for a row when 1000 are added"):
+        IntegerChannel(8).encoding(1000, 1.0)
+
+
+def test_sums_from_half_the_modulus_on_are_negative():
+    code, bound = FixedPoint(1, 1.0, 20), torch.tensor([2.0**18], dtype=torch.float64)
+    assert code.scale(bound).item() == 1
+    totals = torch.tensor([0, 1, 2**19 - 1, 2**19, 2**20 - 1])
+    assert code.decode(totals, bound).tolist() == [0, 1, 2**19 - 1, -(2**19), -1]
+    assert code.encode(torch.tensor([[-1.0, 2.0]], dtype=torch.float64), bound).tolist() == [[2**20 - 1, 2]]
+    assert code.sum(torch.tensor([[2**20 - 1, 5], [3, 6]])).tolist() == [2, 11]
+    assert code.resolution(2.0**18) == 1
+    assert code.resolution(2.0**20) == 4
+
+
+def test_only_a_row_beyond_its_bound_is_refused_and_the_entry_is_named():
+    code, bounds = FixedPoint(2, 1.0, 30), torch.tensor([1.0, 8.0], dtype=torch.float64)
+    at_the_bound = torch.tensor([[1.0, -8.0], [-1.0, 8.0]], dtype=torch.float64)
+    assert code.decode(code.sum(code.encode(at_the_bound, bounds)), bounds).tolist() == [0, 0]
+    beyond = torch.tensor([[1.0, 8.0], [0.0, 8.5]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"a row is beyond its bound 8 at entry 1: its sum could wrap modulo 2\^30"):
+        code.encode(beyond, bounds)
+    with pytest.raises(ValueError, match=r"beyond its bound 8 at entry 1"):
+        code.encode(beyond, torch.tensor([8.0], dtype=torch.float64))                # one bound for all entries
+
+
+def test_a_positive_weight_is_never_rounded_to_nobodys():
+    code, bounds = FixedPoint(3, 1.0, 20), torch.tensor([1.0], dtype=torch.float64)
+    tiny = code.resolution(1.0) / 8
+    rows = torch.tensor([[tiny, tiny], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    assert code.encode(rows, bounds).tolist() == [[0, 0], [0, 0], [2**code.row_bits] * 2]
+    assert code.encode(rows, bounds, 1).tolist() == [[0, 1], [0, 0], [2**code.row_bits] * 2]
+
+
+@pytest.mark.parametrize("weight", [1, 2, 7, 8, 9])
+def test_how_large_a_sum_must_be_to_be_more_than_rounding(weight):
+    """Four clients and a scale of one: a sum of updates is off by 2 at most, the weight by 4, and twice that is resolved."""
+    code, bound = FixedPoint(4, 1.0, 20), torch.full((3,), 2.0**16, dtype=torch.float64)
+    assert code.scale(bound).unique().tolist() == [1.0]
+    for update in (0.0, 3.0, 4.0, -4.0):
+        sums = torch.tensor([update, float(weight), 0.0], dtype=torch.float64)
+        assert code.resolves(sums, bound, 1) is (weight >= 8 and abs(update) >= 4)
+    assert code.resolves(torch.tensor([0.0, 2.0**16, 0.0], dtype=torch.float64), bound, 1)
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("channel", [PlainChannel(), IntegerChannel(), SecureChannel(5)], ids=["plain", "integer", "secure"])
+def test_what_a_channel_refuses(private, exact, gathers, channel):
+    mechanism, hides = SimpleNamespace(private=private, reveals_exact_sum=exact, minimum=5), not isinstance(channel, PlainChannel)
+    if hides and private and exact:
+        with pytest.raises(ValueError, match=rf"^Part adds GaussianNoise on the server, to the exact sum, which {type(channel).__name__} is there"):
+            channel.refuse(mechanism, gathers, "Part")
+    elif hides and gathers:
+        with pytest.raises(ValueError, match=f"^Part looks at single rows, but {type(channel).__name__} reveals only sums"):
+            channel.refuse(mechanism, gathers, "Part")
+    else:
+        channel.refuse(mechanism, gathers, "Part")
+    if isinstance(channel, SecureChannel):
+        with pytest.raises(ValueError, match="Part counts on the noise of 6 clients, but SecureChannel releases sums over 5"):
+            channel.refuse(SimpleNamespace(private=True, reveals_exact_sum=False, minimum=6), False, "Part")
+
+
+def test_channels_say_how_many_they_need_and_what_the_server_sees():
+    assert (Channel().minimum, PlainChannel().minimum, IntegerChannel().minimum, SecureChannel(7).minimum) == (1, 1, 1, 7)
+    assert (Channel().label, PlainChannel().label, IntegerChannel().label) == ("Channel", "rows in the clear", "sums of integers, not masked")
+    with pytest.raises(TypeError, match="Channel has no encoding"):
+        Channel().encoding(1, 1.0)
+    here, there, silent = SimpleNamespace(in_one_process=True), SimpleNamespace(in_one_process=False), SimpleNamespace()
+    assert CHANNEL.described(here) == CHANNEL.label == "sums over at least 8 clients, masked, all in one process"
+    assert CHANNEL.described(there) == CHANNEL.described(silent) == "sums over at least 8 clients, masked by the nodes"
+    assert PlainChannel().described(silent) == "rows in the clear"
+    assert SecureChannel(2, hides_among=2) == SecureChannel(2, 2, 62, "real", 0.0)
+    assert (SecureChannel(2).hides_among, IntegerChannel().modulus_bits, IntegerChannel(8).modulus_bits) == (10, 62, 8)
+
+
+def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
+    question = Statistic(Digit(24, 8), torch.tensor(0))
+    PlainChannel().lose_few((question,), SimpleNamespace())                          # nobody can fail there
+    PlainChannel().lose_few((question,), SimpleNamespace(answered=1))
+    with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
+        PlainChannel().lose_few((question,), SimpleNamespace(answered=0))
+
+
+def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
+    bound, sums = torch.tensor([2.0], dtype=torch.float64), torch.tensor([0.25, 3.0], dtype=torch.float64)
+    coarse, fine = (SimpleNamespace(resolves=lambda *given, answer=answer: answer) for answer in (False, True))
+    lose_rounding(SimpleNamespace(divisor=None), sums, bound, coarse)
+    lose_rounding(SimpleNamespace(divisor=0), sums, bound, fine)
+    lose_rounding(SimpleNamespace(divisor=0), torch.zeros(2), bound, coarse)         # nobody weighs anything: no rounding
+    with pytest.raises(RoundLost, match=r"the weights of all who stayed sum to 3 where one client may weigh 2, and the step"):
+        lose_rounding(SimpleNamespace(divisor=1), sums, bound, coarse)
+
+
+def test_the_noise_of_a_server_follows_from_seed_round_and_question():
+    def words(*, seed=5, round=3, number=2):
+        return tuple(server_noise(Broadcast(round, 0, torch.zeros(1, 4), seed), number).words(3).tolist())
+
+    assert words() == words()
+    assert len({words(), words(seed=6), words(round=4), words(number=3)}) == 4
+    assert isinstance(server_noise(Broadcast(3, 0, torch.zeros(1, 4)), 2), SystemRandomness)
+
+
+class Watched:
+    """A fleet that writes down how its rounds are opened and closed."""
+
+    def __init__(self, fails=False):
+        self.fails, self.seen, self.in_one_process = fails, [], True
+
+    def open(self, cohort, broadcast):
+        self.seen.append("opened")
+
+    def collect(self, questions, encoding):
+        self.seen.append([question.number for question in questions])
+        if self.fails:
+            raise OSError("gone")
+        return [torch.zeros(256, dtype=torch.float64) for _ in questions]
+
+    def close(self, finished):
+        self.seen.append(finished)
+
+
+def test_a_round_is_closed_however_it_ends_and_only_a_whole_one_counts():
+    algorithm, question = RECIPES["fedavg"], Statistic(Digit(24, 8), torch.tensor(0))
+    broadcast, cohort = algorithm.broadcast(algorithm.start(TASK.params(), 0), 0), algorithm.sample(PEOPLE, 0, 0)
+    for fails in (False, True):
+        fleet, ledger = Watched(fails), fedtail.Ledger()
+        expected = pytest.raises(OSError, match="gone") if fails else contextlib.nullcontext()
+        with expected, PlainChannel().open(fleet, cohort, broadcast, ledger, RoundEvent((), NoSampling())) as ask:
+            ask(question)
+            ask(question)                                                            # questions are numbered within the round
+        assert fleet.seen == (["opened", [0], False] if fails else ["opened", [0], [1], True])
+        assert sum(count for _, count in ledger.rounds) == 1                         # what was asked stays charged
+        with pytest.raises(RuntimeError, match="outside a round"):
+            ledger.charge([])
+        assert ledger.channels == ("rows in the clear",)
+
+
+def test_sums_are_released_over_enough_clients_and_more_than_half():
+    assert [SecureChannel(4)._threshold(clients) for clients in (4, 6, 7, 8, 9, 20, 21)] == [4, 4, 4, 5, 5, 11, 11]
+    channel, rows = SecureChannel(4, masks="none", dropout=0.1, modulus_bits=20), torch.full((8, 2), 2**19 + 1)
+    gone = torch.tensor([True, True, True, *[False] * 5])
+    assert channel._unmasked(rows, gone).tolist() == [(5 * (2**19 + 1)) % 2**20] * 2
+    gone[3] = True
+    with pytest.raises(RoundLost, match=r"^4 of 8 clients stayed, and sums are released over 5"):
+        channel._unmasked(rows, gone)
+
+
+def test_clients_vanish_as_often_as_is_said_and_anew_for_each_question():
+    cohort, channel = SimpleNamespace(key=torch.arange(20_000)), SecureChannel(4, dropout=0.3)
+    gone = [channel._vanished(cohort, Broadcast(round, seed, torch.zeros(1, 1)), number) for round, seed, number in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    for one in gone:
+        assert abs(one.double().mean().item() - 0.3) < 4.5 * (0.21 / 20_000) ** 0.5
+    assert all(abs((gone[0] & other).double().mean().item() - 0.09) < 4.5 * (0.09 / 20_000) ** 0.5 for other in gone[1:])
+    assert not SecureChannel(4)._vanished(cohort, Broadcast(0, 0, torch.zeros(1, 1)), 0).any()
+
+
+def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
+    question, cohort = Statistic(Digit(24, 8), torch.tensor(0)), SimpleNamespace(key=torch.arange(3))
+    nodes = SimpleNamespace(collect_masked=lambda *given: given)
+    again = lambda: None  # noqa: E731
+    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again) == ((question,), "code", 8, again)
+    here = SimpleNamespace(in_one_process=True, collect=lambda questions, encoding: questions)
+    assert replace(CHANNEL, masks="none").collect((question,), "code", here, cohort, None, again) == (question,)
+
+
+@pytest.mark.parametrize(("channel", "fleet", "text"), [
+    (CHANNEL, SimpleNamespace(), "SimpleNamespace holds clients who cannot mask their own rows. Use IntegerChannel"),
+    (replace(CHANNEL, masks="none"), SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
+    (replace(CHANNEL, dropout=0.1), SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
+    (CHANNEL, SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=1)), "1 node holds all clients, and a sum over one node is that node's."),
+    (CHANNEL, SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=2)), None),
+    (replace(CHANNEL, masks="none"), SimpleNamespace(in_one_process=True), None),
+])
+def test_fleets_that_cannot_mask_are_refused(channel, fleet, text):
+    if text is None:
+        channel.refuse_parts(fedtail.Mean(), 8, fleet)                               # as many as the threshold
+        with pytest.raises(ValueError, match="about 7 clients are drawn a round, and sums are released over 8"):
+            channel.refuse_parts(fedtail.Mean(), 7, fleet)
+    else:
+        with pytest.raises(ValueError) as refused:
+            channel.refuse_parts(fedtail.Mean(), 14, fleet)
+        assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(("make", "text"), [
+    (lambda: SecureChannel(5, modulus_bits=7), "modulus_bits must be in 8..62, got 7."),
+    (lambda: IntegerChannel(7), "modulus_bits must be in 8..62, got 7."),
+    (lambda: IntegerChannel(63), "modulus_bits must be in 8..62, got 63."),
+    (lambda: SecureChannel(5, dropout=-0.1), "dropout must be in [0, 1), got -0.1."),
+])
+def test_settings_that_mean_nothing_are_refused(make, text):
+    with pytest.raises(ValueError) as refused:
+        make()
+    assert text in str(refused.value)
+
+
+def test_plain_numbers_are_added_in_float64():
+    code, rows = PlainChannel().encoding(3, 2.0), torch.full((2, 2), 0.1)
+    assert code.encode(rows, torch.ones(1)).dtype is torch.float64
+    assert code.sum(code.encode(rows, torch.ones(1))).tolist() == (2 * rows.double()[0]).tolist()
+    assert torch.equal(code.decode(rows, torch.ones(1)), rows)
+    assert code.resolves(torch.zeros(2), torch.ones(1), 0)
+    assert not code.bounded
+    assert FixedPoint(3, 2.0, 20).bounded

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtail.secure import Refused, centred, shamir
+from fedtail.secure import Refused, centred, masks, shamir
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, decode, encode
 from fedtail.secure.masks import add_masks, from_wire, residues, to_wire, word
 from fedtail.secure.primitives import (
@@ -165,6 +165,15 @@ def test_draws_beyond_the_field_are_drawn_again():
     assert shamir.share(bytes(32), 2, [1, 2], lambda size: drawn.pop(0)) == [(7 * x).to_bytes(33, "big") for x in (1, 2)]
 
 
+def test_the_field_ends_below_its_prime_for_draws_and_for_shares():
+    prime, last = ((2**264 - 275 - less).to_bytes(33, "big") for less in (0, 1))
+    drawn = [prime, last]
+    assert shamir.share(bytes(32), 2, [1, 2], lambda size: drawn.pop(0))[0] == last      # of -1 x
+    assert shamir.element(last) == 2**264 - 276
+    with pytest.raises(Refused, match="not a number of the field"):
+        shamir.element(prime)
+
+
 def test_wrong_shares_are_refused_or_give_another_secret():
     shares = shamir.share(b"s" * 32, 2, [1, 2, 3])
     for wrong in (shares[0][:-1], b"\xff" * 33, b""):
@@ -259,7 +268,7 @@ def test_rows_cross_modulo_m(bits, values):
     assert [int(x) for x in centred(row, bits)] == [(x + 2**(bits - 1)) % 2**bits - 2**(bits - 1) for x in values]
 
 
-@pytest.mark.parametrize(("data", "width", "bits"), [(b"\x20", 1, 5), (b"\1", 2, 8), (b"\1\1", 1, 8), (b"\0" * 7 + b"\x40", 1, 62)])
+@pytest.mark.parametrize(("data", "width", "bits"), [(b"\x20", 1, 5), (b"\1\x20\2", 3, 5), (b"\1", 2, 8), (b"\1\1", 1, 8), (b"\0" * 7 + b"\x40", 1, 62)])
 def test_rows_of_another_length_or_beyond_m_are_refused(data, width, bits):
     with pytest.raises(Refused, match="a row has"):
         from_wire(data, width, bits)
@@ -282,4 +291,14 @@ def test_masks_are_the_stream_whatever_the_blocks(bits, width, plus, minus):
         stream = np.frombuffer(key_stream(key).update(bytes(width * row.itemsize)), row.dtype)
         expected = expected + stream if number < plus else expected - stream
     add_masks(row, keys[:plus], keys[plus:])
+    assert (row == expected).all()
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+def test_masks_are_added_once_each_however_many_streams_are_open(monkeypatch, together):
+    keys, row = [bytes([k]) * 32 for k in range(7)], np.arange(5).astype(word(20))
+    streams = [np.frombuffer(key_stream(key).update(bytes(20)), row.dtype) for key in keys]
+    expected = row + sum(streams[:4], np.zeros_like(row)) - sum(streams[4:], np.zeros_like(row))
+    monkeypatch.setattr(masks, "STREAMS", together)
+    add_masks(row, keys[:4], keys[4:])
     assert (row == expected).all()

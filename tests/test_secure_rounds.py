@@ -98,6 +98,19 @@ def test_a_set_up_that_fails_does_not_spoil_the_sum_it_travels_with():
         rounds.open(second)
 
 
+@pytest.mark.parametrize("queries", [1, 2, 3])
+def test_a_client_is_done_when_its_last_query_is_unmasked(queries):
+    clients = LocalClients(range(3), b"run")
+    rounds = Rounds(clients)
+    rounds.open(Session(b"run", 0, (0, 1, 2), 2, queries))
+    clients.rows = {one: np.ones(1, int) for one in range(3)}
+    members = [one for participant in clients.participants.values() for one in participant._clients.values()]
+    assert [one.done for one in members] == [False] * 3
+    for query in range(queries):
+        rounds.sum(1, 8)
+        assert [one.done for one in members] == [query == queries - 1] * 3
+
+
 def test_rounds_are_opened_first():
     with pytest.raises(Refused, match=r"no round is open\. Write rounds\.open\(session\) first\."):
         Rounds(LocalClients(range(3), b"run")).sum(1, 8)
@@ -183,6 +196,12 @@ def test_all_or_nothing_takes_one_exchange_a_query():
             assert done.survivors == (0, 1, 2, 3)
     assert clients.exchanges == 1 + 3 * 2
     assert not clients.refused
+
+
+def test_rows_may_be_longer_than_all_other_messages():
+    clients, rounds = together(count=2)
+    clients.rows = {one: np.arange(5000) * (one + 1) for one in range(2)}
+    assert rounds.sum(0, 0, 5000, 62).total.tolist() == [3 * entry for entry in range(5000)]
 
 
 @pytest.mark.parametrize("absent", ["vanish", "lose"])

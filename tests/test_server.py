@@ -1,4 +1,4 @@
-"""Server optimisers, iterates, schedules and stragglers.
+"""Server optimisers, iterates, schedules, local steps and stragglers.
 
 Tests of randomness run on fixed seeds; the error rate they state is that of a right generator over all seeds.
 """
@@ -37,8 +37,10 @@ from fedtail import (
     train,
 )
 from fedtail.clients import Broadcast, Shard
+from fedtail.draws import hashed, permutations
 from fedtail.engine.choice import kernel_for
-from fedtail.local import FullWork
+from fedtail.local import FullWork, NoPenalty, Proximal
+from fedtail.local.batches import batches
 from fedtail.models import SoftmaxRegression
 from fedtail.server import Adaptive
 
@@ -162,6 +164,10 @@ def test_a_run_with_a_server_optimiser_applies_it_to_the_updates_of_plain_rounds
     (lambda: StepDecay(0.5, 0), "StepDecay needs a factor in (0, 1] and every >= 1, got 0.5 and 0."),
     (lambda: Cosine(0), "Cosine needs num_rounds >= 1 and final in [0, 1], got 0, 0."),
     (lambda: Cosine(10, 2), "Cosine needs num_rounds >= 1 and final in [0, 1], got 10, 2."),
+    (lambda: StepDecay(0, 1), "StepDecay needs a factor in (0, 1] and every >= 1, got 0 and 1."),
+    (lambda: Cosine(10, -0.5), "Cosine needs num_rounds >= 1 and final in [0, 1], got 10, -0.5."),
+    (lambda: Stragglers(-0.1), "fraction of stragglers must be in [0, 1], got -0.1."),
+    (lambda: Stragglers(1.5), "fraction of stragglers must be in [0, 1], got 1.5."),
     (lambda: Stragglers(50), "fraction of stragglers must be in [0, 1], got 50."),
 ])
 def test_refusals(make, text):
@@ -293,6 +299,127 @@ def test_a_schedule_multiplies_the_learning_rate_of_its_round():
         slower = replace(base, local=replace(base.local, learning_rate=0.8 * 0.5 ** (t // 2)))
         state = train(slower, task, population, rounds=1, start=state, dtype=torch.float64).state
     assert whole.state.params.tolist() == pytest.approx(state.params.tolist(), abs=1e-12)
+
+
+def test_schedules_from_the_first_round_to_beyond_the_last():
+    assert [StepDecay(0.5, 3)(t) for t in range(8)] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert [StepDecay(1, 1)(t) for t in (0, 9)] == [1, 1]
+    assert [Cosine(4)(t) for t in range(6)] == pytest.approx([1, 0.5 + math.sqrt(0.5) / 2, 0.5, 0.5 - math.sqrt(0.5) / 2, 0, 0])
+    assert [Cosine(2, 0.2)(t) for t in range(4)] == pytest.approx([1, 0.6, 0.2, 0.2])
+    assert [Cosine(1, 1)(t) for t in range(3)] == [1, 1, 1]
+    assert [Constant()(t) for t in (0, 100)] == [1, 1]
+    local = LocalSGD(0.3, schedule=StepDecay(0.5, 1))
+    assert [local.rate(t) for t in range(3)] == pytest.approx([0.3, 0.15, 0.075])
+
+
+# Steps and batches
+
+@pytest.mark.parametrize(("given", "text"), [
+    ({"learning_rate": -0.1}, "learning_rate (gamma) must be positive and finite, got -0.1."),
+    ({"learning_rate": 0.0}, "learning_rate (gamma) must be positive and finite, got 0."),
+    ({"learning_rate": math.inf}, "learning_rate (gamma) must be positive and finite, got inf."),
+    ({"momentum": 1.0}, "momentum must be in [0, 1), got 1."),
+    ({"momentum": -0.1}, "momentum must be in [0, 1), got -0.1."),
+    ({"learning_rate": 0.5, "weight_decay": 2.0}, "learning_rate * weight_decay must be in [0, 1), got 0.5 * 2. A step multiplies the model by one minus that."),
+    ({"weight_decay": -0.1}, "learning_rate * weight_decay must be in [0, 1), got 0.1 * -0.1. A step multiplies the model by one minus that."),
+    ({"batch_size": 0}, "batch_size must be a whole number, at least 1, got 0. None is the full gradient."),
+    ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0."),
+    ({"epochs": 1.5}, "epochs must be a whole number, at least 1, got 1.5."),
+    ({"local_steps": 0}, "local_steps must be a whole number, at least 1, got 0."),
+    ({"epochs": 1, "local_steps": 1}, "epochs=1 and local_steps=1 both say how long to train. Give one."),
+])
+def test_local_settings_that_mean_nothing_are_refused(given, text):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        LocalSGD(**given)
+
+
+def test_local_settings_at_their_ends_are_allowed():
+    least = LocalSGD(1e-9, batch_size=1, epochs=1, momentum=0.0, weight_decay=0.0, penalty=Proximal(0.0))
+    assert replace(least, epochs=None, local_steps=1).local_steps == 1
+    LocalSGD(0.5, momentum=0.999, weight_decay=1.99)
+    assert (Stragglers(0.0).drop, Stragglers(1.0).fraction) == (False, 1.0)
+    default = LocalSGD()
+    assert (default.learning_rate, default.batch_size, default.epochs, default.local_steps) == (0.1, 10, None, None)
+    assert (default.momentum, default.weight_decay, default.penalty, default.schedule) == (0.0, 0.0, NoPenalty(), Constant())
+    for bad in (-0.1, math.inf):
+        with pytest.raises(ValueError, match=rf"^strength \(mu\) must be at least 0 and finite, got {bad:g}\. 0 is FedAvg\.$"):
+            Proximal(bad)
+    for name, bad in (("schedule", 0.5), ("penalty", 1), ("work", Stragglers), ("work", "all")):
+        with pytest.raises(TypeError, match=f"^{name} must be a part, got"):
+            LocalSGD(**{name: bad})
+
+
+def uneven(*sizes) -> Population:
+    """Clients of these sizes; every example is its own number, so that a batch tells which ones it holds."""
+    numbers = torch.arange(sum(sizes), dtype=torch.float64)[:, None].expand(-1, 3)
+    return Population.from_clients([(x, torch.zeros(len(x), dtype=torch.int64)) for x in numbers.split(sizes)])
+
+
+@pytest.mark.parametrize("size", [1, 9, 10, 11, 20, 21])
+def test_steps_are_epochs_of_as_many_batches_as_hold_a_clients_examples(size):
+    few = asked(uneven(size))
+    for local, expected in ((LocalSGD(), -(-size // 10)), (LocalSGD(epochs=3), 3 * -(-size // 10)), (LocalSGD(batch_size=None), 1),
+                            (LocalSGD(epochs=3, batch_size=None), 3), (LocalSGD(local_steps=7), 7), (LocalSGD(batch_size=1), size)):
+        assert local.steps(few).tolist() == [expected]
+
+
+@pytest.mark.parametrize("sizes", [(7,), (9, 7, 4, 4, 1), (8, 8), (3, 2, 1)], ids=str)
+@pytest.mark.parametrize(("batch_size", "epochs"), [(3, 1), (3, 3), (1, 2), (4, 2), (100, 3), (None, 2)])
+def test_every_epoch_holds_each_example_once_in_batches_of_the_size_asked(sizes, batch_size, epochs):
+    """Which examples a batch holds, how they are weighed, and that each epoch is shuffled anew, by the hash of its number."""
+    few = asked(uneven(*sizes), round=2, seed=4)
+    local = LocalSGD(batch_size=batch_size, epochs=epochs)
+    starts = np.cumsum([0, *sizes])
+    per_epoch = [1 if batch_size is None else -(-size // batch_size) for size in sizes]
+    held = [[] for _ in sizes]
+    for batch in batches(few, local.steps(few), torch.tensor(per_epoch), batch_size):
+        assert batch.inputs.shape[:2] == batch.targets.shape == batch.weight.shape
+        assert batch.active == len(batch.weight)
+        assert batch.weight.shape[1] <= max(sizes)
+        assert batch.weight.sum(1).tolist() == pytest.approx([1.0] * batch.active)
+        for k in range(batch.active):
+            there = batch.weight[k] > 0
+            assert batch.weight[k][there].tolist() == pytest.approx([1 / int(there.sum())] * int(there.sum()))
+            held[k].append((batch.inputs[k, there, 0] - starts[k]).int().tolist())
+    for k, (size, own) in enumerate(zip(sizes, held, strict=True)):
+        assert len(own) == epochs * per_epoch[k]
+        for epoch in range(epochs):
+            parts = own[epoch * per_epoch[k]:(epoch + 1) * per_epoch[k]]
+            assert [len(part) for part in parts] == ([size] if batch_size is None else [min(batch_size, size - low) for low in range(0, size, batch_size)])
+            order = [example for part in parts for example in part]
+            assert sorted(order) == list(range(size))
+            bits = hashed(4, "batches", 2, few.shard.population.key[k:k + 1], epoch)
+            assert batch_size is None or order == permutations(bits, torch.tensor([size]))[0].tolist()
+
+
+def test_how_clients_are_stacked_changes_neither_steps_nor_known_gradients():
+    population, local = uneven(9, 3, 6, 1), LocalSGD(0.01, batch_size=None, epochs=3, momentum=0.5, weight_decay=0.2, penalty=Proximal(0.3))
+    whole = asked(population)
+    _, first = local.first_pass(whole)
+    expected = local.updates(whole)
+    assert torch.allclose(local.updates(whole, first=first), expected, atol=1e-12)
+    assert torch.allclose(replace(local, epochs=1).updates(whole, first=first), replace(local, epochs=1).updates(whole), atol=1e-12)
+    for stack in (1, 2, 3):
+        few = asked(population)
+        few.kernel.stack = stack
+        assert torch.allclose(local.updates(few), expected, atol=1e-12)
+        assert torch.allclose(local.updates(few, first=first), expected, atol=1e-12)
+
+
+def test_dropout_is_the_clients_own_whoever_trained_before():
+    """One client after another: each draws from its own hash, not from where the generator was left."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        task = Task(torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 2)).double())
+        kernel = kernel_for(task, torch.device("cpu"), torch.float64)
+        population, params = clients_of(3, 4), task.params()[None]
+        shard = Shard(population, torch.ones(3), Broadcast(0, 0, params), kernel, params)
+        assert kernel.stack == 1
+        together = LocalSGD(0.1, batch_size=2).updates(shard.clients())
+        torch.manual_seed(5)
+        alone = torch.cat([LocalSGD(0.1, batch_size=2).updates(shard.clients(k, k + 1)) for k in (2, 1, 0)])
+    assert torch.equal(together, alone.flip(0))
+    assert not torch.equal(together[0], together[1])
 
 
 # Stragglers

@@ -111,11 +111,52 @@ def test_a_linear_layer_that_was_touched_is_not_taken_for_a_plain_one(touch):
 def test_padding_in_vectors_of_numbers_counts_in_neither_loss_nor_gradient():
     random = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 6, generator=random), torch.randn(40, 2, generator=random)
-    y[::3, 1] = -100.0
+    y = [row[: 1 + k % 3 // 2] for k, row in enumerate(y)]
     people, task = Population.from_arrays(x, y, torch.arange(40) % 5), Task(LeastSquares(6, 2))
     fleets = [LocalFleet(people, task), LocalFleet(people, task, kernel=ModuleKernel(task, CPU, torch.float32))]
     runs = [train(fedavg(5), task, people, rounds=3, fleet=f).state.params for f in fleets]
     torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["closed", "stacked", "module"])
+@pytest.mark.parametrize(("y", "counts"), [
+    ([[-100.0], [2.0], [-100.0]], [[1], [1], [1]]),                                  # a number like any other
+    ([[-100.0, 1.0], [2.0, -100.0], [0.5, -100.0]], [[1, 1], [1, 1], [1, 1]]),
+    ([[-100.0, 1.0], [2.0], [-100.0]], [[1, 1], [1, 0], [1, 0]]),                    # padding, and the number beside it
+])
+def test_minus_one_hundred_is_a_number_and_only_padding_is_not_learned_from(kernel, y, counts):
+    """One step of full gradient descent from zero on one client: w = rate * mean of 2 y x', written out with numpy."""
+    x, counts = np.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.25]]), np.array(counts)
+    wanted = np.array([[*row, *[0.0] * (counts.shape[1] - len(row))] for row in y])
+    y = np.array(y) if counts.all() else [np.array(row) for row in y]
+    people, task = Population.from_arrays(x, y, [0, 0, 0]), Task(LeastSquares(2, counts.shape[1]).double())
+    for parameter in task.module.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert evaluate(task.module, people, task).loss.values.tolist() == pytest.approx([(wanted**2).sum(1).mean()])
+    end = train(fedavg(1, learning_rate=0.1, batch_size=None), task, people, rounds=1, kernel=kernel).module
+    assert end.linear.weight.detach().numpy() == pytest.approx(0.1 * 2 * wanted.T @ x / 3)
+    assert end.linear.bias.detach().numpy() == pytest.approx(0.1 * 2 * wanted.mean(0))
+
+
+def test_the_gradient_is_finite_where_numbers_are_padded_whatever_the_outputs_there():
+    outputs = tensor([[1.0, 5.0], [2.0, float("inf")]], requires_grad=True)
+    losses = squared_error(outputs, tensor([[4.0, 5.5], [-100.0, float("nan")]]))
+    assert losses.tolist() == [9.25, 102.0**2]
+    losses.sum().backward()
+    assert outputs.grad.tolist() == [[-6.0, -1.0], [204.0, 0.0]]
+    assert squared_error(tensor([[1.0, 5.0]]), tensor([[float("nan"), 5.0]]))[0] == 0
+    assert squared_error(tensor([[float("nan")]]), tensor([[1.0]])).isnan()           # an output that is no number is no padding
+
+
+def test_whole_numbers_among_which_padding_cannot_be_told_are_refused_and_a_label_of_minus_one_hundred_too():
+    numbers = Population.from_arrays(torch.zeros(3, 4), np.array([[-100], [1], [2]]), [0, 1, 2])
+    assert "Pass y as floats, y.astype('float32')" in refusal(Task(LeastSquares(4)), numbers)
+    assert "Pass y as floats" in refusal(Task(nn.Linear(4, 1), loss=squared_error), numbers)
+    Task(LeastSquares(4)).check(replace(numbers, targets=numbers.targets.float()))
+    labels = Population.from_arrays(torch.zeros(3, 4), [0, 1, -100], [0, 1, 2])
+    assert "targets hold labels -100 to 1" in refusal(Task(nn.Linear(4, 3)), labels)
+    nothing = Population.from_arrays(torch.zeros(3, 2, 4), np.full((3, 2), -100), [0, 1, 2])
+    assert "every target is padding, so there is nothing to learn" in refusal(Task(nn.Linear(4, 3)), nothing)
 
 
 @pytest.mark.parametrize(("x", "y", "module", "text"), [

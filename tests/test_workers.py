@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedtail.engine.blocks import blocks_of
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.workers import Team
 from fedtail.models import SoftmaxRegression
+from fedtail.modules import own_generator
 from fedtail.privacy.events import NoSampling, RoundEvent
 
 pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="processes are forked on Linux only")
@@ -40,6 +42,7 @@ METHODS = {
     "q_ffl": fedtail.q_ffl(1.0, 12),
     "afl": fedtail.afl(0.1),
     "family": fedtail.delta_fl_family((1.0, 0.5), 12),
+    "a family that remembers": fedtail.Family((fedtail.afl(0.1), fedtail.afl(0.5))),
     "fedprox, stragglers": fedtail.fedprox(0.1, 12, epochs=2, work=fedtail.Stragglers(0.5)),
 }
 
@@ -218,9 +221,39 @@ def test_errors_that_cannot_be_pickled_are_told(eager):
         return block
 
     home, team = os.getpid(), Team(perform, 2)
-    with pytest.raises(Exception, match="code 7"):
+    with pytest.raises(RuntimeError, match="Odd: code 7") as caught:
         team.run("job", 8)
     team.close()
+    assert "raise Odd(7, lambda: None)" in "".join(traceback.format_exception(caught.value))
+
+
+class Demanding(Exception):
+    """Pickled without complaint, but not made again: its constructor needs more than the message."""
+
+    def __init__(self, code, place):
+        super().__init__(f"code {code} at {place}")
+
+
+@pytest.mark.parametrize(("reason", "kind", "text"), [
+    (Demanding(7, "x"), RuntimeError, "Demanding: code 7 at x"),
+    (KeyError("missing"), KeyError, "missing"),
+    (UnicodeDecodeError("utf-8", b"abc", 1, 2, "odd"), UnicodeDecodeError, "odd"),
+], ids=["demanding", "plain", "several arguments"])
+def test_an_error_in_a_worker_keeps_its_kind_where_it_can_and_shows_the_line_of_the_user(eager, reason, kind, text):
+    home = os.getpid()
+
+    def loss_of_a_user(outputs, targets):
+        if os.getpid() != home:
+            raise reason
+        time.sleep(0.002)
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(kind, match=text) as caught:
+        fedtail.train(METHODS["fedavg"], Task(dropout().module, loss=loss_of_a_user), POPULATION, rounds=1, workers=3)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert f'File "{__file__}"' in shown
+    assert "in loss_of_a_user" in shown
+    assert not children()
 
 
 def test_a_process_that_dies_costs_time_only(eager):
@@ -238,6 +271,118 @@ def test_a_process_that_dies_costs_time_only(eager):
     assert team.run("live", 8) == list(range(8))      # nobody left: alone
     assert team.helpers is None
     assert not children()
+
+
+@pytest.fixture
+def held():
+    """A lock that another thread holds."""
+    lock, let_go = threading.Lock(), threading.Event()
+    thread = threading.Thread(target=lambda: [lock.acquire(), let_go.wait(), lock.release()])
+    thread.start()
+    while not lock.locked():
+        time.sleep(0.001)
+    yield lock
+    let_go.set()
+    thread.join()
+
+
+def test_a_process_that_hangs_is_told_of_with_its_line_and_ends_with_an_interrupt(eager, monkeypatch, held):
+    monkeypatch.setattr(workers, "QUIET", 0.25)
+    home = os.getpid()
+
+    def waits_for_ever(job, block):
+        if os.getpid() != home:
+            held.acquire()
+        time.sleep(0.01)
+        return block
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    team, before = Team(waits_for_ever, 2), signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 3)
+    try:
+        with pytest.warns(RuntimeWarning, match="has sent nothing for .* s and uses no processor time") as told, \
+                pytest.raises(KeyboardInterrupt):
+            team.run("job", 8)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(told) == 1
+    assert f'File "{__file__}"' in str(told[0].message)
+    assert "in waits_for_ever" in str(told[0].message)
+    assert "workers=1" in str(told[0].message)
+    assert not children()
+
+
+def test_long_work_is_not_taken_for_a_hang(eager, monkeypatch):
+    monkeypatch.setattr(workers, "QUIET", 0.25)
+    home = os.getpid()
+
+    def computes(job, block):
+        end = time.process_time() + (0.0 if os.getpid() == home else 0.8)
+        while time.process_time() < end:
+            torch.ones(100).sum()
+        return block
+
+    team = Team(computes, 2)
+    assert team.run("job", 8) == list(range(8))       # a warning is an error here
+    team.close()
+
+
+def test_a_process_that_hangs_before_it_begins_is_done_without(eager, monkeypatch, held):
+    monkeypatch.setattr(workers, "QUIET", 0.25)
+    monkeypatch.setattr(workers, "_can_differentiate", held.acquire)
+    team = Team(lambda job, block: block, 2)
+    with pytest.warns(RuntimeWarning, match="It is ended, and the others do its work"):
+        assert team.run("job", 8) == list(range(8))
+    assert not children()
+
+
+@pytest.mark.parametrize("forked_by", ["main thread", "other thread"])
+def test_a_process_that_hangs_ends_with_its_parent(eager, monkeypatch, forked_by):
+    monkeypatch.setattr(workers, "PATIENCE", 0.1)
+
+    def parent():
+        home, lock = os.getpid(), threading.Lock()
+
+        def perform(job, block):
+            if os.getpid() != home:
+                theirs.send(os.getpid())
+                lock.acquire()
+            time.sleep(0.05)
+            return block
+
+        lock.acquire()
+        run = threading.Thread(target=Team(perform, 2).run, args=("job", 8))
+        run.run() if forked_by == "main thread" else run.start()
+
+    mine, theirs = multiprocessing.get_context("fork").Pipe()
+    process = multiprocessing.get_context("fork").Process(target=parent)
+    process.start()
+    assert mine.poll(60)
+    pid = mine.recv()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 30
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = _alive(pid)
+    if left:                                          # or it would be there for ever
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def test_processes_outlive_the_thread_that_started_them(eager):
+    team, home = Team(lambda job, block: (time.sleep(0.01), os.getpid())[1], 2), os.getpid()
+    thread = threading.Thread(target=team.run, args=("job", 8))
+    thread.start()
+    thread.join()
+    before = children()
+    time.sleep(0.1)
+    assert len(before) == 1
+    assert set(team.run("job", 8)) == {home, *before}
+    team.close()
 
 
 def test_jobs_that_cannot_be_pickled_are_done_alone(eager):
@@ -358,6 +503,41 @@ def test_training_in_a_thread(eager):
     thread.join()
     assert torch.equal(params_of(found[0]), params_of(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, workers=1)))
     assert not children()
+
+
+def test_trainings_with_dropout_in_threads_do_not_disturb_each_other(eager):
+    methods = [METHODS["fedavg"], METHODS["delta_fl"]]
+
+    def run(place, count):
+        method, seed = methods[place % 2], place
+        found[place] = params_of(fedtail.train(method, dropout(), POPULATION, rounds=3, seed=seed, workers=count))
+
+    found, before = {}, torch.get_rng_state()
+    for place in range(2):
+        run(place, 1)
+    alone = dict(found)
+    for counts in ((1, 1), (1, 3)):
+        threads = [threading.Thread(target=run, args=(place, count)) for place, count in enumerate(counts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(torch.equal(found[place], alone[place]) for place in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not children()
+
+
+def test_modules_that_draw_nothing_neither_seed_nor_wait():
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 4)))
+    fleet, done = LocalFleet(POPULATION, task, workers=1), []
+    assert (fleet.kernel.name, fleet.kernel.draws) == ("module", False)
+    thread = threading.Thread(target=lambda: done.append(fedtail.train(METHODS["delta_fl"], task, fleet=fleet, rounds=1)))
+    with own_generator():                             # as if another training were in the middle of a client
+        thread.start()
+        thread.join(60)
+        assert done
+    assert LocalFleet(POPULATION, dropout(), workers=1).kernel.draws
 
 
 def test_the_shelf_holds_sums_of_64_bits():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtail.aggregation.adaptive_clip import AdaptiveClip
 from fedtail.aggregation.base import Aggregated, Aggregator
 from fedtail.aggregation.private_mean import PrivateMean
 from fedtail.channel.base import Channel, Fleet, RoundLost
@@ -109,18 +110,18 @@ class FederatedAlgorithm:
         risk = type(self.risk).__name__
         channel.refuse(self.mechanism, self.aggregate.gathers, type(self.aggregate).__name__)
         channel.refuse(self.risk.mechanism, False, risk)
-        if isinstance(self.aggregate, PrivateMean):
-            self.aggregate.check(self.risk)
         if self.mechanism.private and self.risk.not_private:
             raise ValueError(f"{risk} cannot be trained privately: {self.risk.not_private}. Use Binned(Superquantile(...), "
                              "...), or WeightedMean without privacy.")
+        if isinstance(self.aggregate, (PrivateMean, AdaptiveClip)):
+            self.aggregate.check(self.risk, self.sample.expected_size(population))
         if getattr(self.aggregate, "needs_slope", False) and not self.risk.has_slope:
             raise ValueError(f"{type(self.aggregate).__name__} needs the slope of the density, which {risk} does not give. "
                              "Use WeightedMean, or PowerFair as the risk.")
         if not channel.reveals_rows and self.risk.dynamic_range > RESOLVED:
             raise ValueError(f"with {self.risk} every weight may be as small as exp(-{self.risk.dynamic_range:g}), which the "
                              f"integers of {type(channel).__name__} do not resolve (limit {RESOLVED:g}). Lower tilt, tighten "
-                             "loss_bound, or leave it out.")
+                             "loss_bound or leave it out; or raise tail_fraction (theta), or use Worst.")
         if fleet.forgets and not self.risk.survives_lost_memory:
             raise ValueError(f"{risk} cannot run on a fleet that may lose its clients' memory: {self.risk.lost_memory}.")
         expected = self.sample.expected_size(population)
@@ -159,7 +160,7 @@ class Family:
     def __post_init__(self) -> None:
         if not self.members:
             raise ValueError("a Family needs at least one algorithm.")
-        if len({repr(m.sample) for m in self.members}) > 1:
+        if not all(same_parts(m.sample, self.sample) for m in self.members):
             raise ValueError("the members of a Family are trained on one cohort, so they must have the same sampler, got "
                              f"{', '.join(sorted({repr(m.sample) for m in self.members}))}.")
 
@@ -190,6 +191,19 @@ class Family:
     def check(self, population: Population, channel: Channel, fleet: Fleet) -> None:
         for member in self.members:
             member.check(population, channel, fleet)
+
+
+def same_parts(one: Any, other: Any) -> bool:
+    """Whether two parts or methods are alike, field by field; tensors by their values, which a printed form would abbreviate."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if is_dataclass(one):
+        return all(same_parts(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same_parts, one, other))
+    return bool(one == other)
 
 
 def _about(model: int, conversation: Conversation[State]) -> Conversation[State]:

@@ -9,7 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FEW = 16            # classes up to which PyTorch's own cross entropy is several times slower than writing it out
-IGNORED = -100      # a target that does not count: PyTorch's own convention, used for padded sequences
+IGNORED = -100      # what pads sequences of classes: PyTorch's own convention; sequences of numbers are padded with NaN
+
+
+def padding(targets: Tensor) -> Tensor:
+    """Where sequences of targets were padded: -100 among classes, which are never negative; NaN among numbers."""
+    return targets.isnan() if targets.is_floating_point() else targets == IGNORED
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -20,7 +25,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.ndim == 1:
         return F.cross_entropy(outputs, targets, reduction="none")
     losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
-    return _mean_where(losses.view(targets.shape), targets != IGNORED)
+    return _mean_where(losses.view(targets.shape), ~padding(targets))
 
 
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -34,8 +39,10 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape != wanted.shape:
         raise ValueError(f"the module gives {outputs.shape[1]} numbers per example, the targets hold {wanted.shape[1]}. "
                          "Numbers need as many outputs; for classes pass integer labels.")
-    square = (outputs - wanted.to(outputs.dtype)).square()
-    return (square.where(wanted != IGNORED, 0.0) if targets.ndim > 1 else square).sum(1)
+    gap = outputs - wanted.to(outputs.dtype)
+    if targets.ndim > 1:                   # before the square, whose gradient would be NaN there
+        gap = gap.where(~padding(wanted), 0.0)
+    return gap.square().sum(1)
 
 
 def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +52,7 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.ndim == targets.ndim:
         return ((outputs > 0).long() != targets).double()
     wrong = (outputs.argmax(-1) != targets).double()
-    return wrong if targets.ndim == 1 else _mean_where(wrong, targets != IGNORED)
+    return wrong if targets.ndim == 1 else _mean_where(wrong, ~padding(targets))
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,8 +1,12 @@
-"""A user's module: how it is called, copied and tried before it is trusted."""
+"""A user's module: how it is called and copied, and whose random numbers it draws."""
 
 from __future__ import annotations
 
 import copy
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -45,36 +49,32 @@ def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None
                          "use GroupNorm.")
 
 
-def tried(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-    """The outputs for a few examples; refused where the module fails, or changes its own tensors when it trains."""
-    name, parts = type(module).__name__, inputs if isinstance(inputs, dict) else {"x": inputs}
-    shapes = {k: tuple(v.shape[1:]) for k, v in parts.items()} if isinstance(inputs, dict) else tuple(inputs.shape[1:])
-    learning = training_copy(module).cpu()
-    try:
-        with torch.no_grad(), torch.random.fork_rng([]):
-            outputs = call(copy.deepcopy(module).cpu().eval(), inputs)
-            trained = call(learning, inputs)           # buffers that are filled at the first call are filled now
-            for parameter in trainable(learning):      # as a step of training would, so that what follows it shows: away from 0
-                away = torch.where(parameter < 0, -1.0, 1.0)
-                parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
-            before = {k: v.clone() for k, v in learning.state_dict().items()}
-            call(learning, inputs)
-    except Exception as reason:
-        raise ValueError(f"{name} cannot take examples of shape {shapes}{_hint(str(reason), parts)}: {reason}") from reason
-    for result in (outputs, trained):
-        if not isinstance(result, Tensor):
-            raise ValueError(f"{name} must return one tensor, got {type(result).__name__}. Wrap it in a module that picks one.")
-    changed = [k for k, v in learning.state_dict().items() if not torch.allclose(v, before[k], 0, 0, equal_nan=True)]
-    if changed:
-        raise ValueError(f"{name} changes {', '.join(changed)} when it is called in training, so that clients would change each "
-                         "other's. Take that part out of the module.")
-    return outputs
+_ONE_AT_A_TIME = threading.RLock()
 
 
-def _hint(reason: str, parts: dict[str, Tensor]) -> str:
-    whole = [name for name, values in parts.items() if not values.is_floating_point()]
-    if "lengths" in reason:
-        return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"
-    if "dtype" in reason and whole:
-        return f" ({', '.join(whole)} holds integers: write pixels as x.astype('float32') / 255, say)"
-    return ""
+def _renew() -> None:
+    """A forked process has one thread, and whoever held the lock is not there to let go of it."""
+    global _ONE_AT_A_TIME
+    _ONE_AT_A_TIME = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+@contextmanager
+def own_generator(device: torch.device | None = None) -> Iterator[None]:
+    """Torch's random generators for this thread alone, given back as they were.
+
+    Modules draw from generators that all threads of the process share. Whoever seeds them does so in here, so that a training
+    in another thread neither takes numbers from this one's stream nor starts it again.
+    """
+    with _ONE_AT_A_TIME, torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
+def nobody_draws() -> Iterator[None]:
+    """Keep all other threads out of `own_generator`: a process forked while one draws would inherit a locked generator."""
+    with _ONE_AT_A_TIME:
+        yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ class Question(Protocol):
         """Which of the round's questions it is; the channel says so, and noise is drawn by it."""
         ...
 
+    @property
+    def divisor(self) -> int | None:
+        """The entry of the sum, a weight, that the others will be divided by; None where none is."""
+        ...
+
     def rows(self, clients: Clients) -> Tensor: ...
 
     def release(self, dim: int) -> Release:
@@ -63,6 +68,7 @@ class Question(Protocol):
 class Statistic:
     """How are the losses distributed? The row is computed by `part` at the trial numbers."""
 
+    divisor: ClassVar[int | None] = None
     part: Part
     trial: Tensor
     model: int = 0                      # which of the broadcast models
@@ -95,6 +101,7 @@ class Train:
     gather: bool = False
     kept: Tensor | None = None          # what the aggregator kept of the round before
     number: int = 0
+    divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
 
     @property
     def mechanism(self) -> Mechanism:
@@ -182,7 +189,9 @@ class Encoding(Protocol):
         """Whether it needs the bound of a row; where not, it is given an empty one."""
         ...
 
-    def encode(self, rows: Tensor, bound: Tensor) -> Tensor: ...
+    def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
+        """Rows as they cross; a positive weight, the entry at `divisor`, never becomes zero."""
+        ...
 
 
 def bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
@@ -201,7 +210,7 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
     rows = question.mechanism.on_client(rows, clients.noise(question.number))
-    return encoding.encode(rows, bound_for(question, rows.shape[1], encoding))
+    return encoding.encode(rows, bound_for(question, rows.shape[1], encoding), question.divisor)
 
 
 def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:

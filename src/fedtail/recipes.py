@@ -100,9 +100,10 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort
     """DP-FedAvg: updates clipped to norm `clip_norm`, noise on their sum, cohorts by Poisson sampling.
 
     Every one of the `population` clients takes part with probability cohort_size / population, each of mass one, and the sum is
-    divided by cohort_size, whoever came. `noise_multiplier` (z) is the deviation of the noise over clip_norm; `fedtail privacy`
-    says which one a budget needs. `noise` is added by the server ("gaussian", for simulation), or in integer shares by the
-    clients ("discrete"), of which `planned_clients` are counted on: smaller cohorts are not asked.
+    divided by cohort_size, whoever came; a population of another size is refused. `noise_multiplier` (z) is the deviation of the
+    noise over clip_norm; `fedtail privacy` says which one a budget needs. `noise` is added by the server ("gaussian", for
+    simulation), or in integer shares by the clients ("discrete"), of which `planned_clients` are counted on: smaller cohorts are
+    not asked.
     """
     sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)
     return replace(fedavg(cohort_size, **local), sample=sample,
@@ -139,10 +140,10 @@ def _private_cohort(population: int, cohort_size: int, noise: str,
     if noise == "gaussian":
         if planned_clients is not None:
             raise ValueError(f"planned_clients={planned_clients} is for noise='discrete', whose shares come from the clients.")
-        return Poisson(rate), GaussianNoise
+        return Poisson(rate, population), GaussianNoise
     if noise != "discrete":
         raise ValueError(f"noise must be gaussian or discrete, got {noise!r}.")
-    return Poisson(rate), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
+    return Poisson(rate, population), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
 
 
 def _local(settings: dict[str, Any]) -> LocalSGD:

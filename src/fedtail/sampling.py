@@ -94,9 +94,13 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every client independently with probability `rate`; a cohort may be empty, and such a round keeps the model."""
+    """Every client independently with probability `rate`; a cohort may be empty, and such a round keeps the model.
+
+    `population` is how many clients there are, where the rate was worked out from that: any other number is refused.
+    """
 
     rate: float
+    population: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -116,7 +120,12 @@ class Poisson:
         return PoissonSampling(self.rate) if self.rate < 1 else NoSampling()
 
     def check(self, population: Population) -> None:
-        """Any rate fits any population."""
+        """Any rate fits any population, but for one that was worked out for another."""
+        if self.population is not None and self.population != len(population):
+            raise ValueError(f"cohorts of {self.rate * self.population:g} clients are planned for a population of "
+                             f"{self.population}, but this one has {len(population)}: its cohorts would have "
+                             f"{self.expected_size(population):g}, and what is divided by would not fit. Write "
+                             f"population={len(population)}.")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import vector_to_parameters
 
 from fedtail.data.arrays import on, taken, tensors_of
 from fedtail.data.population import CPU, Population, rows_of
 from fedtail.losses import (
-    IGNORED,
     cross_entropy,
     default_error,
     default_loss,
@@ -22,12 +20,15 @@ from fedtail.losses import (
     loss_for,
     misclassification,
     one_logit,
+    padding,
     squared_error,
 )
 from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.modules import cast, refuse_shared_statistics, trainable, tried
+from fedtail.modules import cast, refuse_shared_statistics, trainable
+from fedtail.trial import refuse_neighbours, tried
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
+VARIED = 6           # clients whose first examples are called in one batch, to see whether they change each other's outputs
 PerExample = Callable[[Tensor, Tensor], Tensor]
 OWN_LOSS: dict[type, tuple[PerExample, PerExample]] = {      # modules that say by their name what they minimise
     SoftmaxRegression: (cross_entropy, misclassification),
@@ -96,24 +97,41 @@ class Task:
         return torch.cat([parameter.detach().reshape(-1) for parameter in trainable(module or self.module)])
 
     def with_params(self, params: Tensor) -> nn.Module:
-        """A copy of the module with these parameters, in their precision."""
-        module = copy.deepcopy(self.module).to(params.dtype)
-        vector_to_parameters(params.to(next(module.parameters())).clone(), trainable(module))
+        """A copy of the module with these parameters, in their precision; each is a tensor of its own, not a view of `params`."""
+        module = in_precision(copy.deepcopy(self.module), params.dtype)
+        parameters = trainable(module)
+        for parameter, part in zip(parameters, params.detach().split([p.numel() for p in parameters]), strict=True):
+            parameter.data = part.view(parameter.shape).to(parameter.device, copy=True)
         return module
 
     def check(self, population: Population) -> None:
         """Refuse data the module cannot take, before any training starts: tried on the most telling examples."""
         if len(population) == 0:
             raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
-        few = _telling_rows(population)
-        dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
-        few = few.to(population.targets.device)
-        inputs, targets = on(cast(rows_of(population.inputs, few), dtype), CPU), population.targets[few].cpu()
+        self._refuse_whole_numbers(population)
+        inputs, targets = self._examples(population, _telling_rows(population))
         outputs = tried(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
                 _check_per_example(metric, outputs, targets)
+        refuse_neighbours(self.module, *self._examples(population, _varied_rows(population)))
+
+    def _examples(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
+        """Some examples in the module's precision, and their targets, on the CPU."""
+        dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
+        rows = rows.to(population.targets.device)
+        return on(cast(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
+
+    def _refuse_whole_numbers(self, population: Population) -> None:
+        """Among whole numbers -100 is padding, which a squared error cannot tell from the number."""
+        targets = population.targets
+        if targets.is_floating_point() or targets.ndim == 1 or squared_error not in (self.loss, self.error):
+            return
+        rows = (piece.examples()[1].to(targets.device) for piece in population.pieces(PIECE))
+        if any(bool(padding(taken(targets, some)).any()) for some in rows):
+            raise ValueError("squared_error cannot tell the number -100 from padding, which is -100 among whole numbers. "
+                             "Pass y as floats, y.astype('float32'): sequences of those are padded with NaN.")
 
     def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
         """Refuse labels that the package's own losses cannot read; a user's loss was tried on them anyway."""
@@ -125,13 +143,27 @@ class Task:
             raise ValueError(f"{type(self.module).__name__} gives outputs of shape {tuple(outputs.shape)} for labels of shape "
                              f"{tuple(targets.shape)}. Labels need one axis less: (examples,), or (examples, time) for outputs "
                              "(examples, time, classes).")
-        labels, most = targets[targets != IGNORED] if targets.ndim > 1 else targets, max(classes, 2) - 1
+        labels, most = targets[~padding(targets)] if targets.ndim > 1 else targets.flatten(), max(classes, 2) - 1
+        if not len(labels):
+            raise ValueError("every target is padding, so there is nothing to learn. Check how y was padded.")
         low, high = labels.min().item(), labels.max().item()
         if low < 0 or high > most:
             has = f"{classes} outputs" if classes > 1 else "one output"
             fix = "give the module more outputs" if classes > 1 else "for numbers pass loss=squared_error"
             raise ValueError(f"targets hold labels {low:g} to {high:g}, but {type(self.module).__name__} has {has} (labels 0 to "
                              f"{most}). Relabel the classes from 0, or {fix}.")
+
+
+def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module with its trained parameters in a precision, and with them whatever had theirs; other tensors stay as they are.
+
+    A float64 table beside float32 weights is float64 for a reason. In place, as `module.to(dtype)` is, which would cast it too.
+    """
+    own = {parameter.dtype for parameter in trainable(module)}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype in own:
+            tensor.data = tensor.data.to(dtype)
+    return module
 
 
 def _telling_rows(population: Population) -> Tensor:
@@ -141,16 +173,26 @@ def _telling_rows(population: Population) -> Tensor:
     first = int(population.start[0])
     picked = [torch.arange(first, first + min(2, int(population.size[0])))]
     for values in told:
-        extremes = [_extremes(values, piece.examples()[1]) for piece in population.pieces(PIECE)]
+        sequences = values is population.targets and values.ndim > 1
+        extremes = [_extremes(values, piece.examples()[1], sequences) for piece in population.pieces(PIECE)]
         picked += [min(extremes, key=lambda e: e[0])[1], max(extremes, key=lambda e: e[2])[3]]
     return torch.cat(picked)
 
 
-def _extremes(values: Tensor, rows: Tensor) -> tuple[float, Tensor, float, Tensor]:
-    """The smallest value that counts, the row it is in, the largest, and its row."""
+def _varied_rows(population: Population) -> Tensor:
+    """The last example of the first client, and the first examples of some clients, one of them several times if need be."""
+    clients = torch.linspace(0, len(population) - 1, VARIED).long()
+    return torch.cat([(population.start[0] + population.size[0] - 1)[None], population.start[clients]])
+
+
+def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor, float, Tensor]:
+    """The smallest value, the row it is in, the largest, and its row; of sequences that may be `padded`, without the padding."""
     flat = taken(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
-    counted = flat.where(flat != IGNORED, flat.max())
-    least, most = (counted[:, 0], flat[:, 0]) if flat.shape[1] == 1 else (counted.amin(1), flat.amax(1))
+    small, large = flat, flat
+    if padded:
+        ends = torch.finfo(flat.dtype) if flat.is_floating_point() else torch.iinfo(flat.dtype)
+        small, large = (flat.masked_fill(padding(flat), end) for end in (ends.max, ends.min))
+    least, most = (small[:, 0], large[:, 0]) if flat.shape[1] == 1 else (small.amin(1), large.amax(1))
     low, high = least.argmin(), most.argmax()
     return least[low].item(), rows[low, None], most[high].item(), rows[high, None]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, State, planned_round, run_round, states_of
+from fedtail.algorithm import Family, FederatedAlgorithm, State, planned_round, run_round, same_parts, states_of
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import Fleet
 from fedtail.clients import ClientMemory, RoundView
@@ -24,6 +24,7 @@ from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
 from fedtail.task import Task
 
 Method = FederatedAlgorithm | Family
+SAME_KIND = "Start from the same kind of module."
 Start = Any      # nn.Module | Mapping[str, Tensor] | State | tuple[State, ...] | Trained | None
 
 
@@ -50,12 +51,12 @@ class Trained:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now: one for each member of a family, else one."""
-        return tuple(self.task.with_params(p) for p in results(self.algorithm, self.state))
+        """The models as they would be handed out now, in evaluation mode: one for each member of a family, else one."""
+        return tuple(self.task.with_params(p).eval() for p in results(self.algorithm, self.state))
 
     @property
     def module(self) -> nn.Module:
-        """The trained module; refused where there are several."""
+        """The trained module, in evaluation mode; refused where there are several."""
         if len(self.algorithm.members) > 1:
             raise ValueError(f"a family of {len(self.algorithm.members)} models was trained. Use .modules, and fedtail.choose to "
                              "pick one.")
@@ -91,8 +92,9 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
           channel: Channel = PlainChannel(), fleet: Fleet | None = None, privacy: Terms | Ledger | None = None) -> Trained:
     """Train for `rounds` rounds; everything that could be refused is refused before the first.
 
-    `start`: a module or a state dict (with its frozen parameters and buffers), or an earlier run to go on from: its rounds go
-    on counting, its clients remember, its seed is used. The `state` alone will do where clients remember nothing.
+    `start`: a module or a state dict, whose parameters (frozen ones too) and buffers are copied into the task's module, which
+    must be of the same kind; or an earlier run to go on from: its rounds go on counting, its clients remember, its seed is
+    used. The `state` alone will do where clients remember nothing.
     `on_round(progress)` is called after each round; return True to stop early. One `seed` drives cohorts, batches and
     dropout: methods with the same seed see the same. `dtype` is by default the module's. On a CPU `workers` processes share a
     round, by default one for each core; their number changes no bit. `kernel` is how models are computed ("auto", "closed",
@@ -104,7 +106,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     earlier = start if isinstance(start, Trained) else None
     old = earlier.state if earlier else start if isinstance(start, (State, tuple)) else None
     if old is None or earlier:
-        task = _warm(task, earlier.task.module if earlier else start)
+        task = _warm(task, earlier.task.module if earlier else start, dtype)
     dtype = dtype or (task.params() if old is None else states_of(old)[0].params).dtype
     if population is not None:
         task.check(population)
@@ -198,27 +200,61 @@ def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> Non
         raise ValueError(f"rounds must be at least 0, got {rounds}.")
 
 
-def _warm(task: Task, start: Any) -> Task:
-    """The task with the module to start from, whole: trained and frozen parameters and buffers."""
-    if start is None:
+def _warm(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
+    """The task whose own module holds all tensors of the module to start from: trained and frozen parameters, and buffers.
+
+    Trained parameters come in `dtype`, or as they are in the start.
+    """
+    if start is None or start is task.module:
         return task
     if isinstance(start, Mapping):
-        module = task.with_params(task.params())
-        module.load_state_dict(start)
-        return replace(task, module=module)
-    if not isinstance(start, nn.Module):
+        values = start
+    elif isinstance(start, nn.Module):
+        _refuse_other_parts(task.module, start)
+        values = start.state_dict()
+    else:
         raise TypeError(f"start must be a module, a state dict or an earlier run, got {type(start).__name__}.")
-    ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (task.module, start))
+    _refuse_other_tensors(task.module.state_dict(), values)
+    names = [name for name, parameter in task.module.named_parameters() if parameter.requires_grad]
+    params = torch.cat([values[name].detach().reshape(-1) for name in names])
+    module = task.with_params(params.to(dtype or params.dtype))
+    module.load_state_dict(values)
+    for ours, theirs in zip(module.modules(), start.modules(), strict=True) if isinstance(start, nn.Module) else ():
+        for name, buffer in theirs.named_buffers(recurse=False):      # those that a state dict leaves out too
+            setattr(ours, name, buffer.detach().clone())
+    return replace(task, module=module)
+
+
+def _refuse_other_parts(module: nn.Module, start: nn.Module) -> None:
+    """A start gives its tensors, not its architecture: refuse one whose tensors were made for another."""
+    ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (module, start))
     if ours != theirs:
-        raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. "
-                         "Start from the same kind of module.")
-    return replace(task, module=start)
+        raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. {SAME_KIND}")
+    own, other = ({name: type(part).__name__ for name, part in m.named_modules()} for m in (module, start))
+    for name in dict.fromkeys([*own, *other]):
+        if own.get(name) != other.get(name):
+            raise ValueError(f"start has {other.get(name, 'nothing')} where the task's module has {own.get(name, 'nothing')}"
+                             f"{f' ({name})' if name else ''}. {SAME_KIND}")
+
+
+def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Both are state dicts: the same names and shapes are needed."""
+    for name in dict.fromkeys([*own, *other]):
+        needed, came = (_form(values, name) for values in (own, other))
+        if needed != came:
+            raise ValueError(f"start holds {came} as {name!r}, where the task's module holds {needed}. {SAME_KIND}")
+
+
+def _form(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        return "nothing"
+    return f"shape {tuple(values[name].shape)}" if isinstance(values[name], Tensor) else "no tensor"
 
 
 def _check_method(algorithm: Method, fresh: Any, old: Any, earlier: Trained | None) -> None:
     """Refuse to go on from a state that this method did not make."""
     advice = "To start this method from that model write start=trained.module."
-    if earlier and repr(earlier.algorithm) != repr(algorithm):
+    if earlier and not same_parts(earlier.algorithm, algorithm):
         raise ValueError(f"start was trained by another method or with other settings. {advice}")
     for was, new in zip(states_of(old), states_of(fresh), strict=False):
         if was.params.shape != new.params.shape or len(was.optimizer) != len(new.optimizer):
@@ -229,9 +265,10 @@ def _check_method(algorithm: Method, fresh: Any, old: Any, earlier: Trained | No
 
 
 def _in_precision(state: Any, dtype: torch.dtype) -> Any:
+    """The state in a precision, its model in memory of its own: a view may lie where products are rounded otherwise."""
     if isinstance(state, tuple):
         return tuple(_in_precision(s, dtype) for s in state)
-    return replace(state, params=state.params.to(dtype), optimizer=tuple(v.to(dtype) for v in state.optimizer),
+    return replace(state, params=state.params.to(dtype, copy=True), optimizer=tuple(v.to(dtype) for v in state.optimizer),
                    kept=None if state.kept is None else state.kept.to(dtype))
 
 

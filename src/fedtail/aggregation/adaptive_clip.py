@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated
+from fedtail.aggregation.private_mean import check_total
 from fedtail.clients import Clients, Seen
 from fedtail.data.arrays import sent
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
+from fedtail.risk.base import Risk
 
 BIT_WEIGHT = 0.5      # of the bit beside an update of norm one: 3% more noise on the update
 
@@ -61,6 +63,10 @@ class AdaptiveClip:
         short = float(sums[-1]) / (BIT_WEIGHT * self.total) + 0.5
         following = now * math.exp(-self.rate * (min(max(short, 0.0), 1.0) - self.quantile))
         return Aggregated(sums[:-1] * now / self.total, torch.tensor([following], dtype=torch.float64))
+
+    def check(self, risk: Risk, cohort_size: float) -> None:
+        """Refuse, before anything is asked, a risk of another weight than the total."""
+        check_total(self.total, risk, cohort_size)
 
     def now(self, train: Train) -> float:
         """The clip norm of this round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -43,6 +44,10 @@ class Aggregator(Protocol):
 
 
 def ratio_of_sums(train: Train) -> Conversation[Tensor | None]:
-    """Ask once; the first entry of the sum divides the others. None when nobody counted."""
-    sums = yield train
+    """Ask once; the first entry of the sum divides the others. None when nobody counted.
+
+    The channel is told which entry divides, and loses a round whose ratio would be mostly rounding; not so where noise is added,
+    which must cross as it was drawn.
+    """
+    sums = yield replace(train, divisor=None if train.mechanism.private else 0)
     return sums[1:] / sums[0] if sums[0] > 0 else None

@@ -13,7 +13,19 @@ from fedtail.data.arrays import sent
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
+from fedtail.risk import (
+    Binned,
+    Mean,
+    QuadraticSuperquantile,
+    SmoothedSuperquantile,
+    Superquantile,
+    TailFilter,
+)
 from fedtail.risk.base import Risk
+
+KNOWN_WEIGHT = (Mean, Superquantile, TailFilter, SmoothedSuperquantile, QuadraticSuperquantile)      # theta of the cohort
+ROUGHLY = 1.5       # a factor: how far a number that was planned for the population may be from what it is
+CLOSELY = 1.1       # two planned numbers from each other
 
 
 @dataclass(frozen=True)
@@ -54,14 +66,40 @@ class PrivateMean:
         sums = yield train
         return sums / (self.total if self.total is not None else train.risk.counted(train.dual))
 
-    def check(self, risk: Risk) -> None:
-        """Refuse, before anything is asked, a risk that leaves nothing to divide by."""
+    def check(self, risk: Risk, cohort_size: float) -> None:
+        """Refuse, before anything is asked, a risk that leaves nothing to divide by, or another weight than the total."""
         if self.total is None and not risk.tells_counted:
             raise ValueError(f"PrivateMean needs a total: {type(risk).__name__} does not release how much counts. Write "
                              "total=theta * m, the weight the tail is expected to have.")
+        check_total(self.total, risk, cohort_size)
 
     def width(self, dim: int) -> int:
         return dim
 
     def bound(self, width: int, weight: float) -> Tensor:
         return torch.tensor([self.clip_norm], dtype=torch.float64)
+
+
+def check_total(total: float | None, risk: Risk, cohort_size: float) -> None:
+    """Refuse numbers that were planned for other cohorts, or for another theta: updates would be too short or too long.
+
+    `cohort_size` is what the sampler expects of the population. The `expected_clients` of a histogram must be about that, and
+    `total` theta times it; where weights have no known sum (`Tilted`), any total will do.
+    """
+    planned, inner = cohort_size, risk
+    if isinstance(risk, Binned):
+        planned, inner = risk.histogram.expected_clients, risk.risk
+        if not _near(planned, cohort_size, ROUGHLY):
+            raise ValueError(f"the histogram is planned for expected_clients={planned:g}, but of this population {cohort_size:g} "
+                             f"are expected in a round. Write expected_clients={cohort_size:g}.")
+    if total is None or not isinstance(inner, KNOWN_WEIGHT):
+        return
+    weight = inner.expected_tail(planned)
+    if not _near(total, weight, CLOSELY if inner is not risk else ROUGHLY):
+        times, wrong = (total / weight, "short") if total > weight else (weight / total, "long")
+        raise ValueError(f"updates are divided by total={total:g}, but of {planned:g} clients {type(inner).__name__} counts "
+                         f"about {weight:g}: they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
+
+
+def _near(one: float, other: float, factor: float) -> bool:
+    return other / factor <= one <= other * factor

@@ -29,6 +29,10 @@ class Encoder(Encoding, Protocol):
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor: ...
 
+    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+        """Whether decoded sums, divided by the positive one at `divisor`, are more than rounding."""
+        ...
+
 
 class Fleet(Protocol):
     """Who computes: a shard of clients returns one partial sum for each question."""
@@ -112,7 +116,9 @@ class Channel:
             return arranged(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
-            sums = encoding.decode(total, bound_for(question, total.shape[-1], encoding))
+            bound = bound_for(question, total.shape[-1], encoding)
+            sums = encoding.decode(total, bound)
+            lose_rounding(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise(broadcast, question.number))
 
         finished = False
@@ -150,6 +156,17 @@ class Channel:
         if gathers and not self.reveals_rows:
             raise ValueError(f"{name} looks at single rows, but {type(self).__name__} reveals only sums. "
                              "Use an aggregator that needs only sums (WeightedMean), or PlainChannel.")
+
+
+def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:
+    """Lose the round where the sums would be divided by a weight that the encoding hardly resolves; zero is nobody's weight."""
+    if question.divisor is None or not sums[question.divisor] > 0:
+        return
+    if not encoding.resolves(sums, bound, question.divisor):
+        weight, most = float(sums[question.divisor]), float(bound.expand(len(sums))[question.divisor])
+        raise RoundLost(f"the weights of all who stayed sum to {weight:.3g} where one client may weigh {most:.3g}, and the step "
+                        "would be mostly rounding. Raise modulus_bits or tighten update_bound; lower tilt, or even out masses, "
+                        "where some clients weigh far more than others.")
 
 
 def numbered(question: Any, number: int) -> Any:

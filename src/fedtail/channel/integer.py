@@ -11,6 +11,8 @@ from torch import Tensor
 from fedtail.channel.base import Channel, Encoder
 
 FEWEST_BITS = 12      # of a row, below which rounding is coarser than a part in four thousand
+RESOLVED = 2          # times what rounding may add up to: more than half of such a sum is certainly not rounding
+NEGLIGIBLE = 2.0**-24      # an error in a parameter: float32 does not hold it beside one
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class FixedPoint:
         smallest = exponent - (mantissa == 0.5).to(exponent.dtype)             # bound <= 2^smallest
         return torch.ldexp(torch.ones_like(mantissa), self.row_bits - smallest)
 
-    def encode(self, rows: Tensor, bound: Tensor) -> Tensor:
+    def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound
         if bool(over.any()):
@@ -79,7 +81,10 @@ class FixedPoint:
             limit = float(bound.expand(rows.shape[1])[entry])
             raise ValueError(f"a row is beyond its bound {limit:g} at entry {entry}: its sum could wrap modulo "
                              f"2^{self.modulus_bits}. Raise the part's update_bound or loss_bound, or lower the learning rate.")
-        return (rows.double() * self.scale(bound)).round().long() % (1 << self.modulus_bits)
+        steps = (rows.double() * self.scale(bound)).round()
+        if divisor is not None:                            # so that a weight of zero is nobody's, and not somebody's rounded
+            steps[:, divisor].clamp_(min=(rows[:, divisor] > 0).to(steps))
+        return steps.long() % (1 << self.modulus_bits)
 
     def sum(self, rows: Tensor) -> Tensor:
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right
@@ -88,6 +93,24 @@ class FixedPoint:
         half = 1 << (self.modulus_bits - 1)
         signed = torch.where(total >= half, total - (1 << self.modulus_bits), total)
         return signed.double() / self.scale(bound)
+
+    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+        """Whether sums, divided by the weight at `divisor`, are more than rounding.
+
+        Rounding moves an entry of a row by half a step at most, and a weight by one, so a sum by so much times the number of
+        clients. Needed are a weight and some other sum that are `RESOLVED` times as large; errors of clients partly cancel, so
+        that mostly far less is rounding. Small sums will do where the updates are small: where the error of the ratio is
+        `NEGLIGIBLE`, or all weigh at least as much as one client may, which is what the modulus was chosen for.
+        """
+        weight, whole = sums[divisor], bound.expand(len(sums))[divisor]
+        rounding = self.clients / (2 * self.scale(bound)).expand(len(sums))
+        if weight >= whole:
+            return True
+        if weight < RESOLVED * 2 * rounding[divisor]:
+            return False
+        others = torch.arange(len(sums)) != divisor
+        large = sums[others].abs() >= RESOLVED * rounding[others]
+        return bool(large.any()) or bool((rounding[others] / weight <= NEGLIGIBLE).all())
 
     def resolution(self, bound: float) -> float:
         """The smallest difference in a sum that survives the encoding."""

@@ -30,7 +30,7 @@ class Plain:
     clients: int
     mass: float
 
-    def encode(self, rows: Tensor, bound: Tensor) -> Tensor:
+    def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
         return rows.double()
 
     def sum(self, rows: Tensor) -> Tensor:
@@ -38,3 +38,6 @@ class Plain:
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
         return total
+
+    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+        return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from importlib.metadata import entry_points
+from operator import attrgetter
 
 import typer
 
@@ -13,7 +15,6 @@ from fedtail.cli.files import init, show
 from fedtail.cli.looking import choose, data, report
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
-from fedtail.cli.reproduce import reproduce
 from fedtail.cli.run import run
 from fedtail.cli.tune import tune
 from fedtail.version import __version__
@@ -36,12 +37,13 @@ COMMANDS = (
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
     (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
-    (demo, "Train FedAvg and Delta-FL on an example."), (reproduce, "Run a table or figure of the papers, with verdicts."),
-    (privacy, "Say which noise a promise of privacy takes."))
+    (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a promise of privacy takes."))
 for command, brief in COMMANDS:
     app.command(short_help=brief)(command)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
+for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name")):      # by packages beside this one
+    app.command(name=added.name)(added.load())
 
 
 def _version(wanted: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,26 +61,77 @@ def as_examples(x: Any, name: str) -> Examples:
     return torch.as_tensor(as_array(x, name))
 
 
-def as_targets(y: Any) -> Tensor:
-    """Classes as int64, numbers as they are, ragged sequences padded with -100 (what PyTorch's losses ignore)."""
-    targets = pad_sequences(y, IGNORED)["sequence"] if is_ragged(y) else torch.as_tensor(as_array(y, "y"))
-    return targets if targets.is_floating_point() else targets.long()
+class Sequences(NamedTuple):
+    """Sequences of different lengths, one after another in one array."""
+
+    values: np.ndarray                                  # (positions, ...)
+    lengths: np.ndarray                                 # (examples,)
+
+    def rows(self) -> list[np.ndarray]:
+        return np.split(self.values, np.cumsum(self.lengths)[:-1])
+
+    def padded(self, fill: float) -> np.ndarray:
+        shape = (len(self.lengths), self.lengths.max(), *self.values.shape[1:])
+        rows = np.full(shape, fill, self.values.dtype)
+        rows[np.arange(shape[1]) < self.lengths[:, None]] = self.values
+        return rows
+
+
+def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
+    """Classes as int64, numbers as they are; for sequences of different lengths these lengths too, else None.
+
+    Sequences of classes are padded with -100, which no class is and PyTorch's losses ignore; of numbers with NaN, which no
+    number is: one may well be -100.
+    """
+    if isinstance(y, Sequences):
+        whole = y.values.dtype.kind in "iub"                        # bytes cannot hold -100
+        filled = y._replace(values=y.values.astype(np.int64) if whole else y.values).padded(IGNORED)
+        targets, lengths = torch.as_tensor(as_array(filled, "y")), torch.as_tensor(y.lengths)
+    elif is_ragged(y):
+        padded = pad_sequences(y, IGNORED)
+        targets, lengths = padded["sequence"], padded["lengths"]
+    else:
+        targets, lengths = torch.as_tensor(as_array(y, "y")), None
+    if not targets.is_floating_point():
+        return targets.long(), lengths
+    return targets if lengths is None else targets.masked_fill(_beyond(lengths, targets), math.nan), lengths
 
 
 def as_labels(values: Any, name: str) -> np.ndarray:
-    """One label for each example, all text or all numbers, so that they can be sorted and stored without pickle."""
+    """One label for each example, all text or all numbers, so that they can be sorted and stored without pickle.
+
+    Labels that differ stay apart: NumPy would round large whole numbers beside small ones, and make text of 1 beside "1".
+    """
     labels = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if labels.ndim != 1:
         raise ValueError(f"{name} must hold one label per example, got shape {labels.shape}. Pass a flat array.")
-    if labels.dtype.kind in "OT":                      # Python objects, NumPy's variable strings
-        labels = np.asarray(labels.tolist())
-    if labels.dtype.kind == "O":
-        kinds = ", ".join(sorted({type(value).__name__ for value in labels}))
-        raise TypeError(f"{name} mixes values of type {kinds}. Labels must be all text or all numbers.")
+    given = None                                       # one by one, where they have no type together
+    if isinstance(values, (list, tuple)) or labels.dtype.kind in "OT":      # Python objects, NumPy's variable strings
+        each = labels.tolist() if labels.dtype.kind in "OT" else values
+        given = [label.item() if isinstance(label, np.generic) else label for label in each]
+        labels = np.asarray(given)
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         raise ValueError(f"{name} is NaN for {np.isnan(labels).sum()} of {len(labels)} examples. Drop them, "
                          "or give them a label of their own.")
-    return labels
+    if given is None or (labels.dtype.kind in "biufUS" and labels.tolist() == given):
+        return labels
+    return labels if labels.dtype.kind in "mM" else _apart(given, name)
+
+
+def _apart(labels: list[Any], name: str) -> np.ndarray:
+    """Labels that no type NumPy would choose holds as they are: whole numbers up to 2^64; others are refused."""
+    whole = all(isinstance(label, Integral) for label in labels)
+    low, high = (int(min(labels)), int(max(labels))) if whole else (0, 0)
+    if whole and low >= 0 and high < 2**64:
+        return np.array(labels, dtype=np.uint64)
+    if whole:
+        raise ValueError(f"{name} holds whole numbers from {low} to {high}, which no type of 64 bits holds together. Pass them "
+                         "as text: [str(label) for label in labels].")
+    kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
+    if "," not in kinds and isinstance(labels[0], (str, bytes)):
+        raise ValueError(f"{name} holds text that ends in a zero character, which NumPy drops. Take it off first.")
+    raise TypeError(f"{name} mixes values of type {kinds}, which no array holds as they are. Labels must be all text or all "
+                    "numbers of one kind: write [str(label) for label in labels].")
 
 
 def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor]:
@@ -90,6 +142,7 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
     """
     rows = [np.asarray(as_array(s, "a sequence")) for s in sequences]
     kind = common_dtype([row for row in rows if len(row)] or rows)      # an empty list has no type of its own
+    kind = np.dtype(np.int64) if kind.kind in "ub" and fill < 0 else kind      # which bytes cannot hold
     tensors = [torch.as_tensor(row.astype(kind, copy=False)) for row in rows]
     shape = next((t.shape[1:] for t in tensors if len(t)), torch.Size())
     padded = torch.nn.utils.rnn.pad_sequence([t.reshape(-1, *shape) for t in tensors], batch_first=True,
@@ -150,18 +203,41 @@ def is_ragged(values: Any) -> bool:
     return len(lengths) > 1 and -1 not in lengths
 
 
-def check_finite(inputs: Examples, targets: Tensor, size: Tensor) -> None:
-    """Refuse NaN and infinity, and say where the first is."""
+def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tensor | None = None) -> None:
+    """Refuse NaN and infinity, and say where the first is; numbers beyond the `lengths` of sequences of targets are padding, NaN.
+
+    Without them the lengths of padded inputs will do: so a client's examples, taken out of one population, can go into another.
+    """
     named = {f"x[{k!r}]": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"x": inputs}
+    if lengths is None and targets.ndim > 1 and isinstance(inputs, dict) and {"sequence", "lengths"} <= inputs.keys():
+        lengths = inputs["lengths"].reshape(len(targets))
+        _refuse_old_padding(targets, lengths)
     for name, values in {**named, "y": targets}.items():
         if not values.is_floating_point() or math.isfinite(values.sum().item()):
             continue                          # a finite sum has finite terms; an overflow is looked at below
-        bad = (~values.reshape(len(values), -1).isfinite()).any(1).nonzero().flatten()
+        wrong = ~values.isfinite()
+        if name == "y" and lengths is not None:
+            wrong &= ~(values.isnan() & _beyond(lengths, values))
+        bad = wrong.reshape(len(values), -1).any(1).nonzero().flatten()
         if len(bad):
             client = int(torch.searchsorted(size.cumsum(0), bad[0], right=True))
             raise ValueError(f"{name} is NaN or infinite in {len(bad)} of {len(values)} examples (first: example "
                              f"{int(bad[0])} in client order, client {client}). Drop or impute them before building "
                              "the population.")
+
+
+def _beyond(lengths: Tensor, values: Tensor) -> Tensor:
+    """Which positions of padded sequences, (examples, time, ...), are padding."""
+    beyond = torch.arange(values.shape[1], device=lengths.device) >= lengths[:, None]
+    return beyond.reshape(*beyond.shape, *[1] * (values.ndim - 2)).to(values.device)
+
+
+def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
+    """Numbers that are -100 wherever the inputs are padded were padded by hand, with what is a number like any other."""
+    beyond = _beyond(lengths, targets).expand_as(targets)
+    if targets.is_floating_point() and bool(beyond.any()) and bool((targets[beyond] == IGNORED).all()):
+        raise ValueError("y is -100 wherever x is padded, and among numbers -100 is a number like any other. Pass y as a list of "
+                         "sequences of different lengths, or put NaN there.")
 
 
 def _length(value: Any) -> int:

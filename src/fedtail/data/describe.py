@@ -101,9 +101,11 @@ def _deviation(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
 def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is to be predicted, and how clients differ in it."""
     flat = targets.reshape(len(targets), -1)
-    counted = (flat != IGNORED) | (targets.ndim == 1)             # (examples, outputs)
+    padding = np.isnan(flat) if targets.dtype.kind == "f" else flat == IGNORED
+    counted = ~padding | (targets.ndim == 1)                      # (examples, outputs)
     if not counted.any():
-        raise ValueError(f"every target is {IGNORED}, which losses ignore, so there is nothing to learn. Check how y was padded.")
+        raise ValueError(f"every target is {flat[0, 0]}, which losses ignore, so there is nothing to learn. Check how y was "
+                         "padded.")
     if targets.dtype.kind == "f":
         kept = flat[counted]
         about = {"kind": "numbers", "outputs": flat.shape[1], "mean": float(kept.mean()), "std": float(kept.std()),

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.data.arrays import Sequences
 from fedtail.data.images import read_pixels
 from fedtail.data.population import Population
-from fedtail.data.tables import Sequences, as_inputs, as_outputs, check_name, clients_of, column_of, named, stacked
+from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, named, stacked
 
 _ROW = "fedtail row"                                    # the column that says where an example stood
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -163,7 +164,7 @@ def _examples(table: Any, features: Any, x: str | Sequence[str], y: str, client:
     data = {name: _numbers(table[name], features[name], name) for name in named(x, y)}
     about = {name: column_of(table[name], name) for name in named([], client, group, mass)}
     inputs = as_inputs(data[x]) if isinstance(x, str) else _together({name: data[name] for name in x})
-    return {"x": inputs, "y": as_outputs(data[y]), **clients_of(about, client, group, mass, table.num_rows)}
+    return {"x": inputs, "y": data[y], **clients_of(about, client, group, mass, table.num_rows)}
 
 
 def _together(columns: dict[str, Any]) -> Any:

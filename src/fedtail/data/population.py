@@ -68,8 +68,9 @@ class Population:
         """From one array of examples and the client each belongs to.
 
         `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets
-        `sequence` and `lengths`). `client` holds any labels; they are sorted, and examples keep their order within a
-        client. `mass` and `group`, if given, are per client in the order of the sorted labels.
+        `sequence` and `lengths`). So may `y` be: classes are padded with -100, numbers with NaN. `client` holds any labels;
+        they are sorted, and examples keep their order within a client. `mass` and `group`, if given, are per client in the
+        order of the sorted labels.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -78,7 +79,7 @@ class Population:
         if not len(labels):
             raise ValueError("from_arrays got no examples. Pass at least one, with the client it belongs to.")
         names, which = np.unique(labels, return_inverse=True)
-        inputs, targets = as_examples(x, "x"), as_targets(y)
+        inputs, (targets, lengths) = as_examples(x, "x"), as_targets(y)
         for name, length in [*lengths_of(inputs, "x"), ("y", len(targets))]:
             if length != len(labels):
                 raise ValueError(f"{name} has {length} examples, but client names {len(labels)}. They must have the "
@@ -86,8 +87,8 @@ class Population:
         size = torch.from_numpy(np.bincount(which, minlength=len(names)))
         if not bool((np.diff(which) >= 0).all()):
             order = torch.from_numpy(np.argsort(which, kind="stable"))
-            inputs, targets = rows_of(inputs, order), targets[order]
-        return cls._of(inputs, targets, size, mass, group, names)
+            inputs, targets, lengths = rows_of(inputs, order), targets[order], None if lengths is None else lengths[order]
+        return cls._of(inputs, targets, size, mass, group, names, lengths)
 
     @classmethod
     def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
@@ -103,9 +104,9 @@ class Population:
         x = [x for x, _ in clients]
         joined = ({key: join_clients([part[key] for part in x], f"x[{key!r}]") for key in x[0]}
                   if isinstance(x[0], dict) else join_clients(x, "x"))
-        inputs, targets = as_examples(joined, "x"), as_targets(join_clients([y for _, y in clients], "y"))
+        inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_clients([y for _, y in clients], "y"))
         size = torch.tensor([len(y) for _, y in clients])
-        return cls._of(inputs, targets, size, mass, group, None)
+        return cls._of(inputs, targets, size, mass, group, None, lengths)
 
     @classmethod
     def from_npz(
@@ -236,9 +237,10 @@ class Population:
 
     @classmethod
     def _of(
-        cls, inputs: Examples, targets: Tensor, size: Tensor, mass: Any, group: Any, names: np.ndarray | None
+        cls, inputs: Examples, targets: Tensor, size: Tensor, mass: Any, group: Any, names: np.ndarray | None,
+        lengths: Tensor | None,
     ) -> Population:
-        check_finite(inputs, targets, size)
+        check_finite(inputs, targets, size, lengths)
         size = size.long()
         mass = size.double() if mass is None else torch.as_tensor(np.asarray(mass, dtype=np.float64))
         if mass.shape != size.shape:

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
+from fedtail.losses import IGNORED
 
-FORMAT, VERSION = "fedtail population", 1
+FORMAT, VERSION = "fedtail population", 2
+FORMER = 1                                              # which padded sequences of numbers with -100, not with NaN
 _MANIFEST = "population.json"
 _NEEDED, _OPTIONAL = ("targets", "start", "size", "mass", "key"), ("group", "names")
 _BLOCK = 1 << 26                                        # bytes gathered at once while saving
@@ -46,12 +48,15 @@ def save_population(population: Population, folder: str | Path) -> None:
 def open_population(folder: str | Path) -> Population:
     """Map a saved population: data stay on disk until read, and what is written to a tensor never reaches the files.
 
-    The cost does not depend on the examples; of the clients, sizes and starts are read once to check them.
+    The cost does not depend on the examples; of the clients, sizes and starts are read once to check them. (In a folder of
+    the former version several numbers to an example are read too, for -100, which was padding there.)
     """
     place = Path(folder)
     manifest = _read_manifest(place)
     arrays = {name: _mapped(place, name, entry) for name, entry in manifest["arrays"].items()}
     _check_counts(place, manifest, arrays)
+    if manifest["version"] == FORMER:
+        _refuse_former_padding(place, arrays["targets"])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name != "names"}
     inputs = {name.partition(".")[2]: tensors[name] for name in tensors if name.startswith("inputs.")}
     return Population(
@@ -142,7 +147,7 @@ def _read_manifest(place: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{place / _MANIFEST} does not describe a saved population. Write one with "
                          "population.save(folder).")
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") not in (FORMER, VERSION):
         raise ValueError(f"{place} has format version {manifest.get('version')!r}; this fedtail reads {VERSION}. "
                          "Install the fedtail that wrote it, or save the population again.")
     names = list(manifest["arrays"]) if isinstance(manifest.get("arrays"), dict) else []
@@ -152,6 +157,16 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         raise ValueError(f"{place / _MANIFEST} names the arrays {', '.join(names) or 'none'}; inputs and "
                          f"{', '.join(_NEEDED)} are needed. Save the population again.")
     return manifest
+
+
+def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
+    """Nobody can tell the former version's padding from the number -100, so a folder that holds it is not opened."""
+    if targets.dtype.kind != "f" or targets.ndim == 1:
+        return
+    step = max(1, _BLOCK // max(1, targets[:1].nbytes))
+    if any((targets[begin:begin + step] == IGNORED).any() for begin in range(0, len(targets), step)):
+        raise ValueError(f"{place} was saved by an earlier fedtail and has -100 among the numbers in y: then it was padding, now "
+                         "it is a number. Build the population again from its source, and save it.")
 
 
 def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:

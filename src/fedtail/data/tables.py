@@ -6,30 +6,13 @@ import difflib
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedtail.data.arrays import as_labels, common_dtype
-from fedtail.losses import IGNORED
+from fedtail.data.arrays import Sequences, as_labels, common_dtype
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-class Sequences(NamedTuple):
-    """Sequences of different lengths, one after another in one array."""
-
-    values: np.ndarray                                  # (positions, ...)
-    lengths: np.ndarray                                 # (examples,)
-
-    def rows(self) -> list[np.ndarray]:
-        return np.split(self.values, np.cumsum(self.lengths)[:-1])
-
-    def padded(self, fill: float) -> np.ndarray:
-        shape = (len(self.lengths), self.lengths.max(), *self.values.shape[1:])
-        rows = np.full(shape, fill, self.values.dtype)
-        rows[np.arange(shape[1]) < self.lengths[:, None]] = self.values
-        return rows
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
@@ -79,8 +62,8 @@ def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, 
     wanted = [x] if isinstance(x, str) else list(x)
     arrays = _parquet_columns(path, named(x, y, client, group, mass))
     inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stacked({name: arrays[name] for name in wanted})
-    outputs = as_outputs(arrays[y])
-    return {"x": inputs, "y": outputs, **clients_of(arrays, client, group, mass, len(outputs))}
+    count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
+    return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, count)}
 
 
 def named(x: str | Sequence[str], *others: Any) -> list[str]:
@@ -115,14 +98,6 @@ def per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
 def as_inputs(column: Any) -> Any:
     """A column for `x`: sequences are padded, and come with their lengths."""
     return {"sequence": column.padded(0), "lengths": column.lengths} if isinstance(column, Sequences) else column
-
-
-def as_outputs(column: Any) -> Any:
-    """A column for `y`: sequences are padded with what losses ignore."""
-    if not isinstance(column, Sequences):
-        return column
-    whole = column.values.dtype.kind in "iub"                       # bytes cannot hold -100
-    return (column._replace(values=column.values.astype(np.int64)) if whole else column).padded(IGNORED)
 
 
 def stacked(columns: dict[str, Any]) -> np.ndarray:

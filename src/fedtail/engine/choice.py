@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedtail.data.population import Population
-from fedtail.engine.kernels import Kernel, ModuleKernel
+from fedtail.engine.kernels import Kernel, ModuleKernel, found_to_draw
 from fedtail.engine.linear import LinearKernel, residual_of
 from fedtail.engine.precision import Precision, check_precision
 from fedtail.engine.stacked import StackedKernel, can_be_stacked, pays
@@ -37,7 +37,8 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
     if kernel in ("closed", "stacked"):
         name = type(task.module).__name__
         raise ValueError(f"kernel={kernel!r} needs {REFUSED[kernel]}, which {name} is not. Write kernel='auto'.")
-    return ModuleKernel(task, device, dtype, precision)
+    draws = population is None or found_to_draw(task, device, dtype, population)
+    return ModuleKernel(task, device, dtype, precision, draws)
 
 
 def evaluating_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,

@@ -154,6 +154,8 @@ class LocalFleet(Simulated):
             self._opening, self._shard = opening, self._shard_of(opening, self._shelf.models)
         _, shard = self._opened()
         low, high = shard.blocks[block]
+        if abroad:
+            shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
         with own_randomness(self.kernel, self.device), computing(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
                 return shard.losses_of(job.model, low, high)

@@ -7,17 +7,18 @@ lean loop over any `nn.Module` is stacks of one.
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.population import rows_of
+from fedtail.data.arrays import on
+from fedtail.data.population import Population, rows_of
 from fedtail.engine.convolutions import Flat
 from fedtail.engine.precision import Precision, check_precision, computing
-from fedtail.modules import call, trainable, training_copy
-from fedtail.task import Task
+from fedtail.modules import call, cast, own_generator, trainable, training_copy
+from fedtail.task import Task, in_precision
 from fedtail.types import Examples
 
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
@@ -55,6 +56,11 @@ class Kernel(Protocol):
         """Examples in one evaluation pass."""
         ...
 
+    @property
+    def draws(self) -> bool:
+        """Whether gradients draw from torch's generators, which then have to be seeded for each client."""
+        ...
+
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         """Outputs of flat examples under one model (dim,), in evaluation mode."""
         ...
@@ -76,25 +82,26 @@ class Kernel(Protocol):
 
 
 def own_randomness(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
-    """Give torch's random state back: dropout reseeds its generator for every client."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=kernel.stack == 1)
+    """Torch's generators for this thread alone, given back as they were, where dropout reseeds them for every client."""
+    return own_generator(device) if kernel.draws else nullcontext()
 
 
 class ModuleKernel:
     """Any `nn.Module` with a per-example loss, one client at a time.
 
     Two copies of the module, one in each mode, whose parameters are made views of the flat vector before a call: cheaper
-    than `torch.func.functional_call`, which takes the module apart every time.
+    than `torch.func.functional_call`, which takes the module apart every time. `draws` is False for a module that is known to
+    draw nothing when it trains: then nobody seeds torch's generators for it, nor waits for them.
     """
 
     name = "module"
     stack = 1
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
-    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
+    def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
         check_precision(precision)
-        self.task, self.device, self.precision = task, device, precision
-        self.training = training_copy(task.module).to(device=device, dtype=dtype)
+        self.task, self.device, self.precision, self.draws = task, device, precision, draws
+        self.training = in_precision(training_copy(task.module), dtype).to(device)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)
@@ -134,6 +141,8 @@ class ModuleKernel:
         return [first, *(part.to_dense() for part in parts[1:])]
 
     def reseed(self, bits: int) -> None:
+        if not self.draws:
+            return
         torch.default_generator.manual_seed(bits)      # torch.manual_seed formats a traceback each time
         if self.device.type == "cuda":
             torch.cuda.manual_seed(bits)
@@ -144,6 +153,28 @@ class ModuleKernel:
             return
         for parameter, part, shape in zip(parameters, params.detach().split(self.sizes), self.shapes, strict=True):
             parameter.data = part.view(shape)
+
+
+def found_to_draw(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
+    """Whether a gradient moves torch's generators, by trying: dropout does, in whatever form; what fails is taken to."""
+    kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_clients(population, device, dtype)
+    with own_generator(device), suppress(Exception):
+        before = _positions(device)
+        kernel.gradients(task.params().to(device, dtype)[None], rows_of(inputs, slice(1)), targets[:1],
+                         torch.full((1, 2), 0.5, device=device, dtype=dtype))
+        return not all(map(torch.equal, before, _positions(device)))
+    return True
+
+
+def _positions(device: torch.device) -> list[Tensor]:
+    """Where torch's generators stand."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def two_clients(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
+    """Inputs and targets (clients, batch, ...) of two clients, all the first example there is."""
+    few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
+    return on(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

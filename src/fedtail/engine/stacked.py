@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedtail.data.arrays import on
-from fedtail.data.population import Population, rows_of
+from fedtail.data.population import Population
 from fedtail.engine.convolutions import Flat, Stacked
 from fedtail.engine.graphs import Replayed, Step
-from fedtail.engine.kernels import ModuleKernel, stack_of
+from fedtail.engine.kernels import ModuleKernel, stack_of, two_clients
 from fedtail.engine.precision import Precision, computing
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call, cast, trainable, training_copy
+from fedtail.modules import call, trainable, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -37,7 +36,7 @@ class StackedKernel(ModuleKernel):
     channels_last = False
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
-        super().__init__(task, device, dtype, precision)
+        super().__init__(task, device, dtype, precision, draws=False)
         self.stack = stack_of(self.dim, device)
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = flat_outputs(self.evaluating, precision, device)
@@ -140,9 +139,7 @@ def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, populat
     """Whether stacking gives the lean loop's gradients: by what is in the module, and by trying two clients."""
     if _tied(task.module) or _is_random(task.module):
         return False
-    few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)      # (clients, batch)
-    inputs, targets = on(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
-    return _agrees(task, device, dtype, inputs, targets)
+    return _agrees(task, device, dtype, *two_clients(population, device, dtype))
 
 
 def _agrees(task: Task, device: torch.device, dtype: torch.dtype, inputs: Examples, targets: Tensor) -> bool:
@@ -150,6 +147,7 @@ def _agrees(task: Task, device: torch.device, dtype: torch.dtype, inputs: Exampl
     start = task.params().to(device, dtype)
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
     weight = torch.full(targets.shape[:2], 0.5).to(params)
+    inputs, targets = ({k: _tame(v) for k, v in inputs.items()} if isinstance(inputs, dict) else _tame(inputs)), _tame(targets)
     try:
         with computing("full", device), warnings.catch_warnings():
             warnings.simplefilter("ignore")      # this is a trial: how cuDNN likes the weights it is given here concerns nobody
@@ -159,6 +157,11 @@ def _agrees(task: Task, device: torch.device, dtype: torch.dtype, inputs: Exampl
         return False
     scale = alone.abs().max().clamp(min=1e-30)
     return bool((stacked - alone).abs().max() <= CLOSE * scale)
+
+
+def _tame(values: Tensor) -> Tensor:
+    """Numbers between -1 and 1: an example so large that its loss overflows would say nothing about stacking."""
+    return values.clamp(-1, 1) if values.is_floating_point() else values
 
 
 def _is_heavy(module: nn.Module) -> bool:

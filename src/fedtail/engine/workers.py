@@ -6,15 +6,20 @@ handed out as processes come free, a process that dies costs time only, and wher
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
+import threading
 import time
+import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,11 +27,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedtail.modules import nobody_draws
+
 Perform = Callable[[Any, int], Any]      # (job, block) -> result
 
 WORTH_STARTING = 0.25      # seconds of shared work done alone before processes are started
 WORTH_SHARING = 2e-3       # seconds a job must take for a message to pay
 PATIENCE = 2.0             # seconds between a waiting process's looks at whether its parent lives
+QUIET = 15.0               # seconds without a word from any process after which their use of the processor is looked at
+IDLE = 0.01                # of the time on a processor: below, a process does nothing
+FRAMES = 12                # lines of where a process hangs
+PR_SET_PDEATHSIG = 1       # of Linux's prctl
 
 
 class Done(NamedTuple):
@@ -38,9 +49,17 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Why a block has no result."""
+    """Why a block has no result, and where in another process that came about."""
 
     reason: Exception
+    trace: str = ""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in a worker process: the cause of the exception that is raised here for it."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
 
 
 class Team:
@@ -70,6 +89,8 @@ class Team:
         results = [d.result for d in sorted(done, key=lambda d: d.block)]
         for result in results:
             if isinstance(result, Failed):
+                if result.trace:
+                    raise result.reason from RemoteTraceback(result.trace)
                 raise result.reason
         return results
 
@@ -95,7 +116,7 @@ class Team:
         except BaseException:                          # Ctrl-C too: whatever they are doing is of no use now
             self.close()
             raise
-        if not self.helpers.connections:
+        if not self.helpers.workers:
             self.close()
             self.size = 1
         lost = set(todo) - {d.block for d in done}
@@ -109,37 +130,51 @@ class Team:
             return None
 
 
+class Worker(NamedTuple):
+    """A forked process, our end of the connection to it, and a file in memory where it writes where it is when asked to."""
+
+    process: Any
+    connection: Connection
+    trace: int
+
+    def busy(self) -> float:
+        """Seconds on a processor so far."""
+        with suppress(OSError):
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+    def where(self) -> str:
+        """The innermost frames of what it is doing."""
+        with suppress(OSError):
+            begins = os.fstat(self.trace).st_size
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+            return "\n".join(os.pread(self.trace, 2**16, begins).decode(errors="replace").splitlines()[:FRAMES])
+        return ""
+
+
 class Helpers:
     """Forked processes, and a pipe from which they and we take the numbers of blocks, a byte each."""
 
-    def __init__(self, perform: Perform, processes: list[Any], connections: list[Connection], tokens: tuple[int, int]):
-        self.perform, self.connections, self.tokens = perform, connections, tokens
-        self._end = weakref.finalize(self, _end, processes, connections, tokens, os.getpid())
+    def __init__(self, perform: Perform, workers: list[Worker], tokens: tuple[int, int]):
+        self.perform, self.workers, self.tokens = perform, workers, tokens
+        self._end = weakref.finalize(self, _end, list(workers), tokens, os.getpid())
 
     @classmethod
     def forked(cls, count: int, perform: Perform) -> Helpers | None:
         """None where this system or this process cannot fork, or where the forked cannot compute."""
         if not can_fork():
             return None
-        context, tokens = multiprocessing.get_context("fork"), os.pipe()
+        tokens = os.pipe()
         os.set_blocking(tokens[0], False)
-        processes: list[Any] = []
-        ours: list[Connection] = []
+        helpers = cls(perform, _started(count, tokens[0], perform), tokens)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")        # Python 3.12 warns of threads, which the forked do not use
-                for _ in range(count):
-                    mine, theirs = context.Pipe()
-                    ours.append(mine)
-                    process = context.Process(target=_serve, args=(theirs, list(ours), tokens[0], perform), daemon=True)
-                    process.start()
-                    processes.append(process)
-                    theirs.close()
-        except (OSError, AssertionError):              # too many processes, or we are a daemon ourselves
-            pass
-        fit = [connection for connection in ours[: len(processes)] if _says_ready(connection)]
-        helpers = cls(perform, processes, fit, tokens)
-        if fit:
+            helpers.workers = [worker for worker, said in _heard(helpers.workers, starting=True) if said and pickle.loads(said)]
+        except BaseException:
+            helpers.close()
+            raise
+        if helpers.workers:
             return helpers
         helpers.close()
         return None
@@ -147,18 +182,18 @@ class Helpers:
     def run(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
         """What was done of these blocks; what a process that died had taken is missing."""
         os.write(self.tokens[1], bytes(todo))
-        for connection in self.connections:
+        for worker in self.workers:
             with suppress(OSError):
-                connection.send_bytes(message)
+                worker.connection.send_bytes(message)
         done, alive = _take(self.tokens[0], self.perform, job), []
-        for connection in self.connections:
-            with suppress(OSError, EOFError):
-                done += pickle.loads(connection.recv_bytes())
-                alive.append(connection)
-        if len(alive) < len(self.connections):
-            warnings.warn(f"{len(self.connections) - len(alive)} worker processes died (out of memory?); the others do their "
+        for worker, said in _heard(self.workers):
+            if said:
+                done += pickle.loads(said)
+                alive.append(worker)
+        if len(alive) < len(self.workers):
+            warnings.warn(f"{len(self.workers) - len(alive)} worker processes died (out of memory?); the others do their "
                           "work, and results are the same.", RuntimeWarning, stacklevel=2)
-            self.connections = alive
+            self.workers = alive
         return done
 
     def close(self) -> None:
@@ -232,14 +267,78 @@ def _done(perform: Perform, job: Any, block: int) -> Done:
     return Done(block, result, time.perf_counter() - began)
 
 
-def _serve(connection: Connection, ours: list[Connection], tokens: int, perform: Perform) -> None:
+def _started(count: int, tokens: int, perform: Perform) -> list[Worker]:
+    """As many processes as could be started, each waiting for jobs."""
+    context, started = multiprocessing.get_context("fork"), list[Worker]()
+    ended_by_kernel = ctypes.CDLL(None).prctl if threading.get_native_id() == os.getpid() else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                # Python 3.12 warns of threads, which the forked do not use
+        for _ in range(count):
+            (mine, theirs), trace = context.Pipe(), os.memfd_create("trace")
+            ours = [mine, *(worker.connection for worker in started)]
+            given = theirs, ours, tokens, perform, trace, os.getpid(), ended_by_kernel
+            process = context.Process(target=_serve, args=given, daemon=True)
+            try:
+                with nobody_draws():
+                    process.start()
+            except (OSError, AssertionError):          # too many processes, or we are a daemon ourselves
+                os.close(trace)
+                break
+            theirs.close()
+            started.append(Worker(process, mine, trace))
+    return started
+
+
+def _heard(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Worker, bytes]]:
+    """Each worker and its next message as it comes, empty from one that died; one that does nothing for long is warned of.
+
+    One that hangs while it is `starting`, before any work was given to it, is ended and counts as dead.
+    """
+    silent = {worker.connection.fileno(): worker for worker in workers}
+    poller, spent, told, began = select.poll(), dict[int, float](), set[int](), time.monotonic()
+    for end in silent:
+        poller.register(end, select.POLLIN)
+    while silent:
+        heard = [end for end, _ in poller.poll(1000 * QUIET)]
+        for end in set() if heard else _idle(silent, spent) - told:
+            told.add(end)
+            _warn_of(silent[end], time.monotonic() - began, starting)
+            if starting:                               # its connection closes with it
+                silent[end].process.kill()
+        for end in heard:
+            poller.unregister(end)
+            worker, said = silent.pop(end), b""
+            with suppress(OSError, EOFError):
+                said = worker.connection.recv_bytes()
+            yield worker, said
+
+
+def _idle(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
+    """Those that did nothing since the last call; `spent` holds their time on a processor by then."""
+    before = dict(spent)
+    spent.update({end: worker.busy() for end, worker in silent.items()})
+    return {end for end in silent if end in before and spent[end] - before[end] < IDLE * QUIET}
+
+
+def _warn_of(worker: Worker, waited: float, starting: bool) -> None:
+    then = "It is ended, and the others do its work." if starting else (
+        "The run waits for it; Ctrl-C ends both. workers=1 starts no processes and gives the same result.")
+    where = worker.where()
+    warnings.warn(f"worker process {worker.process.pid} has sent nothing for {waited:.0f} s and uses no processor time, so it "
+                  "may hang: a lock that another thread held when it was forked is never released there. "
+                  f"{then}{' It is here:' if where else ''}\n{where}".rstrip(), RuntimeWarning, stacklevel=6)
+
+
+def _serve(connection: Connection, ours: list[Connection], tokens: int, perform: Perform, trace: int, parent: int,
+           ended_by_kernel: Any) -> None:
     """A forked process: jobs come, lists of what was done go back; it ends when its parent lets go of it or dies."""
+    _die_with(parent, ended_by_kernel)
+    faulthandler.register(signal.SIGUSR1, trace)
     signal.signal(signal.SIGINT, signal.SIG_IGN)       # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in ours:
         other.close()
     torch.set_num_threads(1)
-    parent = os.getppid()
     with suppress(EOFError, OSError):
         connection.send_bytes(pickle.dumps(_can_differentiate()))
         while True:
@@ -248,6 +347,26 @@ def _serve(connection: Connection, ours: list[Connection], tokens: int, perform:
                     return
             job = pickle.loads(connection.recv_bytes())
             connection.send_bytes(_packed(_take(tokens, perform, job)))
+
+
+def _die_with(parent: int, ended_by_kernel: Any) -> None:
+    """End with the parent, whatever this process hangs in.
+
+    The kernel sees to that where the parent's main thread forked it: it ends a process with the thread that forked it, and
+    another thread may well end before the fleet does. Then a thread of this process looks at who its parent is.
+    """
+    if ended_by_kernel is not None:
+        ended_by_kernel(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:                     # it died before
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PATIENCE)
+    os._exit(1)
 
 
 def _can_differentiate() -> bool:
@@ -261,36 +380,34 @@ def _can_differentiate() -> bool:
 
 
 def _packed(done: list[Done]) -> bytes:
-    try:
-        return pickle.dumps(done, protocol=5)
-    except Exception:
-        return pickle.dumps([Done(d.block, _readable(d.result), d.seconds) for d in done], protocol=5)
+    return pickle.dumps([d._replace(result=_portable(d.result)) for d in done], protocol=5)
 
 
-def _readable(result: Any) -> Any:
-    """An exception that cannot be pickled, as one that can."""
-    return Failed(RuntimeError(f"{type(result.reason).__name__}: {result.reason}")) if isinstance(result, Failed) else result
+def _portable(result: Any) -> Any:
+    """A failure with its traceback in words; an exception that does not survive pickling, as one that does."""
+    if not isinstance(result, Failed):
+        return result
+    reason, trace = result.reason, "".join(traceback.format_exception(result.reason))
+    with suppress(Exception):
+        back = pickle.loads(pickle.dumps(reason, protocol=5))
+        if type(back) is type(reason) and str(back) == str(reason):
+            return Failed(reason, trace)
+    text = "".join(traceback.format_exception_only(reason)).strip()
+    return Failed(RuntimeError(f"{text} (in a worker process; exceptions of this kind cannot be pickled)"), trace)
 
 
-def _says_ready(connection: Connection) -> bool:
-    try:
-        return bool(pickle.loads(connection.recv_bytes()))
-    except (EOFError, OSError):
-        return False
-
-
-def _end(processes: list[Any], connections: list[Connection], tokens: tuple[int, int], owner: int) -> None:
+def _end(workers: list[Worker], tokens: tuple[int, int], owner: int) -> None:
     if os.getpid() != owner:                           # a forked process inherits this, and leaves it alone
         return
-    for connection in connections:
-        connection.close()
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join(5)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
+    for worker in workers:
+        worker.connection.close()
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join(5)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()
+        os.close(worker.trace)
     for end in tokens:
         os.close(end)

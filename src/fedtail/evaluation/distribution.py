@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,9 @@ class Distribution:
     Percentiles without mass follow numpy's linear rule; with mass, percentile q is the smallest value whose cumulative
     mass reaches q percent. Worst and best are means of a tail, to the fraction of a client (superquantiles).
 
+    A client of mass zero is as if absent. A statistic that means nothing is NaN: every one over no client, or where a client's
+    value is NaN, as that of a model that has diverged; with infinite values, those that would take infinity from infinity.
+
     >>> Distribution(torch.tensor([0.1, 0.2, 0.3, 0.4])).worst(0.5).__round__(3)
     0.35
     """
@@ -37,10 +41,12 @@ class Distribution:
         return len(self.values)
 
     def mean(self) -> float:
-        return float((self._share() * self.values).sum())
+        values, share = self._present()
+        return float((share * values).sum())
 
     def variance(self) -> float:
-        return float((self._share() * (self.values - self.mean()).square()).sum())
+        values, share = self._present()
+        return float((share * (values - self.mean()).square()).sum())
 
     def std(self) -> float:
         return math.sqrt(self.variance())
@@ -48,10 +54,13 @@ class Distribution:
     def percentile(self, percent: float) -> float:
         if not 0 <= percent <= 100:
             raise ValueError(f"percent must be in [0, 100], got {percent:g}.")
+        values, share = self._present()
+        if bool(values.isnan().any()):
+            return math.nan
         if self.mass is None:
-            return float(torch.quantile(self.values, percent / 100))
-        ranked, order = self.values.sort()
-        reached = self._share()[order].cumsum(0) * (1 + 1e-12)
+            return _between(values, percent / 100 * (len(values) - 1))
+        ranked, order = values.sort()
+        reached = share[order].cumsum(0) * (1 + 1e-12)
         return float(ranked[min(int(torch.searchsorted(reached, percent / 100)), len(ranked) - 1)])
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
@@ -75,22 +84,32 @@ class Distribution:
         return self._tail(fraction, -1 if self.better == "lower" else 1)
 
     def angle(self) -> float:
-        """Degrees between the scores and the all-equal vector, arccos(mean(a) / sqrt(mean(a^2))); see `scores`."""
-        scores = self.scores()
+        """Degrees between the scores and the all-equal vector, arccos(mean(a) / sqrt(mean(a^2))); see `scores`.
+
+        Scores that are all zero are equal scores, so their angle is zero as that of any others; NaN where one is not finite.
+        """
+        scores = _unit(self.scores())
         size = float(scores.square().mean().sqrt())
+        if math.isnan(size):
+            return math.nan
         return math.degrees(math.acos(max(-1.0, min(1.0, float(scores.mean()) / size)))) if size else 0.0
 
     def kl_to_uniform(self) -> float:
-        """Divergence of the scores, made to sum to one, from equal shares: log m - entropy; NaN for negative scores."""
-        scores = self.scores()
-        if bool((scores < 0).any()):
+        """Divergence of the scores, made to sum to one, from equal shares: log m - entropy; zero for scores that are all zero.
+
+        NaN where a score is negative or not finite.
+        """
+        scores = _unit(self.scores())
+        total = scores.sum()
+        if bool(total.isnan()) or bool((scores < 0).any()):
             return math.nan
-        share = scores / scores.sum()
-        return float(torch.special.xlogy(share, share * len(share)).sum()) if scores.sum() > 0 else 0.0
+        share = scores / total
+        return float(torch.special.xlogy(share, share * len(share)).sum()) if total > 0 else 0.0
 
     def scores(self) -> Tensor:
-        """What angle and divergence are about: accuracies, 1 - error, for `rates`; else the values themselves."""
-        return 1 - self.values if self.rates else self.values
+        """What angle and divergence are about, of those who have mass: accuracies, 1 - error, for `rates`; else the values."""
+        values, _ = self._present()
+        return 1 - values if self.rates else values
 
     def summary(self) -> dict[str, float]:
         """Everything that [PLMH23, section 7] and [Li23, chapter 4] report of a list of clients."""
@@ -100,9 +119,37 @@ class Distribution:
             "variance": self.variance(), "angle": self.angle(), "kl": self.kl_to_uniform(),
         }
 
-    def _share(self) -> Tensor:
+    def _present(self) -> tuple[Tensor, Tensor]:
+        """Values of the clients that have mass, and their shares of it; nobody is one client whose value is NaN."""
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
-        return mass / mass.sum()
+        here = mass != 0
+        values, mass = (self.values, mass) if bool(here.all()) else (self.values[here], mass[here])
+        total = mass.sum()
+        if not bool(total > 0):
+            return self.values.new_full((1,), math.nan), self.values.new_ones(1)
+        return values, mass / total
 
     def _tail(self, fraction: float, sign: int) -> float:
-        return float((superquantile_weights(sign * self.values, self._share(), fraction) * self.values).sum())
+        values, share = self._present()
+        if bool(values.isnan().any()):
+            return math.nan
+        weights = superquantile_weights(sign * values, share, fraction)
+        return float((weights * values)[weights > 0].sum())
+
+
+def _between(values: Tensor, place: float) -> float:
+    """The value at a place in the order of the values, counted from zero; linear between two, numpy's rule."""
+    below, above = math.floor(place), math.ceil(place)
+    parted = torch.from_numpy(np.partition(values.detach().cpu().numpy(), (below, above)))
+    low, high, step = parted[below], parted[above], place - below
+    if not bool((high - low).isfinite()):
+        return float(low if low == high else (1 - step) * low + step * high)      # an infinite end is where all in between are
+    return float(torch.lerp(low, high, step))
+
+
+def _unit(scores: Tensor) -> Tensor:
+    """Scores over a power of two near the largest, so that no square over- or underflows; all NaN where one is not finite."""
+    if len(scores) == 0 or not bool(scores.isfinite().all()):
+        return scores.new_full((1,), math.nan)
+    exponent = max(-1000, min(1000, math.frexp(float(scores.abs().max()))[1]))
+    return scores * 2.0**-exponent

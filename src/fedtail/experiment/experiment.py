@@ -21,7 +21,7 @@ from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameter
 from fedtail.experiment.source import ExperimentError, Source, nearest
 from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import Terms
-from fedtail.task import Metric, Task
+from fedtail.task import Metric, Task, in_precision
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
 SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "engine", "evaluate", "tune")
@@ -79,7 +79,8 @@ class TaskPlan:
         if not isinstance(module, torch.nn.Module):
             raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
                                                              "torch.nn.Module is needed.")
-        return Plan("Task", Task, {"module": module.to(DTYPES[self.dtype]), **self.rest}, self.module.source, ("task",)).make()
+        whole = {"module": in_precision(module, DTYPES[self.dtype]), **self.rest}
+        return Plan("Task", Task, whole, self.module.source, ("task",)).make()
 
     def table(self) -> dict[str, Any]:
         rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets

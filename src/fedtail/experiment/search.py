@@ -6,8 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +17,9 @@ from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, met
 from fedtail.experiment.parts import Plan, arguments
 from fedtail.experiment.source import ExperimentError, Source, nearest
 
+Better = Literal["lower", "higher"]
+SPREADS = ("std", "variance")               # better small, whichever way the metric points
+TAIL: dict[Better, str] = {"lower": "p90", "higher": "p10"}      # a percentile of those who do worst
 SEARCHED = (*METHOD, "task", "rounds")      # what a trial may change; its data and seeds are those of all trials
 
 
@@ -56,13 +60,14 @@ class Choices:
 class TuneSettings:
     """How to search: by which statistic of which metric over the held-out clients, and how long.
 
-    Held-out clients are those of the data's validation split; without one, a fraction `holdout` of the training clients.
-    Test clients are never looked at.
+    By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: a percentile is that of the
+    numbers as they are, as in every table, so those who do worst are at its low end. Held-out clients are those of the data's
+    validation split; without one, a fraction `holdout` of the training clients. Test clients are never looked at.
     """
 
     trials: int = 20
     metric: str = "error"
-    statistic: str = "p90"              # mean, std, p90, worst10, best5, ...
+    statistic: str | None = None        # mean, std, p90, worst10, best5, ...
     holdout: float = 0.2
 
     def __post_init__(self) -> None:
@@ -70,7 +75,8 @@ class TuneSettings:
             raise ValueError(f"trials must be at least 1, got {self.trials}.")
         if not 0 < self.holdout < 1:
             raise ValueError(f"holdout must be in (0, 1), got {self.holdout:g}.")
-        Distribution(torch.zeros(1)).statistic(self.statistic)      # refused here if there is none of that name
+        if self.statistic is not None:
+            Distribution(torch.zeros(1)).statistic(self.statistic)      # refused here if there is none of that name
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,20 @@ class Search:
     name: str
     settings: TuneSettings
     space: dict[str, Range | Choices]
+
+    @cached_property
+    def metrics(self) -> dict[str, Better]:
+        """What may be chosen by, and which values of it are better."""
+        return {metric.name: metric.better for metric in self.first().task.make(0).all_metrics}
+
+    @property
+    def statistic(self) -> str:
+        return self.settings.statistic or TAIL[self.metrics[self.settings.metric]]
+
+    @property
+    def better(self) -> Better:
+        """Which values of the statistic are better."""
+        return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
 
     def experiment(self, chosen: dict[str, Any]) -> Experiment:
         source = self.source
@@ -115,14 +135,24 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
     found = dict(_fields(source, table.pop("search", None)))
     given = arguments(source, ("tune",), table, TuneSettings, "[tune]")
     search = Search(source, name, Plan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
-    metrics = [metric.name for metric in search.first().task.make(0).all_metrics]
-    if search.settings.metric not in metrics:
+    if search.settings.metric not in search.metrics:
         raise source.refuse(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
-                                                f"{nearest(search.settings.metric, metrics)}")
+                                                f"{nearest(search.settings.metric, [*search.metrics])}")
+    _refuse_good_end(search)
     for field, values in found.items():
         for value in values.ends():
             search.experiment({field: value})           # refused here, not in the middle of the search
     return search
+
+
+def _refuse_good_end(search: Search) -> None:
+    """Refuse to choose by a percentile of the clients who do well."""
+    metric, statistic, better = search.settings.metric, search.statistic, search.better
+    percent = float(statistic[1:]) if statistic[0] == "p" else 50.0
+    if (percent < 50 and better == "lower") or (percent > 50 and better == "higher"):
+        raise search.source.refuse(
+            ("tune", "statistic"), f"{better} values of the {metric} are better, so {statistic} is about clients who do well. "
+            f"For those who do worst write p{100 - percent:g}, or worst10 for their mean; for the best write best10.")
 
 
 def _fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:

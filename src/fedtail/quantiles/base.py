@@ -27,7 +27,7 @@ class Quantile(Protocol):
 def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
     """The dual of a boundary [low, high) with `above` mass over it and `inside` mass in it."""
     share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
-    share = share if share > ROUNDING else 0.0                # nobody trains for a rounding error
+    share = 0.0 if above > 0 and share <= ROUNDING else share      # nobody trains for a rounding error of the mass above
     return torch.tensor([low, high, share, tail_mass], dtype=torch.float64)
 
 

@@ -12,7 +12,7 @@ from fedtail.clients import Seen
 from fedtail.quantiles import loss_range, nobody
 from fedtail.quantiles.multisect import multisect
 from fedtail.questions import Conversation, Statistic
-from fedtail.risk.base import Risk, check_positive
+from fedtail.risk.base import Present, Risk, check_positive
 from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -44,11 +44,11 @@ class Ascent(Risk):
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The largest loss, which the ascent climbs to."""
-        return losses.max()
+        return largest_loss(losses, mass)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """After one step from equal weights."""
-        return one_step(losses, self.step)
+        return one_step(losses, mass, self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
@@ -118,11 +118,11 @@ class GroupAscent(Risk):
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The largest loss; the losses here are those of the groups."""
-        return losses.max()
+        return largest_loss(losses, mass)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """After one step from equal weights."""
-        return one_step(losses, self.step)
+        return one_step(losses, mass, self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
@@ -154,20 +154,27 @@ class GroupAscent(Risk):
                              f"Write groups={int(population.group.max()) + 1}.")
 
 
-def one_step(losses: Losses, step: float) -> Weights:
-    """The projected ascent's weights after one step from equal ones."""
-    return project_to_simplex(1 / len(losses) + step * losses.detach())
+def largest_loss(losses: Losses, mass: Mass | None) -> Tensor:
+    """The largest loss of those who have mass."""
+    return Present.of(losses, mass).losses.max().to(losses.dtype)
+
+
+def one_step(losses: Losses, mass: Mass | None, step: float) -> Weights:
+    """The projected ascent's weights after one step from equal ones, among those who have mass."""
+    present = Present.of(losses.detach(), mass)
+    return present.spread(project_to_simplex(1 / len(present.losses) + step * present.losses))
 
 
 def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
-    """The nearest point with entries at least zero that sum to `total`. One sort.
+    """The nearest point with entries at least zero that sum to `total`, found in float64. One sort.
 
     >>> project_to_simplex(torch.tensor([1.0, 0.5, -1.0]))
     tensor([0.7500, 0.2500, 0.0000])
     """
-    ranked = values.sort(descending=True).values
+    wide = values.double()
+    ranked = wide.sort(descending=True).values
     shift = (ranked.cumsum(0) - total) / torch.arange(1, len(values) + 1, device=values.device)
-    return (values - shift[(ranked > shift).sum() - 1]).clamp(min=0)
+    return (wide - shift[(ranked > shift).sum() - 1]).clamp(min=0).to(values.dtype)
 
 
 def _lambda(seen: Seen) -> Tensor:

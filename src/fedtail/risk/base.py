@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,7 +23,8 @@ class Risk:
     """Reduces the losses of clients (or of samples, or of groups) to one number, and says how much each counts.
 
     Alone: `value(losses, mass)` is differentiable in the losses, so a plain torch loop can minimise it, and
-    `weights(losses, mass)` sums to one. Federated: `fit` is a conversation on the server that ends in the *dual*, a few
+    `weights(losses, mass)` sums to one; both are computed in float64 and rounded once, and whoever has mass zero is as if
+    absent. Federated: `fit` is a conversation on the server that ends in the *dual*, a few
     public numbers; `density(seen, dual)` is what each client computes from its own loss. No list of losses is needed.
 
     Defaults: ask nothing, remember nothing, count everybody by mass.
@@ -40,9 +42,10 @@ class Risk:
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """How much each loss counts, sum one: by default from the federated form, answered here (losses as float32)."""
-        seen = Seen(losses.detach().float().double(), uniform_mass(losses, mass).double())
+        present = Present.of(losses, mass)
+        seen = Seen(present.losses.detach().float().double(), present.mass)
         weights = seen.mass * self.density(seen, fit_locally(self.fit(None), seen))
-        return (weights / weights.sum()).to(losses.dtype)
+        return present.spread(weights / weights.sum())
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: questions about the losses, ending in the dual (flat, float64). `previous` is last round's."""
@@ -122,15 +125,51 @@ def fit_locally(conversation: Conversation[T], seen: Seen) -> T:
     return converse(conversation, lambda question: question.part.statistic(seen, question.trial).sum(0))
 
 
+@dataclass(frozen=True)
+class Present:
+    """Losses and masses of those who have mass, in float64: what `value` and `weights` of a risk compute with."""
+
+    losses: Tensor                      # (present,) differentiable
+    mass: Tensor                        # (present,) positive, sum one
+    here: Tensor | None                 # (clients,) who has mass; None where everybody has
+    dtype: torch.dtype                  # of the losses as they came
+
+    @classmethod
+    def of(cls, losses: Tensor, mass: Tensor | None) -> Present:
+        share, wide = _share(losses, mass), losses.double()
+        here = share > 0
+        if mass is None or bool(here.all()):
+            return cls(wide, share, None, losses.dtype)
+        return cls(wide[here], share[here], here, losses.dtype)
+
+    def spread(self, weights: Tensor) -> Weights:
+        """Weights of those present as weights of all, zero for the others; NaN where the loss of somebody present is NaN."""
+        weights = weights.masked_fill(self.losses.isnan().any(), float("nan")).to(self.dtype)
+        return weights if self.here is None else weights.new_zeros(len(self.here)).masked_scatter(self.here, weights)
+
+
 def uniform_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one, equal ones by default."""
+    """Masses that sum to one, equal ones by default; refused where they are all zero."""
+    return _share(losses, mass).to(losses.dtype)
+
+
+def _share(losses: Tensor, mass: Tensor | None) -> Tensor:
+    """Masses that sum to one, float64."""
     if not losses.is_floating_point():
         raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
+    if len(losses) == 0:
+        raise ValueError("there are no losses: a risk needs one at least. Leave out a batch with nobody in it.")
     if mass is None:
-        return torch.full_like(losses.detach(), 1 / len(losses))
+        return torch.full_like(losses.detach(), 1 / len(losses), dtype=torch.float64)
     if mass.shape != losses.shape:
         raise ValueError(f"mass has shape {tuple(mass.shape)}, losses {tuple(losses.shape)}. Pass one mass for each loss.")
-    return (mass / mass.sum()).to(losses.dtype)
+    wide = mass.double()
+    total = wide.sum()
+    if not bool((wide >= 0).all() & (total > 0) & total.isfinite()):
+        came = "only zeros" if bool((wide == 0).all()) else f"{float(wide.min()):g} to {float(wide.max()):g}"
+        raise ValueError(f"mass must be finite, at least 0, and more than 0 for somebody, got {came}. Zero stands for whoever is "
+                         "absent: leave out a batch with nobody in it.")
+    return wide / total
 
 
 def check_tail_fraction(tail_fraction: float) -> None:

@@ -74,6 +74,10 @@ class Binned(Risk):
         return self.risk.density(self._seen(seen), dual[1:])
 
     @property
+    def dynamic_range(self) -> float:
+        return self.risk.dynamic_range
+
+    @property
     def has_slope(self) -> bool:
         return self.risk.has_slope
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Seen
-from fedtail.risk.base import Risk, uniform_mass
+from fedtail.risk.base import Present, Risk, uniform_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -24,7 +24,8 @@ class Mean(Risk):
     reads_losses: ClassVar[bool] = False
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        return (uniform_mass(losses, mass) * losses).sum()
+        present = Present.of(losses, mass)
+        return (present.mass * present.losses).sum().to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         return uniform_mass(losses, mass)

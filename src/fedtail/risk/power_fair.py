@@ -12,19 +12,20 @@ from torch import Tensor
 from fedtail.clients import Seen
 from fedtail.quantiles import extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Risk, uniform_mass
+from fedtail.risk.base import Present, Risk
 from fedtail.types import Density, Losses, Mass, Weights
 
-FLOOR = 1e-10      # keeps F^(q-1) finite as F -> 0 when q < 1
+FLOOR = 1e-10      # keeps the slope, F^(q-1), finite as F -> 0 when q < 1
 
 
 @dataclass(frozen=True)
 class PowerFair(Risk):
-    r"""Mean of the losses to the `power` (q) plus one, over q + 1: q-FFL [Li23, eq. (4.1)]; negative losses count as zero.
+    r"""Mean of the losses to the `power` (q) plus one, over q + 1: q-FFL [Li23, eq. (4.1)].
 
-    Its gradient counts a client by alpha_k F_k^q: q = 0 is the mean, large q the worst client. Federated, clients count by
-    (F / largest)^q, which no power can overflow; the largest loss takes four questions. With `CurvatureMean` the step has the
-    length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
+    Its gradient counts a client by alpha_k F_k^q: q = 0 is the mean, large q the worst client. For q > 0 a client whose loss is
+    zero has weight zero, and negative losses count as zero; where no loss is positive, all clients count by mass. Federated,
+    clients count by (F / largest)^q, which no power can overflow; the largest loss takes four questions. With `CurvatureMean`
+    the step has the length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
     """
 
     not_private: ClassVar[str] = "its rows hold powers of losses and squared norms, which nothing bounds"
@@ -35,23 +36,29 @@ class PowerFair(Risk):
             raise ValueError(f"power (q) must be at least 0 and finite, got {self.power:g}. 0 is FedAvg, larger is fairer.")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        return (uniform_mass(losses, mass) * losses.clamp(min=FLOOR) ** (self.power + 1)).sum() / (self.power + 1)
+        present = Present.of(losses, mass)
+        lifted = present.losses.clamp(min=0) ** (self.power + 1) if self.power > 0 else present.losses
+        return ((present.mass * lifted).sum() / (self.power + 1)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        counted = uniform_mass(losses, mass) * _relative(losses.detach(), losses.detach().max()) ** self.power
-        return counted / counted.sum()
+        present = Present.of(losses.detach(), mass)
+        weights = present.mass * self._counted(present.losses, present.losses.max())
+        return present.spread(weights / weights.sum())
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         largest = (yield from extreme_loss()) if self.power > 0 else 1.0
-        return torch.tensor([max(largest or FLOOR, FLOOR)], dtype=torch.float64)
+        return torch.tensor([max(largest or 0.0, 0.0)], dtype=torch.float64)
 
     def density(self, seen: Seen, dual: Tensor) -> Density:
-        return _relative(seen.losses, dual[0]) ** self.power
+        return self._counted(seen.losses, dual[0])
 
     def slope(self, seen: Seen, dual: Tensor) -> Density:
-        return self.power * _relative(seen.losses, dual[0]) ** (self.power - 1) / dual[0]
+        largest = dual[0].clamp(min=FLOOR)
+        steepness = self.power * (seen.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
+        return torch.where(seen.losses > largest, 0.0, steepness)      # beyond it the density stays at one
 
-
-def _relative(losses: Tensor, largest: Tensor) -> Tensor:
-    largest = largest.clamp(min=FLOOR)
-    return losses.clamp(min=FLOOR).minimum(largest) / largest
+    def _counted(self, losses: Tensor, largest: Tensor) -> Tensor:
+        """(F / largest)^q, at most one; one for everybody where nobody's loss is positive."""
+        if self.power == 0 or largest <= 0:
+            return torch.ones_like(losses)
+        return (losses.clamp(min=0).minimum(largest) / largest) ** self.power

@@ -76,6 +76,10 @@ class Refreshed(Risk):
         return self.risk.tail_start(dual[1:])
 
     @property
+    def dynamic_range(self) -> float:
+        return self.risk.dynamic_range
+
+    @property
     def has_slope(self) -> bool:
         return self.risk.has_slope
 

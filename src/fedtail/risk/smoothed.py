@@ -12,7 +12,8 @@ from fedtail.clients import Seen
 from fedtail.quantiles import loss_range, nobody
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.questions import Conversation
-from fedtail.risk.base import Risk, check_positive, check_tail_fraction, uniform_mass
+from fedtail.risk.base import Present, Risk, check_positive, check_tail_fraction
+from fedtail.risk.superquantile import lowest_of_tail
 from fedtail.types import Density, Losses, Mass, Weights
 
 KINK = 1e-6      # a kink inside the last bracket changes a weight by at most this share
@@ -35,15 +36,14 @@ class SmoothedSuperquantile(Risk):
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        mass, weights = uniform_mass(losses, mass), self.weights(losses, mass)
-        divergence = torch.special.xlogy(weights, weights / mass).sum()
-        return (weights * losses).sum() - self.smoothing * divergence
+        present = Present.of(losses, mass)
+        weights = self._weights(present)
+        divergence = torch.special.xlogy(weights, weights / present.mass).sum()
+        return ((weights * present.losses).sum() - self.smoothing * divergence).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        mass = uniform_mass(losses, mass)
-        level = kl_level(losses.detach().double(), mass.double(), self.tail_fraction, self.smoothing)
-        weights = mass * ((losses.detach() - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
-        return weights / weights.sum()
+        present = Present.of(losses, mass)
+        return present.spread(self._weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
@@ -67,6 +67,16 @@ class SmoothedSuperquantile(Risk):
     def tail_start(self, dual: Tensor) -> float:
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
+    @property
+    def dynamic_range(self) -> float:
+        return -math.log(self.tail_fraction)      # all tied: everybody counts by theta
+
+    def _weights(self, present: Present) -> Tensor:
+        excess, _ = over_the_boundary(present, self.tail_fraction)
+        level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
+        weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
+        return weights / weights.sum()
+
     def _counted(self, losses: Tensor, level: Tensor) -> Tensor:
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
@@ -86,8 +96,10 @@ class QuadraticSuperquantile(Risk):
     r"""The superquantile with its hinge smoothed by a quadratic over `smoothing` (nu), [LPMH21, eq. (10), (11)].
 
     min_eta  eta + (1/theta) sum_k alpha_k g_nu(F_k - eta), with g_nu(r) = nu/2, r^2/(2 nu) + nu/2, r for r <= 0, <= nu, > nu.
-    At most nu/(2 theta) above the superquantile. Federated, the dual is eta and a client counts by clip((F - eta)/nu, 0, 1):
-    with full participation and a full-gradient step this is the alternating minimisation of [LPMH21, Algorithm 1].
+    Equal to  max_pi sum_k pi_k F_k - (nu theta/2) sum_k pi_k^2 / alpha_k + nu/(2 theta)  over  0 <= pi_k <= alpha_k / theta, sum
+    one; so its gradient is the weights, also where eta is not unique. At most nu/(2 theta) above the superquantile. Federated,
+    the dual is eta and a client counts by clip((F - eta)/nu, 0, 1): with full participation and a full-gradient step this is
+    the alternating minimisation of [LPMH21, Algorithm 1].
     """
 
     tail_fraction: float
@@ -98,30 +110,28 @@ class QuadraticSuperquantile(Risk):
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        mass = uniform_mass(losses, mass)
-        threshold = self.threshold(losses, mass)
-        excess = losses - threshold
-        inside = excess.clamp(0, self.smoothing)
-        smooth = inside.square() / (2 * self.smoothing) + self.smoothing / 2 + (excess - self.smoothing).clamp(min=0)
-        return threshold + (mass * smooth).sum() / self.tail_fraction
+        present = Present.of(losses, mass)
+        weights = self._weights(present)
+        spent = self.tail_fraction * (weights.square() / present.mass).sum() - 1 / self.tail_fraction
+        return ((weights * present.losses).sum() - self.smoothing / 2 * spent).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        mass = uniform_mass(losses, mass)
-        weights = mass * ((losses.detach() - self.threshold(losses, mass)) / self.smoothing).clamp(0, 1)
-        return weights / weights.sum()
+        present = Present.of(losses, mass)
+        return present.spread(self._weights(present))
 
     def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The exact minimiser eta (the eta-step, [LPMH21, Property 9])."""
-        mass = uniform_mass(losses, mass)
-        exact = quadratic_threshold(losses.detach().double(), mass.double(), self.tail_fraction, self.smoothing)
-        return exact.to(losses.dtype)
+        present = Present.of(losses, mass)
+        excess, boundary = over_the_boundary(present, self.tail_fraction)
+        return (boundary + quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)).to(losses.dtype)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
         if ends is None:
             return nobody()
         target = self.tail_fraction * ends.mass
-        bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target, KINK * self.smoothing)
+        resolution = KINK * self.smoothing * min(1.0, 100 * self.tail_fraction)      # all weights are small where theta is
+        bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target, resolution)
         return torch.tensor([bracket.linear(target)], dtype=torch.float64)
 
     def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
@@ -133,8 +143,25 @@ class QuadraticSuperquantile(Risk):
     def tail_start(self, dual: Tensor) -> float:
         return float(dual[0]) + self.smoothing
 
+    @property
+    def dynamic_range(self) -> float:
+        return -math.log(self.tail_fraction)      # all tied: everybody counts by theta
+
+    def _weights(self, present: Present) -> Tensor:
+        excess, _ = over_the_boundary(present, self.tail_fraction)
+        threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
+        weights = present.mass * self._counted(excess, threshold)
+        return weights / weights.sum()
+
     def _counted(self, losses: Tensor, threshold: Tensor) -> Tensor:
         return ((losses - threshold) / self.smoothing).clamp(0, 1)
+
+
+def over_the_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
+    """Losses less the one at the tail's boundary, and that one: differences near it are exact, however large the losses."""
+    losses = present.losses.detach()
+    boundary = lowest_of_tail(losses, present.mass, tail_fraction)
+    return losses - boundary, boundary
 
 
 def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:

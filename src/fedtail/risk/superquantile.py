@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from fedtail.clients import Seen
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation
-from fedtail.risk.base import Risk, check_tail_fraction, uniform_mass
+from fedtail.risk.base import Present, Risk, check_tail_fraction
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -34,10 +35,12 @@ class Superquantile(Risk):
         check_quantile(self.quantile)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        return (self.weights(losses, mass) * losses).sum()
+        present = Present.of(losses, mass)
+        return (_tail_weights(present, self.tail_fraction) * present.losses).sum().to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        return superquantile_weights(losses.detach(), uniform_mass(losses, mass), self.tail_fraction)
+        present = Present.of(losses, mass)
+        return present.spread(_tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         return (yield from self.quantile.fit(self.tail_fraction, previous))
@@ -45,6 +48,10 @@ class Superquantile(Risk):
     def density(self, seen: Seen, dual: Tensor) -> Density:
         low, high, share, _ = dual
         return torch.where(seen.losses >= high, 1.0, share * (seen.losses >= low))
+
+    @property
+    def dynamic_range(self) -> float:
+        return -math.log(self.tail_fraction)      # all tied at the boundary: everybody counts by theta
 
     def fewest_counted(self, dual: Tensor, mass: float) -> float:
         return float(dual[3]) / mass
@@ -69,7 +76,8 @@ class TailFilter(Risk):
         check_quantile(self.quantile)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        return (self.weights(losses, mass) * losses).sum()
+        present = Present.of(losses, mass)
+        return (self.weights(present.losses, present.mass) * present.losses).sum().to(losses.dtype)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         return (yield from self.quantile.fit(self.tail_fraction, previous))
@@ -89,15 +97,26 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
 
     Solves  max_pi sum_k pi_k F_k  s.t.  sum_k pi_k = 1,  0 <= pi_k <= alpha_k / theta
     with `losses` (F), `mass` (alpha up to a positive factor) and `tail_fraction` (theta). One sort.
-    theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it.
+    theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it by mass.
 
     >>> superquantile_weights(torch.tensor([0., 1., 2., 3.]), torch.tensor([0.25] * 4), 0.4)
     tensor([0.0000, 0.0000, 0.3750, 0.6250])
     """
     check_tail_fraction(tail_fraction)
-    wide = mass.double() / mass.double().sum()
+    present = Present.of(losses, mass)
+    return replace(present, dtype=mass.dtype).spread(_tail_weights(present, tail_fraction))
+
+
+def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
+    """The loss at the boundary of the worst `tail_fraction` of masses that are positive and sum to one."""
     ranked, order = losses.sort(descending=True)
-    last = torch.searchsorted(wide[order].cumsum(0), tail_fraction).clamp(max=len(mass) - 1)
-    above, tied = losses > ranked[last], losses == ranked[last]
-    share = ((tail_fraction - wide[above].sum()) / wide[tied].sum()).clamp(0, 1)
-    return (wide * (above + share * tied) / tail_fraction).to(mass.dtype)
+    last = torch.searchsorted(mass[order].cumsum(0), tail_fraction).clamp(max=len(mass) - 1)
+    return ranked[last]
+
+
+def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
+    losses, mass = present.losses.detach(), present.mass
+    boundary = lowest_of_tail(losses, mass, tail_fraction)
+    above, tied = losses > boundary, losses == boundary
+    rest = ((tail_fraction - mass[above].sum()) / mass[tied].sum()).clamp(0, 1)
+    return mass * (above + rest * tied) / tail_fraction

@@ -12,10 +12,11 @@ from fedtail.clients import Seen
 from fedtail.privacy.events import Release
 from fedtail.quantiles import extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Risk, check_positive, uniform_mass
+from fedtail.risk.base import Present, Risk, check_positive
 from fedtail.types import Density, Losses, Mass, Weights
 
 UNDERFLOW = 80.0      # exp(-80) is about the smallest float32
+NEGLIGIBLE = 1e-17    # differences of t F below this leave the mean as it is, to rounding
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ class Tilted(Risk):
                              f"Lower tilt, or tighten loss_bound={self.loss_bound:g}.")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        mass = uniform_mass(losses, mass)
-        if self.tilt == 0:
-            return (mass * losses).sum()
-        return (mass.log() + self.tilt * losses).logsumexp(0) / self.tilt
+        present = Present.of(losses, mass)
+        extreme, lifted = self._lifted(present)
+        spread = -float(lifted.detach().min())
+        if spread < NEGLIGIBLE:
+            return (present.mass * present.losses).sum().to(losses.dtype)
+        near = spread < 1                                 # the mean, where the logarithm of a sum near one has few digits
+        log = (present.mass * lifted.expm1()).sum().log1p() if near else (present.mass.log() + lifted).logsumexp(0)
+        return (extreme + log / self.tilt).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        losses, mass = losses.detach(), uniform_mass(losses, mass)
-        extreme = losses.max() if self.tilt > 0 else losses.min()
-        return (mass.log() + self.tilt * (losses - extreme)).softmax(0)
+        present = Present.of(losses.detach(), mass)
+        return present.spread((present.mass.log() + self._lifted(present)[1]).softmax(0))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         if self.loss_bound is not None or self.tilt == 0:
@@ -69,4 +73,11 @@ class Tilted(Risk):
         return (self.tilt * (seen.losses - dual[0])).clamp(max=0).exp()
 
     def slope(self, seen: Seen, dual: Tensor) -> Density:
-        return self.tilt * self.density(seen, dual)
+        beyond = self.tilt * (seen.losses - dual[0]) > 0      # where the density stays at one
+        return torch.where(beyond, 0.0, self.tilt * self.density(seen, dual))
+
+    def _lifted(self, present: Present) -> tuple[Tensor, Tensor]:
+        """The loss that weighs most, and t (F - that loss), at most zero."""
+        losses = present.losses.detach()
+        extreme = losses.max() if self.tilt > 0 else losses.min()
+        return extreme, self.tilt * (present.losses - extreme)

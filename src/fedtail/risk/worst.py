@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtail.clients import Seen
 from fedtail.quantiles import extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Risk
-from fedtail.types import Density, Losses, Mass
+from fedtail.risk.base import Present, Risk
+from fedtail.types import Density, Losses, Mass, Weights
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,12 @@ class Worst(Risk):
     not_private: ClassVar[str] = "the largest loss is one client's, and noise that hides one client hides it"
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        return (self.weights(losses, mass) * losses).sum()
+        present = Present.of(losses, mass)
+        return (_worst(present) * present.losses).sum().to(losses.dtype)
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        present = Present.of(losses, mass)
+        return present.spread(_worst(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         largest = yield from extreme_loss()
@@ -33,3 +38,8 @@ class Worst(Risk):
 
     def expected_tail(self, cohort_size: float) -> float:
         return min(1.0, cohort_size)
+
+
+def _worst(present: Present) -> Tensor:
+    tied = present.mass * (present.losses.detach() == present.losses.detach().max())
+    return tied / tied.sum()

@@ -83,11 +83,13 @@ def _content(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
 
 
 def _read(path: Path) -> Checkpoint:
+    """What was written. Tensors are copied out of the mapped file: there they lie at any multiple of 8, and where a matrix lies
+    decides how its products are rounded; torch's own memory begins at multiples of 64."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
         about, check = (file.metadata() or {}).get("about", "{}"), (file.metadata() or {}).get("check")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}      # noqa: SIM118 (not a dict)
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}      # noqa: SIM118 (not a dict)
     told = json.loads(about)
     if told.get("format") != FORMAT:
         raise ValueError("not a checkpoint of this version")

@@ -40,7 +40,7 @@ def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x"
 
 
 def load_models(run: RunFolder) -> tuple[Task, list[nn.Module]]:
-    """The task of a finished run, and its trained modules."""
+    """The task of a finished run, and its trained modules, in evaluation mode."""
     from safetensors.torch import load_file
 
     plan = task_plan(Source.read(run.path / "experiment.toml"))
@@ -51,4 +51,4 @@ def load_models(run: RunFolder) -> tuple[Task, list[nn.Module]]:
         except Exception as reason:      # whatever a damaged file makes the reader say
             raise RunError(f"{path} is missing or damaged ({str(reason).splitlines()[0][:100]}). `fedtail run ... --resume` "
                            "writes it again from the last checkpoint.") from reason
-    return tasks[0], [task.module for task in tasks]
+    return tasks[0], [task.module.eval() for task in tasks]

@@ -127,13 +127,13 @@ class RunFolder:
         return [self.path / f"model-{k}.safetensors" for k in range(len(self.members))]
 
 
-def find_runs(places: Sequence[str | Path]) -> list[RunFolder]:
-    """The runs in these folders: each a run itself, or a folder with runs somewhere in it.
+def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
+    """The runs in a folder, or in several: each a run itself, or a folder with runs somewhere in it.
 
     Those of a comparison come in its order, its baseline first; others by the names of their folders.
     """
     found: list[RunFolder] = []
-    for place in map(Path, places):
+    for place in map(Path, [places] if isinstance(places, (str, Path)) else places):
         here = [place] if (place / "run.json").is_file() else sorted(path.parent for path in place.rglob("run.json"))
         order = _json(place / COMPARISON)["methods"] if (place / COMPARISON).is_file() else []
         here.sort(key=lambda path: order.index(path.parent.name) if path.parent.name in order else len(order))

@@ -15,6 +15,7 @@ import torch
 
 from fedtail.algorithm import planned_round
 from fedtail.experiment.experiment import Experiment
+from fedtail.experiment.values import NONE
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
@@ -182,9 +183,9 @@ def _portable(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """`risk.tail_fraction was 0.5, is 0.3`, for everything that changed."""
+    """`risk.tail_fraction was 0.5, is 0.3`, for everything that changed; a field that came later and is not used is no change."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-    elif old != new:
+    elif old != new and (old, new) != (None, NONE):
         yield f"{key} is new" if old is None else f"{key} is gone" if new is None else f"{key} was {old!r}, is {new!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedtail.data import Population
 from fedtail.evaluation import evaluate
@@ -45,10 +45,11 @@ def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finishe
 
     scale = _scale(search, next(iter(held_out.values()))[1])
     worth = [trial for trial in _tried(study) if trial.state.name == "COMPLETE"]
-    ranked = sorted(worth, key=lambda trial: trial.value if study.direction.name == "MINIMIZE" else -trial.value)
+    ranked = sorted(worth, key=lambda trial: trial.value if search.better == "lower" else -trial.value)
     trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
-    result = {"statistic": search.settings.statistic, "metric": search.settings.metric, "unit": "%" if scale > 1 else "",
-              "finished": finished, "failed": len(_tried(study)) - len(ranked), "trials": trials}
+    result = {"statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
+              "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
+              "failed": len(_tried(study)) - len(ranked), "trials": trials}
     write_json(folder / "trials.json", result)
     if ranked:
         write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
@@ -67,7 +68,7 @@ def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Wat
         if watch.stop:
             return None
         found = evaluate(trained, judges, **wanted.looking)[search.settings.metric]
-        values.append(found.statistic(search.settings.statistic))
+        values.append(found.statistic(search.statistic))
     return sum(values) / len(values)
 
 
@@ -88,7 +89,7 @@ def _held_out(search: Search, seed: int) -> tuple[Population, Population]:
 def _scale(search: Search, people: Population) -> float:
     """Error rates are told in percent, as everywhere."""
     rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), people)
-    return 100.0 ** (1 + (search.settings.statistic == "variance")) if rates else 1.0
+    return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
 def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
@@ -98,15 +99,14 @@ def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
     except ImportError:
         raise RunError("fedtail tune needs optuna. Install it with pip install 'fedtail[tune]'.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    better = {metric.name: metric.better for metric in search.first().task.make(0).all_metrics}
+    direction: Literal["minimize", "maximize"] = "minimize" if search.better == "lower" else "maximize"
     try:
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "trials.log")))
-        study = optuna.create_study(storage=storage, study_name="fedtail", load_if_exists=True,
-                                    direction="minimize" if better[search.settings.metric] == "lower" else "maximize")
+        study = optuna.create_study(storage=storage, study_name="fedtail", load_if_exists=True, direction=direction)
     except (ValueError, KeyError) as reason:
         raise RunError(f"{folder / 'trials.log'} is damaged ({reason}). Start again in another folder with --out.") from reason
     about = _identity(search, held_out)
-    if study.user_attrs.get("search", about) != about:
+    if study.user_attrs.get("search", about) != about or study.direction.name.lower() != direction:
         raise RunRefused(f"{folder} holds another search. Choose another folder with --out.")
     study.set_user_attr("search", about)
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))      # a resumed search does not repeat its first draws
@@ -119,7 +119,7 @@ def _identity(search: Search, held_out: HeldOut) -> str:
     """What two searches must share to be one: everything but the number of trials."""
     settings = search.settings
     data = {f"{seed} {place}": people for seed, both in held_out.items() for place, people in enumerate(both)}
-    return repr((settings.metric, settings.statistic, settings.holdout, search.space, search.first().table(),
+    return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first().table(),
                  search.first().own_code(), list(held_out), fingerprint(data)))
 
 

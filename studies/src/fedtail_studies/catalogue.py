@@ -1,0 +1,52 @@
+"""Every study there is. A new one is a module of this package and its name in `STUDIES`."""
+
+from __future__ import annotations
+
+from fedtail.experiment.source import nearest
+from fedtail_studies.emnist.convnet import EMNIST_CONVNET
+from fedtail_studies.emnist.linear import TABLE2
+from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
+from fedtail_studies.private.search import PRIVATE_SEARCH
+from fedtail_studies.private.training import PRIVATE_TRAINING
+from fedtail_studies.questions.family import FAMILY, FAMILY_FEMNIST
+from fedtail_studies.questions.flipped_labels import FLIPPED_LABELS, FLIPPED_LABELS_FEMNIST
+from fedtail_studies.questions.interpolation import INTERPOLATION
+from fedtail_studies.questions.private_cost import PRIVATE_COST
+from fedtail_studies.questions.where_not import WHERE_NOT
+from fedtail_studies.study import Study
+from fedtail_studies.text.sent140 import SENT140_LINEAR, SENT140_LSTM
+from fedtail_studies.text.shakespeare import SHAKESPEARE
+from fedtail_studies.theory.bias import BIAS
+from fedtail_studies.theory.gaussians import GAUSSIANS
+from fedtail_studies.theory.theorem4 import THEOREM4
+from fedtail_studies.theory.theorem5 import THEOREM5
+
+STUDIES: tuple[Study, ...] = (
+    TABLE2,
+    EMNIST_CONVNET,
+    SENT140_LINEAR,
+    SENT140_LSTM,
+    SHAKESPEARE,
+    PRIVATE_QUANTILES,
+    PRIVATE_TRAINING,
+    PRIVATE_SEARCH,
+    INTERPOLATION,
+    FAMILY,
+    FAMILY_FEMNIST,
+    FLIPPED_LABELS,
+    FLIPPED_LABELS_FEMNIST,
+    WHERE_NOT,
+    PRIVATE_COST,
+    BIAS,
+    THEOREM4,
+    THEOREM5,
+    GAUSSIANS,
+)
+
+
+def study_called(name: str) -> Study:
+    """The study of that name; refused with the nearest one."""
+    names = [study.name for study in STUDIES]
+    if name not in names:
+        raise ValueError(f"there is no study {name!r}. {nearest(name, names)} `fedtail reproduce list` shows them all.")
+    return STUDIES[names.index(name)]
