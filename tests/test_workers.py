@@ -496,6 +496,21 @@ def test_torch_is_left_as_it_was(eager):
     assert torch.get_num_threads() == threads
 
 
+def test_a_training_that_ends_early_leaves_others_with_one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        restores = [workers.one_thread(1) for _ in range(3)]
+        for restore in restores:
+            assert torch.get_num_threads() == 1
+            restore()
+        assert torch.get_num_threads() == 2
+        workers.one_thread(0)()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_training_in_a_thread(eager):
     found = []
     thread = threading.Thread(target=lambda: found.append(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, workers=3)))
@@ -507,10 +522,10 @@ def test_training_in_a_thread(eager):
 
 def test_trainings_with_dropout_in_threads_do_not_disturb_each_other(eager):
     methods = [METHODS["fedavg"], METHODS["delta_fl"]]
+    tasks = [dropout(), dropout()]                    # made here: making one draws from the generators that threads share
 
     def run(place, count):
-        method, seed = methods[place % 2], place
-        found[place] = params_of(fedtail.train(method, dropout(), POPULATION, rounds=3, seed=seed, workers=count))
+        found[place] = params_of(fedtail.train(methods[place], tasks[place], POPULATION, rounds=3, seed=place, workers=count))
 
     found, before = {}, torch.get_rng_state()
     for place in range(2):

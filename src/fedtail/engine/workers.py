@@ -210,16 +210,47 @@ def share_out(perform: Callable[[int], Any], blocks: int, workers: int) -> list[
         team.close()
 
 
+class _Threads:
+    """Torch's number of threads while trainings compute with one: the first takes it, the last gives it back.
+
+    Trainings in threads of one process share the setting, so one that ends early must not change how the others add.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, 1
+
+    def take(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = torch.get_num_threads()
+            self._users += 1
+            torch.set_num_threads(1)                   # in every thread: part of the setting is the thread's own
+
+    def usual(self) -> int:
+        """As many as there are when no training runs."""
+        with self._lock:
+            return self._before if self._users else torch.get_num_threads()
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                torch.set_num_threads(self._before)
+
+
+_THREADS = _Threads()
+
+
 def one_thread(workers: int) -> Callable[[], None]:
     """Compute with one thread, and return what gives torch its threads back; with no workers nothing changes.
 
     One thread computes a block, whoever does it: several would add sums in another order, are slower where the work is small,
     and wait for each other where processes share the cores.
     """
-    threads = torch.get_num_threads()
-    if workers:
-        torch.set_num_threads(1)
-    return lambda: torch.set_num_threads(threads)
+    if not workers:
+        return lambda: None
+    _THREADS.take()
+    return _THREADS.give_back
 
 
 def workers_for(device: torch.device, workers: int | None) -> int:
@@ -244,7 +275,7 @@ def cores() -> int:
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         allowed = min(allowed, max(1, round(int(quota) / int(period))))
-    return max(1, min(allowed, torch.get_num_threads()))
+    return max(1, min(allowed, _THREADS.usual()))
 
 
 def _take(tokens: int, perform: Perform, job: Any) -> list[Done]:
