@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import AggregatorDeclaration
 from fedtail.questions import Conversation, Statistic
 from fedtail.risk.base import Risk, uniform_mass
 
@@ -38,11 +38,11 @@ class Expectile(Risk):
             middle = (lifted / weight)[None] if weight > 0 else middle
         return middle
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+    def statistic(self, seen: ClientStatistics, trial: Tensor) -> Tensor:
         weight = seen.mass * self.density(seen, trial)
         return torch.stack([weight, weight * seen.losses], 1)
 
-    def density(self, seen: Seen, dual: Tensor) -> Tensor:
+    def density(self, seen: ClientStatistics, dual: Tensor) -> Tensor:
         return torch.where(seen.losses >= dual[0], self.level, 1 - self.level)
 
     def row_bound(self, clients: int, mass: float) -> float:
@@ -53,9 +53,11 @@ class Expectile(Risk):
 class CoordinateMedian:
     """The median of the updates in each coordinate: it looks at single rows."""
 
-    gathers: ClassVar[bool] = True
+    @property
+    def declares(self):
+        return AggregatorDeclaration(columns=1, gathers=True)
 
-    def rows(self, updates, seen, train, clients):
+    def rows(self, updates, weighted, train, clients):
         return torch.cat([torch.ones(len(updates), 1, dtype=updates.dtype), updates], 1)
 
     def fit(self, train):
@@ -63,9 +65,6 @@ class CoordinateMedian:
         rows = yield replace(train, gather=True)
         present = rows[:, 0] > 0
         return rows[present, 1:].median(0).values if present.any() else None
-
-    def width(self, dim):
-        return dim + 1
 
     def bound(self, width, weight):
         return torch.full((width,), 1e3, dtype=torch.float64)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pytest import approx
 
+import fedtail
 from fedtail import (
     AdaptiveClip,
     Binned,
@@ -27,7 +28,8 @@ from fedtail import (
     Tilted,
     WeightedMean,
 )
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.composition import Composition, sums_are_divided_by_what_they_weigh
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.questions import Train, converse
 
@@ -37,6 +39,11 @@ NOTHING = torch.zeros(0, dtype=torch.float64)
 
 def double(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def client_rows(aggregate, updates, clients: ClientStatistics, train: Train, batch):
+    """The client half, given the weights that the risk of the question gives."""
+    return aggregate.rows(updates, clients.weighted(train.risk.density(clients, train.dual)), train, batch)
 
 
 def answered(aggregate, train: Train, sums: torch.Tensor):
@@ -53,8 +60,8 @@ def test_the_curvature_of_a_round_is_that_of_its_learning_rate(round, lipschitz)
     losses, mass, power = [0.5, 1.0, 2.0], [1.0, 3.0, 2.0], 1.5
     updates = [[0.3, -0.1], [0.2, 0.4], [-0.5, 0.25]]
     train = Train(local, PowerFair(power), double(1.0), aggregate)      # the dual one: density F^q up to one
-    few = Seen(double(*losses[:2]), double(*mass[:2]))
-    rows = aggregate.rows(double(*updates[0], *updates[1]).view(2, 2), few, train, SimpleNamespace(round=round))
+    few = ClientStatistics(double(*losses[:2]), double(*mass[:2]))
+    rows = client_rows(aggregate, double(*updates[0], *updates[1]).view(2, 2), few, train, SimpleNamespace(round=round))
     inverse, above, below = lipschitz or 1 / rate, [0.0, 0.0], 0.0
     for loss, weight, update in zip(losses[:2], mass[:2], updates[:2], strict=True):
         gradient = [inverse * each for each in update]
@@ -65,14 +72,14 @@ def test_the_curvature_of_a_round_is_that_of_its_learning_rate(round, lipschitz)
 
 @pytest.mark.parametrize("aggregate", [PrivateMean(2.0, FAINT, total=4.0), AdaptiveClip(2.0, FAINT, total=4.0)], ids=repr)
 def test_a_failed_client_has_a_row_of_zeros_and_the_others_count_one_whatever_their_mass(aggregate):
-    seen = Seen(double(0.0, 1.0, 3.0), double(0.0, 5.0, 0.5))             # the first has no finite loss, hence no mass
+    seen = ClientStatistics(double(0.0, 1.0, 3.0), double(0.0, 5.0, 0.5))             # the first has no finite loss, hence no mass
     updates = double(9.0, 9.0, 1.0, 0.5, 0.0, -1.0).view(3, 2)
-    rows = aggregate.rows(updates, seen, Train(LocalSGD(), Mean(), NOTHING, aggregate), None)
+    rows = client_rows(aggregate, updates, seen, Train(LocalSGD(), Mean(), NOTHING, aggregate), None)
     assert rows[0].tolist() == [0.0] * rows.shape[1]
     units = aggregate.clip_norm if isinstance(aggregate, AdaptiveClip) else 1.0
     assert (rows[1:, :2] * units).tolist() == [[1.0, 0.5], [0.0, -1.0]]
     dual = double(2.0, 3.0, 0.25, 1.0)                                    # the second is below the tail, the third in it
-    rows = aggregate.rows(updates, seen, Train(LocalSGD(), Superquantile(0.5), dual, aggregate), None)
+    rows = client_rows(aggregate, updates, seen, Train(LocalSGD(), Superquantile(0.5), dual, aggregate), None)
     assert (rows[:, :2] * units).tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, -1.0]]
 
 
@@ -80,7 +87,7 @@ def test_the_sensitivity_of_an_adaptive_clip_is_the_longest_row_that_can_be():
     """An update at the clip norm, and its bit: as long as the mechanism says, so that it shortens no row and adds no noise for nothing."""
     aggregate = AdaptiveClip(0.5, FAINT, total=4.0)
     updates = double(0.3, 0.4, 30.0, 40.0, 0.0, 0.0).view(3, 2)          # at the clip norm, beyond it, none
-    rows = aggregate.rows(updates, Seen(double(1, 1, 1), double(1, 1, 1)), Train(LocalSGD(), Mean(), NOTHING, aggregate), None)
+    rows = client_rows(aggregate, updates, ClientStatistics(double(1, 1, 1), double(1, 1, 1)), Train(LocalSGD(), Mean(), NOTHING, aggregate), None)
     lengths = rows.norm(dim=1)
     assert aggregate.mechanism.clip_norm == approx(lengths.max().item(), rel=1e-9)
     assert bool((lengths <= aggregate.mechanism.clip_norm).all())
@@ -103,30 +110,30 @@ def test_a_noisy_share_beyond_zero_or_one_moves_the_clip_norm_as_zero_or_one_wou
 def test_a_released_weight_divides_within_half_the_expected_tail_and_the_expected_cohort(clients, divisor):
     """theta = 1/2 of 20 expected clients: at least 5, at most 20, in between half of those who came."""
     binned = Binned(Superquantile(0.5), NoisyHistogram(3.0, 20.0, FAINT, bins=4, method="flat"))
-    seen = Seen(torch.full((clients,), 1.0, dtype=torch.float64), torch.ones(clients, dtype=torch.float64))
+    seen = ClientStatistics(torch.full((clients,), 1.0, dtype=torch.float64), torch.ones(clients, dtype=torch.float64))
     dual = converse(binned.fit(None), lambda question: question.part.statistic(seen, question.trial).sum(0))
-    assert binned.counted(dual) == approx(divisor, rel=1e-6)
-    assert binned.fewest_counted(dual, 1.0) == binned.counted(dual)
+    assert binned.released_weight(dual) == approx(divisor, rel=1e-6)
+    assert binned.fewest_contributors(dual, 1.0) == binned.released_weight(dual)
 
 
 def test_a_released_weight_is_at_least_one_client():
     binned = Binned(Superquantile(0.1), NoisyHistogram(3.0, 2.0, FAINT, bins=4, method="flat"))
-    seen = Seen(double(1.0), double(1.0))
+    seen = ClientStatistics(double(1.0), double(1.0))
     dual = converse(binned.fit(None), lambda question: question.part.statistic(seen, question.trial).sum(0))
-    assert binned.counted(dual) == 1.0
+    assert binned.released_weight(dual) == 1.0
 
 
 # The shape and the bounds of rows, and what their sums become
 
-def rows_of(aggregate, updates: torch.Tensor, seen: Seen, risk=None) -> torch.Tensor:
+def rows_of(aggregate, updates: torch.Tensor, seen: ClientStatistics, risk=None) -> torch.Tensor:
     """Rows under the dual one: the density of a power is F^q up to one."""
     train = Train(LocalSGD(learning_rate=0.5), risk or PowerFair(1.5), double(1.0), aggregate)
-    return aggregate.rows(updates, seen, train, SimpleNamespace(round=0))
+    return client_rows(aggregate, updates, seen, train, SimpleNamespace(round=0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_a_row_of_the_weighted_mean_is_the_weight_and_the_weight_times_the_update(dtype):
-    updates, seen = double(0.5, -1.0, 3.0, 2.0, 0.25, 0.0).view(2, 3).to(dtype), Seen(double(0.25, 4.0), double(2.0, 3.0))
+    updates, seen = double(0.5, -1.0, 3.0, 2.0, 0.25, 0.0).view(2, 3).to(dtype), ClientStatistics(double(0.25, 4.0), double(2.0, 3.0))
     rows = rows_of(WeightedMean(), updates, seen)
     assert rows.dtype == torch.float64
     assert rows.tolist() == [[0.25, 0.125, -0.25, 0.75], [3.0, 6.0, 0.75, 0.0]]      # mass times F^1.5, at most one
@@ -137,14 +144,15 @@ def test_a_row_of_the_weighted_mean_is_the_weight_and_the_weight_times_the_updat
 @pytest.mark.parametrize("dim", [1, 4])
 def test_rows_are_as_wide_as_they_say_in_float64_and_summed_not_gathered(aggregate, dim):
     risk = PowerFair(1.5) if isinstance(aggregate, (WeightedMean, CurvatureMean)) else Mean()
-    rows = rows_of(aggregate, torch.ones(3, dim), Seen(double(0.5, 1.0, 0.0), double(1.0, 2.0, 3.0)), risk)
-    assert rows.shape == (3, aggregate.width(dim))
-    assert aggregate.width(dim) == dim + (not isinstance(aggregate, PrivateMean))      # a private row holds no weight
+    rows = rows_of(aggregate, torch.ones(3, dim), ClientStatistics(double(0.5, 1.0, 0.0), double(1.0, 2.0, 3.0)), risk)
+    width = Train(LocalSGD(), Mean(), NOTHING, aggregate).width(dim)
+    assert rows.shape == (3, width)
+    assert width == dim + (not isinstance(aggregate, PrivateMean))      # a private row holds no weight
     assert rows.dtype == torch.float64
-    assert aggregate.gathers is False
-    bound = aggregate.bound(aggregate.width(dim), 2.5)
+    assert aggregate.declares.gathers is False
+    bound = aggregate.bound(width, 2.5)
     assert bound.dtype == torch.float64
-    assert bound.shape in [(1,), (aggregate.width(dim),)]
+    assert bound.shape in [(1,), (width,)]
     assert bool((rows.abs() <= bound).all())
 
 
@@ -156,7 +164,7 @@ def test_bounds_of_rows_hold_for_updates_up_to_theirs_and_are_no_looser():
         assert CurvatureMean(**bounds).bound(4, 0.3).tolist() == [0.3 * update**2, entry, entry, entry]
     assert PrivateMean(0.3, FAINT).bound(4, 9.0).tolist() == [0.3]
     assert AdaptiveClip(0.3, FAINT, 4.0).bound(4, 9.0).tolist() == [1.0]
-    assert CurvatureMean.needs_slope is True
+    assert CurvatureMean().declares.needs_slope is True
 
 
 def asked(aggregate, train: Train, sums: torch.Tensor):
@@ -233,6 +241,14 @@ def test_noise_is_a_part_and_not_its_multiplier(make):
         aggregate.__post_init__()
 
 
+def check_total(aggregate, risk, cohort):
+    """Refuse numbers that were planned for other cohorts than the expected ones."""
+    sample = SimpleNamespace(expected_size=lambda population: cohort)
+    parts = Composition(sample, risk, aggregate, LocalSGD(), None, fedtail.PlainChannel(), None)
+    for text in sums_are_divided_by_what_they_weigh(parts):
+        raise ValueError(text)
+
+
 HISTOGRAM = NoisyHistogram(3.0, 20.0, FAINT, bins=4, method="flat")
 
 
@@ -243,10 +259,10 @@ HISTOGRAM = NoisyHistogram(3.0, 20.0, FAINT, bins=4, method="flat")
 def test_a_total_may_be_a_little_off_the_expected_weight_and_no_more(make, risk, weight, factor):
     """Within a factor of 1.5 of theta of the cohort; of 1.1 where both numbers were planned."""
     for near in (weight, weight * factor * 0.999, weight / factor * 1.001):
-        make(near).check(risk, 20)
+        check_total(make(near), risk, 20)
     for far, wrong in ((weight * factor * 1.001, "short"), (weight / factor * 0.999, "long"), (weight * 4.0, "short"), (weight / 4.0, "long")):
         with pytest.raises(ValueError) as refused:
-            make(far).check(risk, 20)
+            check_total(make(far), risk, 20)
         inner = risk.risk if isinstance(risk, Binned) else risk
         assert str(refused.value) == (f"updates are divided by total={far:g}, but of 20 clients {type(inner).__name__} counts about {weight:g}: "
                                       f"they would be {max(far / weight, weight / far):.3g} times too {wrong}. Write total={weight:g}.")
@@ -254,29 +270,29 @@ def test_a_total_may_be_a_little_off_the_expected_weight_and_no_more(make, risk,
 
 def test_a_total_at_the_very_factor_is_near_enough():
     for cohort, total in ((24.0, 36.0), (24.0, 16.0)):                                # 1.5 times as much, and as little, exactly
-        PrivateMean(1.0, FAINT, total).check(Mean(), cohort)
+        check_total(PrivateMean(1.0, FAINT, total), Mean(), cohort)
 
 
 def test_any_total_will_do_where_the_weights_have_no_known_sum():
     for total in (0.01, 3.0, 1e6):
-        PrivateMean(1.0, FAINT, total).check(Tilted(1.0, loss_bound=3.0), 20)
-        PrivateMean(1.0, FAINT, total).check(Binned(Tilted(1.0), HISTOGRAM), 20)
+        check_total(PrivateMean(1.0, FAINT, total), Tilted(1.0, loss_bound=3.0), 20)
+        check_total(PrivateMean(1.0, FAINT, total), Binned(Tilted(1.0), HISTOGRAM), 20)
 
 
 def test_a_histogram_must_be_planned_for_about_the_cohort():
     binned = Binned(Superquantile(0.5), HISTOGRAM)
     for cohort in (20, 20 * 1.499, 20 / 1.499, 30):
-        PrivateMean(1.0, FAINT).check(binned, cohort)
+        check_total(PrivateMean(1.0, FAINT), binned, cohort)
     for cohort in (20 * 1.501, 20 / 1.501, 60, 5):
         with pytest.raises(ValueError, match=rf"expected_clients=20, but of this population {cohort:g} are expected in a round\. Write expected_clients={cohort:g}\."):
-            PrivateMean(1.0, FAINT).check(binned, cohort)
+            check_total(PrivateMean(1.0, FAINT), binned, cohort)
 
 
 def test_without_a_total_the_risk_must_tell_how_much_counts():
-    PrivateMean(1.0, FAINT).check(Binned(Superquantile(0.5), HISTOGRAM), 20)
+    check_total(PrivateMean(1.0, FAINT), Binned(Superquantile(0.5), HISTOGRAM), 20)
     for risk in (Mean(), Superquantile(0.5), Tilted(1.0)):
         with pytest.raises(ValueError, match=f"PrivateMean needs a total: {type(risk).__name__} does not release how much counts"):
-            PrivateMean(1.0, FAINT).check(risk, 20)
+            check_total(PrivateMean(1.0, FAINT), risk, 20)
     binned = Binned(Superquantile(0.5), HISTOGRAM)
     aggregate, dual = PrivateMean(1.0, FAINT), double(8.0, 1.0, 2.0, 0.5, 8.0)
     _, update = asked(aggregate, Train(LocalSGD(), binned, dual, aggregate), double(2.0, -4.0))

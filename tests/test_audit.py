@@ -174,6 +174,19 @@ class Given:
     number: int = 0
     gather: bool = False
     divisor: None = None
+    name: str = "Given"
+    model: int = 0
+    trains: bool = False
+    objective: None = None
+
+    def needs_losses(self, shard: Shard) -> bool:
+        return False
+
+    def width(self, dim: int) -> int:
+        return self.row.shape[1]
+
+    def fewest_contributors(self, mass: float) -> float:
+        return float("inf")
 
     def rows(self, clients: Clients) -> Tensor:
         return self.row.repeat(len(clients) // len(self.row), 1)
@@ -200,7 +213,7 @@ def shard(runs: int, seed: int, losses: Tensor | None = None) -> Shard:
 def released(question: Question, asked: Shard, channel) -> Tensor:
     """What comes out of every run, (runs, width): each client answers, each run is added up, decoded and noised."""
     encoding = channel.encoding(CLIENTS, 1.0)
-    channel.refuse(question.mechanism, question.gather, "a question")
+    base.refuse_release(channel, question.mechanism, question.gather, "a question")
     crossed = answer(question, asked.clients(), encoding)
     total = encoding.sum(crossed.reshape(-1, CLIENTS, crossed.shape[1]).transpose(0, 1))
     sums = encoding.decode(total, bound_for(question, total.shape[-1], encoding))

@@ -38,7 +38,7 @@ from fedtail import (
     WeightedMean,
     Worst,
 )
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
 from fedtail.models import LeastSquares
 from fedtail.risk.base import fit_locally
 from fedtail.theory import averaging_contraction, convex_step_size
@@ -603,7 +603,7 @@ def test_no_smoothing_is_the_superquantile(smoothed, theta, smoothing):
 @pytest.mark.parametrize("smoothing", [1e-4, 1e-6, 1e-8])
 @pytest.mark.parametrize("smoothed", [SmoothedSuperquantile, QuadraticSuperquantile])
 def test_the_dual_found_by_questions_is_the_exact_one_however_small_the_smoothing(smoothed, smoothing):
-    seen = Seen(torch.tensor([0.3, 1.1, 2.3]).double(), torch.ones(3, dtype=torch.float64))       # the second counts by half
+    seen = ClientStatistics(torch.tensor([0.3, 1.1, 2.3]).double(), torch.ones(3, dtype=torch.float64))       # the second counts by half
     risk = smoothed(0.5, smoothing)
     counted = risk.density(seen, fit_locally(risk.fit(None), seen))
     assert counted.tolist() == approx([0.0, 0.5, 1.0], abs=1e-6)

@@ -419,5 +419,9 @@ def test_noise_on_a_weight_crosses_as_it_was_drawn(mechanism):
     class Noised(fedtail.WeightedMean):
         mechanism: Mechanism = NoPrivacy()
 
+        @property
+        def declares(self):
+            return replace(super().declares, mechanism=self.mechanism)
+
     asked = next(ratio_of_sums(Train(LocalSGD(), fedtail.Mean(), torch.zeros(0), Noised(mechanism=mechanism))))
     assert asked.divisor == (None if mechanism.private else 0)

@@ -16,7 +16,7 @@ from pytest import approx
 from scipy.optimize import isotonic_regression, nnls
 
 from fedtail import DiscreteNoise, ExactQuantile, GaussianNoise
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
 from fedtail.privacy.discrete_gaussian import exact
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.randomness import SeededRandomness
@@ -386,7 +386,7 @@ def test_the_boundary_of_a_tail_selects_the_tail_mass_clipped_values_included(va
     assert tail == approx(tail_fraction * len(values))
     selected = (losses >= high).sum() + share * ((losses >= low) & (losses < high)).sum()
     assert selected == approx(tail)
-    exact_low = fit_locally(ExactQuantile().fit(tail_fraction), Seen(torch.tensor(losses).float().double(), torch.ones(len(values)).double()))[0]
+    exact_low = fit_locally(ExactQuantile().fit(tail_fraction), ClientStatistics(torch.tensor(losses).float().double(), torch.ones(len(values)).double()))[0]
     if tail_fraction < 1:
         assert low <= exact_low.item() + 1e-6                                     # the same boundary, as coarse as a bin
         assert exact_low.item() - 1e-6 <= high
@@ -418,7 +418,7 @@ NOISE = GaussianNoise(0.75)
 def test_a_noisy_histogram_asks_once_for_whole_rows_with_noise():
     part = NoisyHistogram(2.0, 40.0, NOISE)
     rows = optimal(32)
-    assert (part.bins, part.method, part.level, part.width) == (32, "optimal", None, 32)
+    assert (part.bins, part.method, part.level, part.row_width(torch.zeros(0))) == (32, "optimal", None, 32)
     assert part.mechanism == NoisySum(rows.sensitivity, NOISE, rows.exchange, whole=True)
     assert (part.strategy.matrix == rows.matrix).all()
     assert (NoisyHistogram(2.0, 40.0, NOISE, level=0.8).strategy.matrix == optimal(32, level=0.8).matrix).all()
@@ -440,19 +440,19 @@ def test_shares_of_noise_scale_the_rows_of_a_histogram_up():
 def test_a_noisy_histogram_stands_for_clients_in_the_middles_of_its_bins():
     part = NoisyHistogram(2.0, 8.0, NOISE, bins=4, method="flat")
     losses, mass = torch.tensor([0.1, 0.6, 0.7, 0.8, 1.2, 1.9, 2.0, 7.0, 1.3]).double(), torch.tensor([0.5, 3, 1, 1, 1, 1, 1, 1, 0]).double()
-    rows = part.statistic(Seen(losses, mass), torch.zeros(0))
+    rows = part.statistic(ClientStatistics(losses, mass), torch.zeros(0))
     assert rows.dtype == torch.float64
     assert (rows / 256).tolist() == torch.eye(4)[[0, 1, 1, 1, 2, 3, 3, 3, 0]].mul(mass[:, None] > 0).tolist()
     assert part.binned(losses).tolist() == [0.25, 0.75, 0.75, 0.75, 1.25, 1.75, 1.75, 1.75, 1.25]
-    found = fit_locally(part.ask(), Seen(losses, mass))
+    found = fit_locally(part.ask(), ClientStatistics(losses, mass))
     assert found.losses.tolist() == [0.25, 0.75, 1.25, 1.75]
     assert found.mass.tolist() == approx([0.0, 4.0, 1.0, 3.0])          # one client is less than two noises of 0.75: it is moved inwards
-    assert fit_locally(NoisyHistogram(2.0, 8.0, GaussianNoise(0.4), bins=4, method="flat").ask(), Seen(losses, mass)).mass.tolist() == approx([1, 3, 1, 3])
+    assert fit_locally(NoisyHistogram(2.0, 8.0, GaussianNoise(0.4), bins=4, method="flat").ask(), ClientStatistics(losses, mass)).mass.tolist() == approx([1, 3, 1, 3])
 
 
 def test_a_noisy_histogram_of_nobody_is_half_of_whom_was_expected():
     part = NoisyHistogram(2.0, 12.0, GaussianNoise(1e-9), bins=4, method="flat")
-    assert fit_locally(part.ask(), Seen(torch.ones(3).double(), torch.zeros(3).double())).mass.tolist() == approx([1.5] * 4)
+    assert fit_locally(part.ask(), ClientStatistics(torch.ones(3).double(), torch.zeros(3).double())).mass.tolist() == approx([1.5] * 4)
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=9), st.floats(0.1, 9))

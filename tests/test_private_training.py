@@ -29,7 +29,7 @@ from fedtail import (
     train,
 )
 from fedtail.algorithm import planned_round
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
 from fedtail.deployment import Node, RemoteFleet, Roster, Site
 from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
@@ -186,28 +186,28 @@ PLAIN = [Superquantile(0.3), SmoothedSuperquantile(0.3, 0.2), Tilted(1.5), fedta
 def test_one_histogram_fits_the_dual_of_every_risk_of_the_distribution(risk):
     """Without noise: as if the risk had asked clients whose losses are those of their bins."""
     binned = Binned(risk, NoisyHistogram(3.0, 200.0, GaussianNoise(FAINT), bins=64, method="flat"))
-    seen = Seen(LOSSES, torch.full_like(LOSSES, 7.0))                              # masses are not looked at
+    seen = ClientStatistics(LOSSES, torch.full_like(LOSSES, 7.0))                              # masses are not looked at
     dual = fit_locally(binned.fit(None), seen)
     middles = (LOSSES / (3.0 / 64)).floor().add(0.5).mul(3.0 / 64).float().double()
-    alone = Seen(middles, torch.ones_like(middles))
+    alone = ClientStatistics(middles, torch.ones_like(middles))
     expected = risk.density(alone, fit_locally(risk.fit(None), alone))
     assert torch.allclose(binned.density(seen, dual), expected, atol=1e-5)
-    assert binned.counted(dual) == pytest.approx(float(expected.sum()), rel=1e-5)
-    exact = risk.density(Seen(LOSSES, alone.mass), fit_locally(risk.fit(None), Seen(LOSSES, alone.mass)))
+    assert binned.released_weight(dual) == pytest.approx(float(expected.sum()), rel=1e-5)
+    exact = risk.density(ClientStatistics(LOSSES, alone.mass), fit_locally(risk.fit(None), ClientStatistics(LOSSES, alone.mass)))
     assert float((binned.density(seen, dual) - exact).abs().mean()) < 0.05         # bins cost little
 
 
 def test_equal_losses_share_the_boundary_and_something_moves():
     """At a zero start every loss is log(classes): a bare threshold would count nobody, or everybody."""
     binned = Binned(Superquantile(0.25), NoisyHistogram(3.0, 100.0, GaussianNoise(FAINT)))
-    seen = Seen(torch.full((100,), math.log(3), dtype=torch.float64), torch.ones(100, dtype=torch.float64))
+    seen = ClientStatistics(torch.full((100,), math.log(3), dtype=torch.float64), torch.ones(100, dtype=torch.float64))
     density = binned.density(seen, fit_locally(binned.fit(None), seen))
     assert torch.allclose(density, torch.full((100,), 0.25).double(), atol=1e-6)
 
 
 def test_a_failed_client_is_in_no_bin_and_losses_beyond_the_bound_are_in_the_last():
     histogram = NoisyHistogram(2.0, 3.0, GaussianNoise(1.0), bins=4, method="flat")
-    rows = histogram.statistic(Seen(torch.tensor([0.1, 9.0, 2.0, 1.0]).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()), torch.zeros(0))
+    rows = histogram.statistic(ClientStatistics(torch.tensor([0.1, 9.0, 2.0, 1.0]).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()), torch.zeros(0))
     assert (rows / rows.max()).tolist() == [[1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
@@ -344,7 +344,7 @@ def test_an_adaptive_clip_norm_finds_the_quantile_of_the_norms_it_is_told_to_fin
         module = result.module
         torch.nn.functional.cross_entropy(module(people.inputs[rows]), people.targets[rows].long()).backward()
         norms.append(0.01 * float(torch.cat([p.grad.flatten() for p in module.parameters()]).norm()))
-    share = float((torch.tensor(norms) <= float(result.state.aggregate[0])).double().mean())
+    share = float((torch.tensor(norms) <= float(result.state.of("aggregate")[0])).double().mean())
     assert 0.4 < share < 0.6
     [(event, count)] = result.ledger.rounds
     assert count == 40                                                            # equal rounds, whatever the clip norm was
@@ -359,7 +359,7 @@ def test_an_adaptive_clip_uses_only_what_earlier_rounds_released_and_bounds_its_
     assert torch.allclose(first.state.params, fixed.state.params, atol=1e-8)
     longer = torch.tensor([[0.0] * 9, [1.0] * 9, [1e-3] * 9]).double()
     question = fedtail.questions.Train(algorithm.local, algorithm.risk, torch.zeros(0), aggregate, kept=torch.tensor([0.5]))
-    rows = aggregate.rows(longer, Seen(torch.zeros(3).double(), torch.ones(3).double()), question, None)
+    rows = aggregate.rows(longer, ClientStatistics(torch.zeros(3).double(), torch.ones(3).double()).weighted(torch.ones(3).double()), question, None)
     assert float(rows.norm(dim=1).max()) <= aggregate.mechanism.clip_norm
     assert rows[:, -1].tolist() == [0.25, -0.25, 0.25]
 

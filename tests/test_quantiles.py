@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from fedtail import ExactQuantile, MajoriseMinimise, Superquantile
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
 from fedtail.quantiles import boundary, check_quantile, extreme_loss, loss_range, nobody
 from fedtail.quantiles.majorise import MassAbove, PinballStep
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, from_ordered_bits, ordered_bits
-from fedtail.questions import converse
+from fedtail.questions import StatisticPart, converse
 from fedtail.risk.base import fit_locally
 
 from cases import TAIL_FRACTIONS, weighted_losses
@@ -53,7 +53,7 @@ def test_edges_beyond_the_largest_float_are_infinite():
 @pytest.mark.parametrize("bits", [12, 32])
 def test_the_boundary_of_everything_is_at_the_smallest_loss(bits):
     losses = torch.tensor([3.0, -1.5, 2.0, 7.0]).double()
-    low, high, share, tail = fit_locally(ExactQuantile(bits).fit(1.0), Seen(losses, torch.ones(4).double())).tolist()
+    low, high, share, tail = fit_locally(ExactQuantile(bits).fit(1.0), ClientStatistics(losses, torch.ones(4).double())).tolist()
     assert low <= -1.5 < high
     assert high < 2.0
     assert (share, tail) == (1.0, 4.0)
@@ -63,7 +63,7 @@ def test_the_boundary_of_everything_is_at_the_smallest_loss(bits):
 def test_the_exact_quantile_is_the_lower_quantile_negative_values_included(case, tail_fraction):
     losses, mass = case
     mass = mass.round().clamp(min=1)                                   # integers: sums are exact, so is the comparison
-    low, high, share, tail = fit_locally(ExactQuantile().fit(tail_fraction), Seen(losses, mass)).tolist()
+    low, high, share, tail = fit_locally(ExactQuantile().fit(tail_fraction), ClientStatistics(losses, mass)).tolist()
     assert tail == approx(tail_fraction * mass.sum().item())
     if tail_fraction < 1:
         assert low == lower_quantile(losses, mass, tail_fraction)
@@ -76,11 +76,11 @@ def test_the_exact_quantile_is_the_lower_quantile_negative_values_included(case,
 @given(case=weighted_losses(low=-4.0, most=30), tail_fraction=TAIL_FRACTIONS)
 def test_fewer_bits_give_a_wider_boundary_that_counts_the_same_mass(bits, case, tail_fraction):
     losses, mass = case
-    low, high, share, tail = fit_locally(ExactQuantile(bits).fit(tail_fraction), Seen(losses, mass)).tolist()
+    low, high, share, tail = fit_locally(ExactQuantile(bits).fit(tail_fraction), ClientStatistics(losses, mass)).tolist()
     above, inside = mass[losses >= high].sum(), mass[(losses >= low) & (losses < high)].sum()
     assert 0 <= share <= 1
     assert (above + share * inside).item() == approx(tail)
-    exact = fit_locally(ExactQuantile().fit(tail_fraction), Seen(losses, mass))[0].item()
+    exact = fit_locally(ExactQuantile().fit(tail_fraction), ClientStatistics(losses, mass))[0].item()
     assert low <= exact < high
 
 
@@ -99,7 +99,7 @@ def overheard(conversation, seen):
 @pytest.mark.parametrize(("bits", "sums"), [
     (32, [256] * 4), (12, [4096]), (8, [256]), (1, [2]), (13, [256, 32]), (16, [256] * 2), (24, [256] * 3), (31, [256, 256, 256, 128])])
 def test_the_number_of_questions_and_of_sums_in_each(bits, sums):
-    seen = Seen(torch.rand(50).double(), torch.ones(50, dtype=torch.float64))
+    seen = ClientStatistics(torch.rand(50).double(), torch.ones(50, dtype=torch.float64))
     _, _, answers = overheard(ExactQuantile(bits).fit(0.3), seen)
     assert [len(answer) for answer in answers] == sums
     assert all(answer.dtype == torch.float64 for answer in answers)
@@ -107,16 +107,16 @@ def test_the_number_of_questions_and_of_sums_in_each(bits, sums):
 
 def test_the_range_takes_one_question_and_ends_at_the_largest_float():
     largest = float(np.finfo(np.float32).max)
-    ends, _, answers = overheard(loss_range(), Seen(torch.tensor([largest, 1.0]).double(), torch.tensor([0.25, 0.25]).double()))
+    ends, _, answers = overheard(loss_range(), ClientStatistics(torch.tensor([largest, 1.0]).double(), torch.tensor([0.25, 0.25]).double()))
     assert [len(answer) for answer in answers] == [4096]
     assert (ends.low, ends.high, ends.mass) == (1.0, largest, 0.5)
 
 
 def test_the_extreme_loss_is_the_largest_unless_told_and_none_without_clients():
     losses = torch.tensor([2.0, -3.0, 5.0, 1.0]).double()
-    assert fit_locally(extreme_loss(), Seen(losses, torch.full((4,), 0.1).double())) == 5.0
-    assert fit_locally(extreme_loss(), Seen(losses, torch.zeros(4).double())) is None
-    assert fit_locally(extreme_loss(), Seen(torch.tensor([2.0]).double(), torch.tensor([0.5]).double())) == 2.0
+    assert fit_locally(extreme_loss(), ClientStatistics(losses, torch.full((4,), 0.1).double())) == 5.0
+    assert fit_locally(extreme_loss(), ClientStatistics(losses, torch.zeros(4).double())) is None
+    assert fit_locally(extreme_loss(), ClientStatistics(torch.tensor([2.0]).double(), torch.tensor([0.5]).double())) == 2.0
 
 
 def test_both_zeros_are_one_number():
@@ -128,7 +128,7 @@ def test_a_tail_of_whole_clients_is_whole_however_its_fraction_is_rounded():
     assert 1 / 49 * 49 < 1
     losses = torch.arange(49.0).double()
     for mass in (1.0, 0.01, 300.0):
-        low, high, share, tail = fit_locally(ExactQuantile().fit(1 / 49), Seen(losses, torch.full((49,), mass).double())).tolist()
+        low, high, share, tail = fit_locally(ExactQuantile().fit(1 / 49), ClientStatistics(losses, torch.full((49,), mass).double())).tolist()
         assert (low, share) == (47.0, 0.0)
         assert 47 < high < 48
         assert tail == approx(mass)
@@ -137,7 +137,7 @@ def test_a_tail_of_whole_clients_is_whole_however_its_fraction_is_rounded():
 @pytest.mark.parametrize("left", [1, 2, 3])
 def test_who_goes_after_a_question_leaves_the_boundary_as_fine_as_it_was(left):
     """The first `left` bytes are answered; a boundary of 8 * `left` bits has the ends, the share and the mass."""
-    seen = Seen(torch.tensor([1.0, 1.5, 2.5, 2.75, 9.0]).double(), torch.tensor([1.0, 0.5, 0.25, 2.0, 1.0]).double())
+    seen = ClientStatistics(torch.tensor([1.0, 1.5, 2.5, 2.75, 9.0]).double(), torch.tensor([1.0, 0.5, 0.25, 2.0, 1.0]).double())
     asked = []
 
     def ask(question):
@@ -149,7 +149,7 @@ def test_who_goes_after_a_question_leaves_the_boundary_as_fine_as_it_was(left):
 
 
 def test_a_digit_is_counted_for_those_with_its_beginning_only():
-    seen = Seen(torch.tensor([1.0, 1.0, -1.0]).double(), torch.tensor([0.5, 0.25, 4.0]).double())
+    seen = ClientStatistics(torch.tensor([1.0, 1.0, -1.0]).double(), torch.tensor([0.5, 0.25, 4.0]).double())
     key = int(ordered_bits(torch.tensor([1.0]))[0])
     rows = Digit(16, 8).statistic(seen, torch.tensor(key >> 24))
     expected = torch.zeros(3, 256).double()
@@ -193,7 +193,7 @@ def test_twelve_bits_in_one_question_come_close_to_the_superquantile(tail_fracti
     gaps = []
     for _ in range(25):
         losses = torch.rand(100, generator=random).mul(2).exp().float().double()
-        seen = Seen(losses, torch.ones(100, dtype=torch.float64))
+        seen = ClientStatistics(losses, torch.ones(100, dtype=torch.float64))
         risk = Superquantile(tail_fraction, ExactQuantile(bits=12))
         weights = seen.mass * risk.density(seen, fit_locally(risk.fit(None), seen))
         exact = Superquantile(tail_fraction).value(losses).item()
@@ -205,18 +205,18 @@ def test_twelve_bits_in_one_question_come_close_to_the_superquantile(tail_fracti
 @given(weighted_losses(low=-10.0), st.booleans())
 def test_the_extreme_loss_is_found_exactly(case, largest):
     losses, mass = case
-    found = fit_locally(extreme_loss(largest), Seen(losses, mass))
+    found = fit_locally(extreme_loss(largest), ClientStatistics(losses, mass))
     assert found == (losses.max() if largest else losses.min()).item()
 
 
 @given(weighted_losses(low=-10.0))
 def test_the_range_holds_every_loss_and_clients_without_mass_are_not_seen(case):
     losses, mass = case
-    ends = fit_locally(loss_range(), Seen(torch.cat([losses, torch.tensor([99.0]).double()]), torch.cat([mass, torch.zeros(1).double()])))
+    ends = fit_locally(loss_range(), ClientStatistics(torch.cat([losses, torch.tensor([99.0]).double()]), torch.cat([mass, torch.zeros(1).double()])))
     assert ends.low <= losses.min() <= losses.max() < ends.high
     assert ends.high <= max(losses.max().item() * (1 if losses.max() < 0 else 1.25), 1e-37) or losses.max() < 0
     assert ends.mass == approx(mass.sum().item())
-    assert fit_locally(loss_range(), Seen(losses, torch.zeros_like(mass))) is None
+    assert fit_locally(loss_range(), ClientStatistics(losses, torch.zeros_like(mass))) is None
 
 
 @pytest.mark.parametrize("total", [1.0, 0.55, 37.0])
@@ -226,7 +226,7 @@ def test_majorise_minimise_finds_the_sorted_quantile_for_masses_of_any_sum(total
     losses = torch.tensor(random.exponential(size=100)).float().double()
     mass = torch.tensor(random.uniform(0.5, 1.5, 100))
     mass = mass / mass.sum() * total
-    seen = Seen(losses, mass)
+    seen = ClientStatistics(losses, mass)
     low, high, share, tail = fit_locally(MajoriseMinimise(steps=300).fit(tail_fraction), seen).tolist()
     quantile = lower_quantile(losses, mass, tail_fraction)
     assert low <= quantile + 1e-9
@@ -241,7 +241,7 @@ def test_majorise_minimise_finds_the_sorted_quantile_for_masses_of_any_sum(total
 
 def test_majorise_minimise_leaves_a_data_point_that_is_not_the_quantile():
     losses = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 100.0]).double()   # the start may sit on a data point: it must move on
-    seen = Seen(losses, torch.ones(6, dtype=torch.float64))
+    seen = ClientStatistics(losses, torch.ones(6, dtype=torch.float64))
     low, high, *_ = fit_locally(MajoriseMinimise(steps=400).fit(0.5), seen).tolist()
     assert 1 <= low <= 3
     assert 2 <= high <= 4
@@ -255,7 +255,7 @@ def test_however_few_steps_the_boundary_holds_the_quantile_and_counts_the_tail(s
         base = random.integers(1, 9, 40) * max(abs(shift), 1e-25) / 64           # multiples of a power of two: ties, and exact sums
         losses = torch.tensor(base).float().double() + torch.tensor(shift).float().double()
         mass = torch.tensor(random.integers(1, 5, 40)).double()
-        low, high, share, tail = fit_locally(MajoriseMinimise(steps).fit(tail_fraction), Seen(losses, mass)).tolist()
+        low, high, share, tail = fit_locally(MajoriseMinimise(steps).fit(tail_fraction), ClientStatistics(losses, mass)).tolist()
         above, inside = mass[losses >= high].sum(), mass[(losses >= low) & (losses < high)].sum()
         assert (above + share * inside).item() == approx(tail, rel=1e-9)
         assert tail == approx(tail_fraction * mass.sum().item())
@@ -268,7 +268,7 @@ def test_however_few_steps_the_boundary_holds_the_quantile_and_counts_the_tail(s
 def test_majorise_minimise_is_as_sharp_at_any_scale_and_sign(scale, shift):
     losses = ((torch.arange(101.0).double() / 100 + shift) * scale).float().double()
     for tail_fraction in (0.2, 0.505, 0.9):
-        seen = Seen(losses, torch.ones(101).double())
+        seen = ClientStatistics(losses, torch.ones(101).double())
         low, high, *_ = fit_locally(MajoriseMinimise().fit(tail_fraction), seen).tolist()
         quantile = lower_quantile(losses, seen.mass, tail_fraction)
         assert low <= quantile <= high
@@ -277,7 +277,7 @@ def test_majorise_minimise_is_as_sharp_at_any_scale_and_sign(scale, shift):
 
 
 def test_majorise_minimise_asks_for_the_range_a_hundred_steps_and_one_ladder():
-    seen = Seen(torch.rand(30, generator=torch.Generator().manual_seed(0)).double(), torch.ones(30).double())
+    seen = ClientStatistics(torch.rand(30, generator=torch.Generator().manual_seed(0)).double(), torch.ones(30).double())
     _, asked, answers = overheard(MajoriseMinimise().fit(0.3), seen)
     assert len(asked) == 102
     assert [len(answer) for answer in answers[1:]] == [2] * 100 + [32]
@@ -290,7 +290,7 @@ def test_majorise_minimise_asks_for_the_range_a_hundred_steps_and_one_ladder():
 
 
 def test_majorise_minimise_stops_where_it_is_when_nobody_answers():
-    seen = Seen(torch.tensor([1.0, 2.0, 4.0, 7.0]).double(), torch.ones(4).double())
+    seen = ClientStatistics(torch.tensor([1.0, 2.0, 4.0, 7.0]).double(), torch.ones(4).double())
     ends = fit_locally(loss_range(), seen)
     asked = []
 
@@ -309,14 +309,14 @@ def test_majorise_minimise_stops_where_it_is_when_nobody_answers():
 
 def test_the_rows_of_majorise_minimise_are_as_documented():
     losses, mass = torch.tensor([1.0, 2.0, 5.0]).double(), torch.tensor([1.0, 2.0, 4.0]).double()
-    assert MassAbove().statistic(Seen(losses, mass), torch.tensor([2.0, 6.0]).double()).tolist() == [[0, 0], [2, 0], [4, 0]]
-    rows = PinballStep(0.5).statistic(Seen(losses, mass), torch.tensor(2.0).double())
+    assert MassAbove().statistic(ClientStatistics(losses, mass), torch.tensor([2.0, 6.0]).double()).tolist() == [[0, 0], [2, 0], [4, 0]]
+    rows = PinballStep(0.5).statistic(ClientStatistics(losses, mass), torch.tensor(2.0).double())
     assert rows.tolist() == [[approx(-1 / 1.5), approx(0.5 / 1.5)], [0.0, 2.0], [approx(12 / 3.5), approx(2 / 3.5)]]
 
 
 # where a sum crosses a target
 
-class Excess:
+class Excess(StatisticPart):
     """How much of each loss is over the trial: a sum that decreases, linear between losses."""
 
     def statistic(self, seen, trial):
@@ -331,7 +331,7 @@ def excess(losses, value):
 @pytest.mark.parametrize("target", [0.5, 3.0, 11.0])
 def test_a_crossing_is_bracketed_to_the_resolution_and_no_further(target, resolution):
     losses = [-2.5, 0.3, 1.7, 4.1, 6.9]
-    found, asked, _ = overheard(multisect(Excess(), -8.0, 8.0, target, resolution), Seen(torch.tensor(losses, dtype=torch.float64), torch.ones(5).double()))
+    found, asked, _ = overheard(multisect(Excess(), -8.0, 8.0, target, resolution), ClientStatistics(torch.tensor(losses, dtype=torch.float64), torch.ones(5).double()))
     assert found.low < found.high
     assert found.at_low == approx(excess(losses, found.low), abs=1e-12)
     assert found.at_high == approx(excess(losses, found.high), abs=1e-12)
@@ -347,21 +347,21 @@ def test_a_crossing_is_bracketed_to_the_resolution_and_no_further(target, resolu
 
 
 def test_a_bracket_of_just_the_resolution_is_enough():
-    seen = Seen(torch.tensor([5.5]).double(), torch.ones(1).double())
+    seen = ClientStatistics(torch.tensor([5.5]).double(), torch.ones(1).double())
     found, asked, _ = overheard(multisect(MassAbove(), 0.0, 33.0, 1.0, 1.0), seen)
     assert found == Bracket(5.0, 6.0, 1.0, 0.0)
     assert len(asked) == 1
 
 
 def test_a_target_that_is_never_or_always_reached_brackets_an_end():
-    seen = Seen(torch.tensor([5.5]).double(), torch.ones(1).double())
+    seen = ClientStatistics(torch.tensor([5.5]).double(), torch.ones(1).double())
     assert fit_locally(multisect(MassAbove(), 0.0, 33.0, 2.0, 2.0), seen) == Bracket(0.0, 1.0, 1.0, 1.0)
     assert fit_locally(multisect(MassAbove(), 0.0, 33.0, 0.0, 2.0), seen) == Bracket(33.0, 33.0, 0.0, 0.0)
     assert fit_locally(multisect(MassAbove(), 0.0, 5.5, 1.0, 1e-3), seen).high == 5.5
 
 
 def test_a_crossing_at_zero_takes_as_many_questions_as_are_allowed():
-    seen = Seen(torch.tensor([0.0]).double(), torch.ones(1).double())
+    seen = ClientStatistics(torch.tensor([0.0]).double(), torch.ones(1).double())
     found, asked, _ = overheard(multisect(MassAbove(), 0.0, 1.0, 1.0, 0.0), seen)
     assert len(asked) == 32
     assert (found.low, found.at_low, found.at_high) == (0.0, 1.0, 0.0)

@@ -14,7 +14,6 @@ from fedtail import Family, IntegerChannel, SecureChannel, train
 from fedtail.deployment import Node, Site
 from fedtail.deployment.letters import Letter, read_letter, replied, written
 from fedtail.deployment.masking import nodes_needed
-from fedtail.deployment.remote import width_of
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
 
@@ -147,7 +146,7 @@ def test_the_server_knows_how_wide_a_row_is(name):
     class Noted(IntegerChannel):
         def collect(self, questions, encoding, *rest):
             found = super().collect(questions, encoding, *rest)
-            widths.extend((width_of(one, 18), len(total)) for one, total in zip(questions, found, strict=True))
+            widths.extend((one.width(18), len(total)) for one, total in zip(questions, found, strict=True))
             return found
 
     train(RECIPES[name], TASK, PEOPLE, rounds=2, channel=Noted())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import cvxpy as cp
 import mpmath
@@ -22,9 +22,11 @@ from fedtail import (
     ExactQuantile,
     GaussianNoise,
     GroupAscent,
+    LocalSGD,
     MajoriseMinimise,
     Mean,
     NoisyHistogram,
+    PlainChannel,
     Poisson,
     PowerFair,
     QuadraticSuperquantile,
@@ -34,9 +36,13 @@ from fedtail import (
     TailFilter,
     Tilted,
     Uniform,
+    WeightedMean,
     Worst,
+    fedavg,
 )
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.composition import Composition, risk_has_its_clients
+from fedtail.declarations import RiskDeclaration
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
@@ -51,7 +57,7 @@ RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticS
 
 
 def federated_weights(risk: Risk, losses: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    seen = Seen(losses, mass)
+    seen = ClientStatistics(losses, mass)
     weights = mass * risk.density(seen, fit_locally(risk.fit(None), seen))
     return weights / weights.sum()
 
@@ -289,7 +295,7 @@ def test_a_zero_loss_has_no_weight_under_a_power_and_all_of_them_count_by_mass(c
     value, gradient = value_and_gradient(risk, losses, mass)
     assert value.item() == approx(float(mass @ losses ** (power + 1) / mass.sum() / (power + 1)))
     assert torch.allclose(gradient, mass / mass.sum() * losses**power, atol=1e-12)
-    seen = Seen(losses, mass)
+    seen = ClientStatistics(losses, mass)
     assert bool(risk.slope(seen, fit_locally(risk.fit(None), seen)).isfinite().all())
     below = torch.where(losses == 0, -2.0, losses)                                # negative losses are as zero is
     assert torch.allclose(risk.weights(below, mass), risk.weights(losses, mass))
@@ -305,7 +311,7 @@ def test_a_quadratic_found_by_questions_has_its_weights_however_small_theta_is(t
     for _ in range(20):
         losses = (5 * torch.rand(20, generator=random)).double()
         losses[3:6] = losses.max() - 1e-4 * torch.rand(3, generator=random).double()      # knots near the top
-        seen = Seen(losses.float().double(), torch.rand(20, generator=random).double() + 0.1)
+        seen = ClientStatistics(losses.float().double(), torch.rand(20, generator=random).double() + 0.1)
         weights = seen.mass * risk.density(seen, fit_locally(risk.fit(None), seen))
         assert torch.allclose(weights / weights.sum(), risk.weights(seen.losses, seen.mass), atol=1e-6)
 
@@ -315,7 +321,7 @@ def test_a_quadratic_found_by_questions_has_its_weights_however_small_theta_is(t
 def test_the_boundary_of_a_superquantile_holds_its_low_end_and_not_its_high_one():
     dual = torch.tensor([1.0, 2.0, 0.25, 9.0], dtype=torch.float64)
     losses = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0], dtype=torch.float64)
-    seen = Seen(losses, torch.ones_like(losses))
+    seen = ClientStatistics(losses, torch.ones_like(losses))
     assert Superquantile(0.5).density(seen, dual).tolist() == [0, 0.25, 0.25, 1, 1]
     assert TailFilter(0.5).density(seen, dual).tolist() == [0, 1, 1, 1, 1]
     assert (Superquantile(0.5).tail_start(dual), TailFilter(0.5).tail_start(dual)) == (1.0, 1.0)
@@ -327,19 +333,19 @@ def test_the_boundary_of_a_superquantile_holds_its_low_end_and_not_its_high_one(
 def test_slopes_are_the_derivatives_of_densities(risk):
     losses, step = torch.tensor([-0.75, 0.125, 0.375, 0.5, 0.875, 1.125, 1.875, 2.5], dtype=torch.float64), 1e-6
     mass = torch.ones_like(losses)
-    dual = fit_locally(risk.fit(None), Seen(losses.clamp(0.25, 1.75), mass))      # who is beyond it here was not when it was fitted
+    dual = fit_locally(risk.fit(None), ClientStatistics(losses.clamp(0.25, 1.75), mass))      # who is beyond it here was not when it was fitted
     whose, level = (risk.risk, dual[1:]) if isinstance(risk, (Refreshed, Binned)) else (risk, dual)
     at = risk.histogram.binned(losses) if isinstance(risk, Binned) else losses
     at = at.clamp(min=0.125) if isinstance(whose, PowerFair) else at                # below zero it stays as at zero, where F^q has no slope
-    ahead, behind = (whose.density(Seen(at + move, mass), level) for move in (step, -step))
-    assert risk.slope(Seen(at, mass), dual).tolist() == approx(((ahead - behind) / (2 * step)).tolist(), abs=1e-5)
+    ahead, behind = (whose.density(ClientStatistics(at + move, mass), level) for move in (step, -step))
+    assert risk.slope(ClientStatistics(at, mass), dual).tolist() == approx(((ahead - behind) / (2 * step)).tolist(), abs=1e-5)
     assert bool((ahead <= 1).all())
 
 
 @pytest.mark.parametrize(("tilt", "losses", "expected"), [
     (1.5, [0.5, 2.0, 2.5], [math.exp(1.5 * -1.5), 1.0, 1.0]), (-1.5, [-0.5, 0.0, 0.5], [1.0, 1.0, math.exp(-0.75)])])
 def test_losses_beyond_the_end_that_weighs_most_count_as_that_end(tilt, losses, expected):
-    risk, seen = Tilted(tilt, loss_bound=2.0), Seen(torch.tensor(losses, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    risk, seen = Tilted(tilt, loss_bound=2.0), ClientStatistics(torch.tensor(losses, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
     dual = fit_locally(risk.fit(None), seen)
     assert risk.density(seen, dual).tolist() == approx(expected)
     slopes = [tilt * each for each in expected]
@@ -349,10 +355,10 @@ def test_losses_beyond_the_end_that_weighs_most_count_as_that_end(tilt, losses, 
 
 @given(weighted_losses(), st.sampled_from([SmoothedSuperquantile(0.4, 0.3), QuadraticSuperquantile(0.4, 0.3)]))
 def test_the_tail_of_a_smoothed_risk_starts_where_clients_count_fully(case, risk):
-    seen = Seen(*case)
+    seen = ClientStatistics(*case)
     dual = fit_locally(risk.fit(None), seen)
     start = risk.tail_start(dual)
-    around = Seen(torch.tensor([start - 0.03, start + 1e-6], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+    around = ClientStatistics(torch.tensor([start - 0.03, start + 1e-6], dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     below, above = risk.density(around, dual).tolist()
     assert above == 1
     assert below == approx(math.exp(-0.1) if isinstance(risk, SmoothedSuperquantile) else 0.9)
@@ -361,11 +367,11 @@ def test_the_tail_of_a_smoothed_risk_starts_where_clients_count_fully(case, risk
 @given(weighted_losses(), st.sampled_from([Superquantile(1e-4), SmoothedSuperquantile(1e-4, 0.3), QuadraticSuperquantile(1e-4, 0.3),
                                            Refreshed(Superquantile(1e-4), 2), Tilted(2.0, loss_bound=10.0), TailFilter(1e-4), Mean()]))
 def test_somebody_counts_as_much_as_the_dynamic_range_of_a_risk_says(case, risk):
-    seen = Seen(*case)
+    seen = ClientStatistics(*case)
     density = risk.density(seen, fit_locally(risk.fit(None), seen))
-    assert density.max().item() >= math.exp(-risk.dynamic_range) * 0.98            # to the share that a kink may cost
-    tied = Seen(torch.zeros_like(seen.losses), seen.mass)
-    assert risk.density(tied, fit_locally(risk.fit(None), tied)).max().item() == approx(math.exp(-risk.dynamic_range), rel=0.02)
+    assert density.max().item() >= math.exp(-risk.declares.dynamic_range) * 0.98            # to the share that a kink may cost
+    tied = ClientStatistics(torch.zeros_like(seen.losses), seen.mass)
+    assert risk.density(tied, fit_locally(risk.fit(None), tied)).max().item() == approx(math.exp(-risk.declares.dynamic_range), rel=0.02)
 
 
 def test_a_failed_client_keeps_its_lambda_and_moves_nobody_elses():
@@ -373,7 +379,7 @@ def test_a_failed_client_keeps_its_lambda_and_moves_nobody_elses():
     memory = torch.tensor([0.5, 1.25, 1.5, 0.75], dtype=torch.float64)
     mass = torch.tensor([2.0, 3.0, 1.0, 1.0], dtype=torch.float64).where(~failed, 0.0)
     losses = torch.tensor([0.25, 0.0, 0.5, 1.0], dtype=torch.float64)             # a failed client's loss is zero, and means nothing
-    seen = Seen(losses, mass, memory=memory)
+    seen = ClientStatistics(losses, mass, memory=memory)
     dual = fit_locally(risk.fit(None), seen)
     kept = risk.remember(seen, dual)
     assert kept[1] == memory[1]
@@ -471,7 +477,7 @@ def test_clients_at_the_boundary_that_vanish_between_questions_leave_a_boundary_
     """A deployed client may be gone when the second question comes."""
     conversation = Superquantile(0.5).fit(None)
     question = next(conversation)
-    seen = Seen(torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.ones(4, dtype=torch.float64))
+    seen = ClientStatistics(torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.ones(4, dtype=torch.float64))
     question = conversation.send(question.part.statistic(seen, question.trial).sum(0))
     with pytest.raises(StopIteration) as end:
         conversation.send(torch.zeros_like(question.part.statistic(seen, question.trial).sum(0)))
@@ -481,8 +487,8 @@ def test_clients_at_the_boundary_that_vanish_between_questions_leave_a_boundary_
 def test_a_refreshed_dual_under_which_nobody_counted_is_fitted_anew():
     stale = Refreshed(Superquantile(0.5), 5).unused(torch.zeros(5, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="asked"):
-        fit_locally(_asking(Refreshed(Superquantile(0.5), 5).fit(stale)), Seen(torch.ones(3).double(), torch.ones(3).double()))
-    seen = Seen(torch.zeros(3).double(), torch.zeros(3).double())
+        fit_locally(_asking(Refreshed(Superquantile(0.5), 5).fit(stale)), ClientStatistics(torch.ones(3).double(), torch.ones(3).double()))
+    seen = ClientStatistics(torch.zeros(3).double(), torch.zeros(3).double())
     dual = fit_locally(Refreshed(Superquantile(0.5), 5).fit(None), seen)      # nobody had a loss
     with pytest.raises(RuntimeError, match="asked"):
         fit_locally(_asking(Refreshed(Superquantile(0.5), 5).fit(dual)), seen)
@@ -504,7 +510,7 @@ def test_whole_number_losses_are_refused():
 
 @pytest.mark.parametrize("risk", [*RISKS, TailFilter(0.3), Ascent(), GroupAscent(3)], ids=repr)
 def test_a_round_in_which_no_client_has_a_loss_counts_nobody_and_does_not_break(risk):
-    seen = Seen(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), torch.arange(3))
+    seen = ClientStatistics(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), torch.arange(3))
     weights = seen.mass * risk.density(seen, fit_locally(risk.fit(None), seen))
     assert weights.sum().item() == 0
 
@@ -526,7 +532,7 @@ def test_ascent_by_client_follows_the_projected_ascent_over_rounds():
     reference, memory = torch.full((clients,), 1 / clients, dtype=torch.float64), None
     for _ in range(6):
         losses = torch.rand(clients, generator=random).double()
-        seen = Seen(losses, mass, memory=memory)
+        seen = ClientStatistics(losses, mass, memory=memory)
         dual = fit_locally(risk.fit(None), seen)
         weights = mass * risk.density(seen, dual)
         assert torch.allclose(weights / weights.sum(), reference, atol=1e-7)       # this round counts lambda as it was
@@ -541,7 +547,7 @@ def test_ascent_by_group_follows_the_projected_ascent_of_group_losses():
     risk, dual, reference = GroupAscent(groups=3, step=0.2), None, torch.full((3,), 1 / 3, dtype=torch.float64)
     for _ in range(5):
         losses = torch.rand(6, generator=random).double()
-        seen = Seen(losses, mass, group)
+        seen = ClientStatistics(losses, mass, group)
         dual = fit_locally(risk.fit(dual), seen)
         weights = mass * risk.density(seen, dual)
         of_group = torch.zeros(3, dtype=torch.float64).index_add_(0, group, mass)
@@ -552,7 +558,7 @@ def test_ascent_by_group_follows_the_projected_ascent_of_group_losses():
 
 def test_an_absent_group_keeps_its_lambda():
     risk = GroupAscent(groups=3, step=0.5)
-    seen = Seen(torch.tensor([2.0, 0.5], dtype=torch.float64), torch.ones(2, dtype=torch.float64), torch.tensor([0, 1]))
+    seen = ClientStatistics(torch.tensor([2.0, 0.5], dtype=torch.float64), torch.ones(2, dtype=torch.float64), torch.tensor([0, 1]))
     dual = fit_locally(risk.fit(None), seen)
     assert dual[5].item() == approx(1 / 3)
     assert dual[3:].sum().item() == approx(1)
@@ -560,8 +566,8 @@ def test_an_absent_group_keeps_its_lambda():
 
 
 def test_a_refreshed_risk_asks_every_few_rounds_only():
-    seen = Seen(torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.ones(4, dtype=torch.float64))
-    later = Seen(seen.losses + 10, seen.mass)
+    seen = ClientStatistics(torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.ones(4, dtype=torch.float64))
+    later = ClientStatistics(seen.losses + 10, seen.mass)
     risk, asked, dual = Refreshed(Superquantile(0.5), every=3), [], None
     for t in range(7):
         now = seen if t < 3 else later
@@ -585,18 +591,21 @@ class Plain(Risk):
     """Nothing but the defaults."""
 
 
-def test_a_risk_of_nothing_but_defaults_asks_nothing_and_counts_everybody_by_mass():
+def test_of_a_risk_that_declares_nothing_nothing_is_known():
     risk, dual = Plain(), torch.tensor([3.0], dtype=torch.float64)
     losses, mass = torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1.0, 2.0, 1.0])
     assert risk.weights(losses, mass).tolist() == [0.25, 0.5, 0.25]
-    assert (risk.reads_losses, risk.remembers, risk.survives_lost_memory, risk.lost_memory, risk.not_private) == (True, False, True, "", "")
-    assert (risk.releases(), risk.mechanism, risk.tells_counted, risk.has_slope) == ((), NoPrivacy(), False, False)
-    assert (risk.fewest_counted(dual, 2.0), risk.weight_bound(9, 2.5), risk.dynamic_range, risk.expected_tail(40)) == (math.inf, 2.5, 0, 40)
+    declared = risk.declares
+    assert (declared.reads_losses, declared.keeps, declared.releases, declared.contributing, declared.weight) == (True, None, None, None, None)
+    assert (declared.mechanism, declared.releases_weight, declared.has_slope, declared.dynamic_range) == (NoPrivacy(), False, False, 0)
+    assert "does not declare" in declared.not_private
+    assert (risk.fewest_contributors(dual, 2.0), risk.weight_bound(9, 2.5), declared.expected_contributors(40)) == (None, 2.5, None)
+    assert not risk.reads_memory
     assert risk.tail_start(dual) is None
     assert risk.unused(dual) is dual
-    seen = Seen(losses.double(), mass.double())
+    seen = ClientStatistics(losses.double(), mass.double())
     for refused in (lambda: risk.value(losses), lambda: risk.statistic(seen, dual), lambda: risk.slope(seen, dual),
-                    lambda: risk.remember(seen, dual), lambda: risk.counted(dual)):
+                    lambda: risk.remember(seen, dual), lambda: risk.released_weight(dual)):
         with pytest.raises(TypeError, match=r"^Plain "):
             refused()
 
@@ -606,31 +615,56 @@ def test_a_risk_of_nothing_but_defaults_asks_nothing_and_counts_everybody_by_mas
     (QuadraticSuperquantile(0.3, 0.1), 12), (Worst(), 1), (Refreshed(Superquantile(0.3), 2), 12), (Refreshed(Worst(), 2), 1),
     (Binned(Superquantile(0.3), NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))), 12)], ids=repr)
 def test_about_theta_of_a_cohort_is_expected_in_the_tail(risk, tail):
-    assert risk.expected_tail(40) == approx(tail)
-    assert Worst().expected_tail(0.5) == 0.5                     # a cohort may be expected to hold less than a client
+    assert risk.declares.expected_contributors(40) == approx(tail)
+    assert Worst().declares.expected_contributors(0.5) == 0.5    # a cohort may be expected to hold less than a client
+
+
+def about_losses(risk):
+    """What the ledger is told to expect of a risk's questions."""
+    return replace(fedavg(4), risk=risk).releases(10)[:-1]
 
 
 def test_the_ledger_hears_of_every_risk_that_asks_and_of_no_other():
-    for risk in (Mean(), Tilted(0.0), Tilted(1.0, loss_bound=2.0), Tilted(-1.0, loss_bound=2.0), Refreshed(Mean(), 2)):
-        assert risk.releases() == ()
+    for risk in (Mean(), PowerFair(0.0), Tilted(0.0), Tilted(1.0, loss_bound=2.0), Tilted(-1.0, loss_bound=2.0), Refreshed(Mean(), 2)):
+        assert about_losses(risk) == ()
     for risk in (Superquantile(0.3), TailFilter(0.3), SmoothedSuperquantile(0.3, 0.1), QuadraticSuperquantile(0.3, 0.1), Tilted(1.0), Tilted(-1.0),
-                 PowerFair(1.0), Worst(), Ascent(), GroupAscent(2)):
-        assert risk.releases() == (NonPrivateRelease(f"what {type(risk).__name__} asks about the losses"),)
-        assert not risk.tells_counted
-        if not risk.remembers:
-            assert Refreshed(risk, 2).releases() == risk.releases()
+                 PowerFair(1.0), Worst(), Ascent(), GroupAscent(2), Plain()):
+        assert about_losses(risk) == (NonPrivateRelease(f"what {type(risk).__name__} asks about the losses"),)
+        assert not risk.declares.releases_weight
+        if not risk.declares.keeps:
+            assert Refreshed(risk, 2).declares == risk.declares
     binned = Binned(Superquantile(0.3), NoisyHistogram(3.0, 4.0, GaussianNoise(0.5)))
-    assert binned.mechanism == binned.histogram.mechanism
-    assert [release.multiplier("zero-out") for release in binned.releases()] == [approx(0.5)]
-    assert binned.tells_counted
+    assert binned.declares.mechanism == binned.histogram.mechanism
+    assert [release.multiplier("zero-out") for release in about_losses(binned)] == [approx(0.5)]
+    assert binned.declares.releases_weight
 
 
 def test_only_the_ascent_by_client_keeps_something_there_and_cannot_lose_it():
-    assert (Ascent.remembers, Ascent.survives_lost_memory) == (True, False)
-    for kind in (Mean, Superquantile, TailFilter, SmoothedSuperquantile, QuadraticSuperquantile, Tilted, PowerFair, Worst, GroupAscent, Refreshed, Binned):
-        assert (kind.remembers, kind.survives_lost_memory) == (False, True)
-        assert (kind is Mean) == (kind.reads_losses is False)
-    assert [Refreshed(risk, 2).reads_losses for risk in (Mean(), Worst())] == [False, True]
+    histogram = NoisyHistogram(3.0, 4.0, GaussianNoise(0.5))
+    assert not Ascent().declares.keeps.may_be_lost
+    for risk in (Mean(), Superquantile(0.3), TailFilter(0.3), SmoothedSuperquantile(0.3, 0.1), QuadraticSuperquantile(0.3, 0.1), Tilted(1.0), PowerFair(1.0), Worst(),
+                 GroupAscent(2), Refreshed(Worst(), 2), Binned(Superquantile(0.3), histogram)):
+        assert risk.declares.keeps is None
+        assert (type(risk) is Mean) == (not risk.declares.reads_losses)
+    assert [Refreshed(risk, 2).declares.reads_losses for risk in (Mean(), Worst())] == [False, True]
+
+
+@pytest.mark.parametrize("risk", [Mean(), Superquantile(0.3), TailFilter(0.3), SmoothedSuperquantile(0.3, 0.1), QuadraticSuperquantile(0.3, 0.1), Tilted(1.0), PowerFair(1.0), Worst()], ids=repr)
+def test_a_wrapper_forgets_nothing_of_what_the_inner_risk_declares(risk):
+    """Field by field: what differs under a wrapper is what that wrapper says of itself."""
+    inner = risk.declares
+    assert Refreshed(risk, 2).declares == inner
+    if not inner.not_private and inner.reads_losses:
+        binned = Binned(risk, NoisyHistogram(3.0, 4.0, GaussianNoise(0.5))).declares
+        differs = {field.name for field in fields(inner) if getattr(binned, field.name) != getattr(inner, field.name)}
+        assert differs == {"releases", "mechanism", "releases_weight", "planned_clients"}
+        assert Refreshed(Binned(risk, NoisyHistogram(3.0, 4.0, GaussianNoise(0.5))), 2).declares == binned
+
+
+@pytest.mark.parametrize("member", ["remembers", "not_private", "releases", "expected_tail", "fewest_counted", "mechanism"])
+def test_members_of_former_versions_are_refused_in_words(member):
+    with pytest.raises(TypeError, match=f"Old defines {member}, which a risk now declares in one record. Write a property declares"):
+        type("Old", (Risk,), {member: True})
 
 
 @dataclass(frozen=True)
@@ -647,13 +681,14 @@ class Telling(Risk):
         return torch.tensor([7.0 if previous is None else 10 * float(previous[0])], dtype=torch.float64)
         yield
 
-    def releases(self):
-        return (NonPrivateRelease("all"),)
+    @property
+    def declares(self):
+        return RiskDeclaration(releases=(NonPrivateRelease("all"),), dynamic_range=3.5, has_slope=True, not_private="", keeps=None)
 
-    def fewest_counted(self, dual, mass):
+    def fewest_contributors(self, dual, mass):
         return float(dual[0]) / mass
 
-    def counted(self, dual):
+    def released_weight(self, dual):
         return float(dual[0]) + 1
 
     def density(self, seen, dual):
@@ -671,10 +706,6 @@ class Telling(Risk):
     def weight_bound(self, clients, mass):
         return clients * mass
 
-    @property
-    def dynamic_range(self):
-        return 3.5
-
     def check(self, population, sample):
         raise ValueError(f"{population} {sample}")
 
@@ -686,25 +717,26 @@ def test_a_risk_around_another_passes_on_what_that_one_says_of_the_rest_of_the_d
     assert wrapped.value(losses, mass) == risk.value(losses, mass)
     assert torch.equal(wrapped.weights(losses, mass), losses / mass)
     at = torch.tensor([0.5, 3.5, 1.5], dtype=torch.float64) if isinstance(wrapped, Binned) else losses       # the middles of bins of width one
-    assert torch.equal(wrapped.density(Seen(losses, mass), dual), at * 4)
-    assert torch.equal(wrapped.slope(Seen(losses, mass), dual), at + 4)
-    assert (wrapped.tail_start(dual), wrapped.dynamic_range, wrapped.has_slope, wrapped.tells_counted) == (6.0, 3.5, True, True)
-    assert not replace(wrapped, risk=Superquantile(0.5)).has_slope
+    assert torch.equal(wrapped.density(ClientStatistics(losses, mass), dual), at * 4)
+    assert torch.equal(wrapped.slope(ClientStatistics(losses, mass), dual), at + 4)
+    assert (wrapped.tail_start(dual), wrapped.declares.dynamic_range, wrapped.declares.has_slope) == (6.0, 3.5, True)
+    assert not replace(wrapped, risk=Superquantile(0.5)).declares.has_slope
+    assert wrapped.weight_bound(3, 5.0) == 15.0
     with pytest.raises(ValueError, match="people Everyone"):
         wrapped.check("people", Everyone())
 
 
 def test_a_refreshed_risk_counts_rounds_before_its_dual_and_shows_no_count_of_a_stale_one():
-    risk, nobody = Refreshed(Telling(), 3), Seen(torch.ones(1).double(), torch.ones(1).double())
+    risk, nobody = Refreshed(Telling(), 3), ClientStatistics(torch.ones(1).double(), torch.ones(1).double())
     duals, dual = [], None
     for _ in range(7):
         dual = fit_locally(risk.fit(dual), nobody)
         duals.append(dual.tolist())
     assert duals == [[0, 7], [1, 7], [2, 7], [0, 70], [1, 70], [2, 70], [0, 700]]      # the risk is told its own last dual
     fresh, stale = (torch.tensor([age, 4.0], dtype=torch.float64) for age in (0.0, 1.0))
-    assert (risk.fewest_counted(fresh, 0.5), risk.fewest_counted(stale, 0.5)) == (8.0, 0.0)
-    assert (risk.counted(stale), risk.weight_bound(3, 5.0), risk.releases()) == (5.0, 15.0, (NonPrivateRelease("all"),))
-    assert risk.mechanism == NoPrivacy()
+    assert (risk.fewest_contributors(fresh, 0.5), risk.fewest_contributors(stale, 0.5)) == (8.0, None)
+    assert (risk.released_weight(stale), risk.weight_bound(3, 5.0), risk.declares.releases) == (5.0, 15.0, (NonPrivateRelease("all"),))
+    assert risk.declares.mechanism == NoPrivacy()
     assert risk.unused(stale).tolist() == [3.0, 8.0]
     assert risk.unused(stale + 5) is None
     assert [fit_locally(Refreshed(Telling(), 1).fit(d), nobody).tolist() for d in (None, fresh)] == [[0, 7], [0, 40]]
@@ -712,6 +744,10 @@ def test_a_refreshed_risk_counts_rounds_before_its_dual_and_shows_no_count_of_a_
 
 class Scant(Risk):
     """Hardly counts anybody."""
+
+    @property
+    def declares(self):
+        return RiskDeclaration(not_private="", weight=getattr(self, "tail_fraction", None))
 
     def density(self, seen, dual):
         return torch.full_like(seen.mass, 1e-3)
@@ -727,14 +763,14 @@ def test_a_released_weight_is_at_least_half_the_expected_tail_or_one_client_and_
     for risk, clients, expected in [(Superquantile(0.5), 4, 5.0), (Superquantile(0.5), 14, 7.0), (Superquantile(0.5), 90, 20.0), (Tilted(1.0), 12, 12.0),
                                     (Tilted(1.0), 90, 20.0), (Superquantile(0.05), 4, 1.0), (ScantTail(0.5), 14, 5.0), (Scant(), 14, 1.0)]:
         binned = Binned(risk, NoisyHistogram(4.0, 20.0, GaussianNoise(1e-9), bins=4, method="flat"))
-        dual = fit_locally(binned.fit(None), Seen(torch.full((clients,), 1.25).double(), torch.ones(clients).double()))
+        dual = fit_locally(binned.fit(None), ClientStatistics(torch.full((clients,), 1.25).double(), torch.ones(clients).double()))
         assert dual[0].item() == approx(expected, rel=1e-6)
-        assert binned.counted(dual) == binned.fewest_counted(dual, 1.0) == dual[0]
+        assert binned.released_weight(dual) == binned.fewest_contributors(dual, 1.0) == dual[0]
 
 
-def test_the_fewest_counted_are_the_released_weight_over_the_largest_mass():
+def test_the_fewest_contributors_are_the_released_weight_over_the_largest_mass():
     dual = torch.tensor([1.0, 2.0, 0.25, 9.0], dtype=torch.float64)
-    assert [risk.fewest_counted(dual, 2.0) for risk in (Superquantile(0.5), TailFilter(0.5))] == [4.5, 4.5]
+    assert [risk.fewest_contributors(dual, 2.0) for risk in (Superquantile(0.5), TailFilter(0.5))] == [4.5, 4.5]
 
 
 # How finely a dual is found, and at which ends
@@ -746,7 +782,7 @@ def test_a_threshold_is_found_as_finely_as_it_must_be_and_no_finer(risk, resolut
     """Trials are asked for until their distance is the resolution at most. Spreads of all sizes, so that some distances are just above."""
     for spread in (2.0**k for k in range(7)):
         distances, dual = [], None
-        seen = Seen(torch.tensor([1.0, 1.25, 1.0 + spread]).double(), torch.ones(3, dtype=torch.float64))
+        seen = ClientStatistics(torch.tensor([1.0, 1.25, 1.0 + spread]).double(), torch.ones(3, dtype=torch.float64))
         conversation = risk.fit(None)
         question = next(conversation)
         while dual is None:
@@ -798,7 +834,7 @@ def test_where_the_minimisers_of_the_quadratic_are_an_interval_its_lower_end_is_
 
 def test_the_worst_client_under_a_power_has_the_slope_from_below_and_a_zero_loss_that_of_the_floor():
     losses, dual = torch.tensor([0.0, 0.5, 2.0, 2.5], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
-    seen = Seen(losses, torch.ones_like(losses))
+    seen = ClientStatistics(losses, torch.ones_like(losses))
     for power in (0.5, 1.0, 3.0):
         slopes = [power * (x / 2) ** (power - 1) / 2 for x in (1e-10, 0.5, 2.0)]
         assert PowerFair(power).slope(seen, dual).tolist() == approx([*slopes, 0.0])
@@ -808,8 +844,8 @@ def test_the_worst_client_under_a_power_has_the_slope_from_below_and_a_zero_loss
 @pytest.mark.parametrize(("tilt", "shift"), [(0.5, 8.0), (1.0, 8.0), (3.0, 8.0), (0.0, 0.0), (-0.5, 0.0), (-3.0, 0.0)])
 def test_a_public_bound_is_the_shift_of_any_tilt_above_zero(tilt, shift):
     risk = Tilted(tilt, loss_bound=8.0)
-    assert fit_locally(risk.fit(None), Seen(torch.ones(2).double(), torch.ones(2).double())).tolist() == [shift]
-    assert risk.dynamic_range == abs(tilt) * 8
+    assert fit_locally(risk.fit(None), ClientStatistics(torch.ones(2).double(), torch.ones(2).double())).tolist() == [shift]
+    assert risk.declares.dynamic_range == abs(tilt) * 8
 
 
 # The ascents: defaults, bounds, refusals
@@ -829,7 +865,7 @@ def test_ascents_take_a_step_of_a_tenth_unless_told_otherwise(make):
     for step, given_step in ((0.1, {}), (0.4, {"step": 0.4})):
         expected = nearest_on_simplex(1 / 3 + step * losses.numpy())
         assert make(**given_step).weights(losses).tolist() == approx(expected.tolist(), abs=1e-12)
-        seen = Seen(losses, torch.tensor([2.0, 0.5, 0.25], dtype=torch.float64), torch.arange(3))
+        seen = ClientStatistics(losses, torch.tensor([2.0, 0.5, 0.25], dtype=torch.float64), torch.arange(3))
         risk = make(**given_step)
         dual = fit_locally(risk.fit(None), seen)
         found = risk.remember(seen, dual) / 3 if isinstance(risk, Ascent) else dual[3:]
@@ -842,7 +878,7 @@ def test_ascents_take_a_step_of_a_tenth_unless_told_otherwise(make):
 def test_no_row_of_an_ascent_is_beyond_its_bound_and_one_client_may_reach_it(case, step):
     losses, mass = case
     clients, risk, largest = len(losses), Ascent(step, loss_bound=8.0), float(mass.max())
-    conversation, seen = risk.fit(None), Seen(losses, mass, memory=None)
+    conversation, seen = risk.fit(None), ClientStatistics(losses, mass, memory=None)
     question, dual = next(conversation), None
     while dual is None:
         rows = question.part.statistic(seen, question.trial)
@@ -854,10 +890,10 @@ def test_no_row_of_an_ascent_is_beyond_its_bound_and_one_client_may_reach_it(cas
     assert float((mass * risk.density(seen, dual)).max()) <= risk.weight_bound(clients, largest)
     alone = torch.zeros(clients, dtype=torch.float64)
     alone[0] = clients
-    held = float((mass * risk.density(Seen(losses, mass, memory=alone), dual)).max())
+    held = float((mass * risk.density(ClientStatistics(losses, mass, memory=alone), dual)).max())
     assert held <= risk.weight_bound(clients, largest) <= held * (1 + 2e-6)
     groups = GroupAscent(2, step, loss_bound=8.0)
-    rows = groups.statistic(Seen(losses.clamp(min=1.0), mass, torch.arange(clients) % 2), torch.zeros(0))
+    rows = groups.statistic(ClientStatistics(losses.clamp(min=1.0), mass, torch.arange(clients) % 2), torch.zeros(0))
     assert float(rows.abs().max()) <= groups.row_bound(clients, largest) == 8.0 * largest
 
 
@@ -865,8 +901,8 @@ def test_how_far_the_lambdas_may_grow_at_a_trial_shift():
     """All clients' lambda on one, and a loss at the bound: clients + rate * bound; and by hand at three shifts."""
     surplus = Surplus(rate=0.5, loss_bound=8.0)
     assert surplus.row_bound(6, 3.0) == 6 + 4.0
-    assert Surplus.remembers
-    seen = Seen(torch.tensor([2.0, 8.0, 1.0]).double(), torch.tensor([1.0, 0.5, 0.0]).double(), memory=torch.tensor([0.25, math.nan, 2.0]).double())
+    assert Surplus.reads_memory
+    seen = ClientStatistics(torch.tensor([2.0, 8.0, 1.0]).double(), torch.tensor([1.0, 0.5, 0.0]).double(), memory=torch.tensor([0.25, math.nan, 2.0]).double())
     rows = surplus.statistic(seen, torch.tensor([-1.0, 1.0, 9.0]).double())
     assert rows.tolist() == [[2.0, 0.0, -0.25], [5.0, 3.0, -1.0], [0.0, 0.0, 0.0]]      # who remembers nothing stands at one; no mass, no say
     assert Ascent().density(seen, torch.zeros(2)).tolist() == [0.25, 2.0, 0.0]
@@ -876,27 +912,32 @@ def test_how_far_the_lambdas_may_grow_at_a_trial_shift():
 
 def test_groups_alone_in_a_cohort_without_lambda_count_nobody():
     risk, before = GroupAscent(2, step=0.5), torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    seen = Seen(torch.tensor([2.0]).double(), torch.ones(1).double(), torch.tensor([1]))
+    seen = ClientStatistics(torch.tensor([2.0]).double(), torch.ones(1).double(), torch.tensor([1]))
     dual = fit_locally(risk.fit(before), seen)
     assert dual.tolist() == [0.0, 0.0, 1.0, 0.0]
     assert risk.density(seen, dual).tolist() == [0.0]
 
 
+def check_clients(risk, people, sample):
+    for text in risk_has_its_clients(Composition(sample, risk, WeightedMean(), LocalSGD(), people, PlainChannel(), None)):
+        raise ValueError(text)
+
+
 def test_ascents_are_refused_where_somebody_may_be_missing_or_has_no_group():
     people = small_population(12, groups=3)
     for sample in (Everyone(), Uniform(12), Poisson(1.0)):
-        Ascent().check(people, sample)
+        check_clients(Ascent(), people, sample)
     for sample in (Uniform(11), Poisson(0.5)):
         with pytest.raises(ValueError, match=r"Ascent keeps a lambda on every client and needs everybody every round, .* of 12 clients"):
-            Ascent().check(people, sample)
+            check_clients(Ascent(), people, sample)
     for groups in (3, 4):
-        GroupAscent(groups).check(people, Uniform(3))
+        check_clients(GroupAscent(groups), people, Uniform(3))
     with pytest.raises(ValueError, match=r"population\.group goes up to 2, but groups=2\. Write groups=3\."):
-        GroupAscent(2).check(people, Uniform(3))
+        check_clients(GroupAscent(2), people, Uniform(3))
     with pytest.raises(ValueError, match="GroupAscent needs a group for each client"):
-        GroupAscent(3).check(replace(people, group=None), Uniform(3))
+        check_clients(GroupAscent(3), replace(people, group=None), Uniform(3))
     with pytest.raises(ValueError, match="GroupAscent needs a group for each client"):
-        GroupAscent(3).statistic(Seen(torch.ones(2).double(), torch.ones(2).double()), torch.zeros(0))
+        GroupAscent(3).statistic(ClientStatistics(torch.ones(2).double(), torch.ones(2).double()), torch.zeros(0))
 
 
 HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))

@@ -136,8 +136,9 @@ def test_what_losing_memory_means_for_ascent_is_what_it_says():
     after = [train(ALGORITHMS["afl"], linear(), POPULATION, rounds=1, start=s).memory.kept["risk 0"].sum().item() for s in (trained, forgot)]
     assert after[0] == approx(len(POPULATION), rel=1e-6)
     assert after[1] != approx(len(POPULATION), rel=1e-6)
-    assert "starts again at one" in fedtail.Ascent.lost_memory
-    assert not fedtail.Ascent.survives_lost_memory
+    keeps = fedtail.Ascent().declares.keeps
+    assert "starts again at one" in keeps.lost
+    assert not keeps.may_be_lost
 
 
 def test_memory_goes_with_the_client_and_with_the_run():

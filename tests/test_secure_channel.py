@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,15 +14,17 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
-from fedtail.channel.base import lose_rounding, server_noise
+from fedtail.channel.base import lose_rounding, refuse_release, server_noise
 from fedtail.channel.secure import told
 from fedtail.clients import Broadcast
+from fedtail.composition import refusals
 from fedtail.deployment import RemoteFleet, Roster
 from fedtail.engine.fleet import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import NoSampling, RoundEvent, SystemRandomness
 from fedtail.quantiles.radix import Digit
 from fedtail.questions import Statistic, Train
+from fedtail.risk import Risk
 
 from cases import small_population
 from own_risk import CoordinateMedian, Expectile
@@ -126,16 +128,21 @@ def test_a_tail_in_which_nobody_could_hide_is_lost_before_it_trains():
 def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
     algorithm = fedtail.delta_fl(0.5, 20, **LOCAL)                       # the worst 10 of 20 clients of equal mass
     just, few = SecureChannel(16, hides_among=10), SecureChannel(16, hides_among=11)
-    just.refuse_parts(algorithm.risk, 20, LocalFleet(PEOPLE, TASK))
-    with pytest.raises(ValueError, match=r"Superquantile counts about 10 of 20 clients a round: .* \(hides_among=11\)"):
-        few.refuse_parts(algorithm.risk, 20, LocalFleet(PEOPLE, TASK))
+    assert refusals(algorithm, PEOPLE, just, LocalFleet(PEOPLE, TASK)) == ()
+    (refused,) = refusals(algorithm, PEOPLE, few, LocalFleet(PEOPLE, TASK))
+    assert "Superquantile counts about 10 of 20 clients a round: " in refused
+    assert "(hides_among=11)" in refused
     dual = torch.tensor([1.0, 2.0, 0.5, 10.0], dtype=torch.float64)      # the last of them: a mass of 10 counts
     question = Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate)
     cohort = algorithm.sample(PEOPLE, 0, 0)
     assert cohort.mass_bound == 1
-    just.refuse_tail(question, cohort)
+    just.lose_small_sums((question,), cohort, asked_in_vain)
     with pytest.raises(RoundLost, match="as few as 10 clients may be in the tail, and one must hide among 11"):
-        few.refuse_tail(question, cohort)
+        few.lose_small_sums((question,), cohort, asked_in_vain)
+
+
+def asked_in_vain(question):
+    raise AssertionError(f"nothing has to be asked, but {question} was")
 
 
 def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
@@ -148,10 +155,60 @@ def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
         SecureChannel(2).lose_few((question, shares), SimpleNamespace(answered=7))
 
 
-def test_a_stale_dual_does_not_show_who_counts():
+def counts_of(trained):
+    """How many rounds released a count of contributors."""
+    return sum(count for event, count in trained.ledger.rounds for release in event.releases if release.what.startswith("how many clients"))
+
+
+def test_a_stale_dual_does_not_show_who_contributes_so_they_are_counted():
     refreshed = fedtail.delta_fl(0.5, 30, refresh_every=3, **LOCAL)
-    with pytest.warns(RoundLostWarning, match="as few as 0 clients may be in the tail"):
-        train(refreshed, TASK, PEOPLE, rounds=2, channel=SecureChannel(16, hides_among=3))
+    for masks in ("real", "none"):
+        trained = train(refreshed, TASK, PEOPLE, rounds=2, channel=SecureChannel(16, hides_among=3, masks=masks))
+        assert counts_of(trained) == 1                                   # the first round fits its dual, the second does not
+        assert torch.equal(params_of(trained), params_of(train(refreshed, TASK, PEOPLE, rounds=2, channel=IntegerChannel())))
+
+
+@dataclass(frozen=True)
+class Nearest(Risk):
+    """As few clients as `contributors` have a weight, whoever is asked: a user's risk that declares nothing."""
+
+    contributors: int
+
+    def density(self, clients, dual):
+        return (clients.losses.argsort().argsort() < self.contributors).double()
+
+
+@pytest.mark.parametrize("contributors", [1, 3, 9, 10, 20])
+def test_contributors_of_a_risk_that_declares_nothing_are_counted_before_they_train(contributors):
+    algorithm = replace(fedtail.fedavg(20, **LOCAL), risk=Nearest(contributors))
+    lost = pytest.warns(RoundLostWarning, match=f"as few as {contributors} clients may be in the tail, and one must hide among 10")
+    with contextlib.ExitStack() as stack:
+        for expected in (pytest.warns(fedtail.NobodyCountedWarning), lost) if contributors < 10 else ():
+            stack.enter_context(expected)
+        trained = train(algorithm, TASK, PEOPLE, rounds=1, channel=SecureChannel(11, hides_among=10))
+    assert counts_of(trained) == 1
+    assert torch.equal(trained.state.params, TASK.params()) == (contributors < 10)
+    released = [release.what for event, _ in trained.ledger.rounds for release in event.releases]
+    assert ("the updates, by WeightedMean" in released) == (contributors >= 10)
+
+
+@pytest.mark.parametrize(("method", "counted"), [
+    (fedtail.fedavg(20, **LOCAL), 0), (fedtail.delta_fl(0.5, 20, **LOCAL), 0),
+    (fedtail.afl(0.3, groups=3, cohort_size=20, **LOCAL), 2), (fedtail.q_ffl(1.0, 20, **LOCAL), 2), (fedtail.term(1.0, 20, **LOCAL), 2),
+    (fedtail.fedavg(20, **LOCAL, work=fedtail.Stragglers(0.2)), 0),                 # slow, but everybody takes a step
+    (fedtail.fedavg(20, **LOCAL, work=fedtail.Stragglers(0.2, drop=True)), 2),
+    (replace(fedtail.fedavg(20, **LOCAL), risk=fedtail.QuadraticSuperquantile(0.9, 0.1)), 2),
+], ids=["fedavg", "delta_fl", "afl", "q_ffl", "term", "slow", "dropped", "quadratic"])
+def test_those_are_counted_whose_number_nothing_tells(method, counted):
+    trained = train(method, TASK, PEOPLE, rounds=2, channel=SecureChannel(11, hides_among=5, masks="none"))
+    assert counts_of(trained) == counted
+
+
+def test_stragglers_who_are_dropped_do_not_hide_anybody():
+    most = fedtail.fedavg(20, **LOCAL, work=fedtail.Stragglers(0.95, drop=True))
+    with pytest.warns(RoundLostWarning, match="one must hide among 10"), pytest.warns(fedtail.NobodyCountedWarning):
+        trained = train(most, TASK, PEOPLE, rounds=2, channel=SecureChannel(11, hides_among=10))
+    assert torch.equal(trained.state.params, TASK.params())
 
 
 def roster_fleet():
@@ -249,15 +306,15 @@ def test_what_a_channel_refuses(private, exact, gathers, channel):
     mechanism, hides = SimpleNamespace(private=private, reveals_exact_sum=exact, minimum=5), not isinstance(channel, PlainChannel)
     if hides and private and exact:
         with pytest.raises(ValueError, match=rf"^Part adds GaussianNoise on the server, to the exact sum, which {type(channel).__name__} is there"):
-            channel.refuse(mechanism, gathers, "Part")
+            refuse_release(channel, mechanism, gathers, "Part")
     elif hides and gathers:
         with pytest.raises(ValueError, match=f"^Part looks at single rows, but {type(channel).__name__} reveals only sums"):
-            channel.refuse(mechanism, gathers, "Part")
+            refuse_release(channel, mechanism, gathers, "Part")
     else:
-        channel.refuse(mechanism, gathers, "Part")
+        refuse_release(channel, mechanism, gathers, "Part")
     if isinstance(channel, SecureChannel):
         with pytest.raises(ValueError, match="Part counts on the noise of 6 clients, but SecureChannel releases sums over 5"):
-            channel.refuse(SimpleNamespace(private=True, reveals_exact_sum=False, minimum=6), False, "Part")
+            refuse_release(channel, SimpleNamespace(private=True, reveals_exact_sum=False, minimum=6), False, "Part")
 
 
 def test_channels_say_how_many_they_need_and_what_the_server_sees():
@@ -265,17 +322,17 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
     assert (Channel().label, PlainChannel().label, IntegerChannel().label) == ("Channel", "rows in the clear", "sums of integers, not masked")
     with pytest.raises(TypeError, match="Channel has no encoding"):
         Channel().encoding(1, 1.0)
-    here, there, silent = SimpleNamespace(in_one_process=True), SimpleNamespace(in_one_process=False), SimpleNamespace()
+    here, there = SimpleNamespace(in_one_process=True), SimpleNamespace(in_one_process=False)
     assert CHANNEL.described(here) == CHANNEL.label == "sums over at least 8 clients, masked, all in one process"
-    assert CHANNEL.described(there) == CHANNEL.described(silent) == "sums over at least 8 clients, masked by the nodes"
-    assert PlainChannel().described(silent) == "rows in the clear"
+    assert CHANNEL.described(there) == "sums over at least 8 clients, masked by the nodes"
+    assert PlainChannel().described(there) == "rows in the clear"
     assert SecureChannel(2, hides_among=2) == SecureChannel(2, 2, 62, "real", 0.0)
     assert (SecureChannel(2).hides_among, IntegerChannel().modulus_bits, IntegerChannel(8).modulus_bits) == (10, 62, 8)
 
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
     question = Statistic(Digit(24, 8), torch.tensor(0))
-    PlainChannel().lose_few((question,), SimpleNamespace())                          # nobody can fail there
+    PlainChannel().lose_few((question,), SimpleNamespace(answered=None))             # nobody can fail there
     PlainChannel().lose_few((question,), SimpleNamespace(answered=1))
     with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
         PlainChannel().lose_few((question,), SimpleNamespace(answered=0))
@@ -303,8 +360,10 @@ def test_the_noise_of_a_server_follows_from_seed_round_and_question():
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
+    in_one_process, answered = True, None
+
     def __init__(self, fails=False):
-        self.fails, self.seen, self.in_one_process = fails, [], True
+        self.fails, self.seen = fails, []
 
     def open(self, cohort, broadcast):
         self.seen.append("opened")
@@ -356,7 +415,7 @@ def test_clients_vanish_as_often_as_is_said_and_anew_for_each_question():
 
 def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
     question, cohort = Statistic(Digit(24, 8), torch.tensor(0)), SimpleNamespace(key=torch.arange(3))
-    nodes = SimpleNamespace(collect_masked=lambda *given: given)
+    nodes = SimpleNamespace(in_one_process=False, collect_masked=lambda *given: given)
     again = lambda: None  # noqa: E731
     assert CHANNEL.collect((question,), "code", nodes, cohort, None, again) == ((question,), "code", 8, again)
     here = SimpleNamespace(in_one_process=True, collect=lambda questions, encoding: questions)
@@ -364,22 +423,21 @@ def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
 
 
 @pytest.mark.parametrize(("channel", "fleet", "text"), [
-    (CHANNEL, SimpleNamespace(), "SimpleNamespace holds clients who cannot mask their own rows. Use IntegerChannel"),
-    (replace(CHANNEL, masks="none"), SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
-    (replace(CHANNEL, dropout=0.1), SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
-    (CHANNEL, SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=1)), "1 node holds all clients, and a sum over one node is that node's."),
-    (CHANNEL, SimpleNamespace(collect_masked=0, population=SimpleNamespace(nodes=2)), None),
+    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=False), "SimpleNamespace holds clients who cannot mask their own rows. Use IntegerChannel"),
+    (replace(CHANNEL, masks="none"), SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
+    (replace(CHANNEL, dropout=0.1), SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=3)), "nodes mask their rows and drop out by themselves"),
+    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=1)), "1 node holds all clients, and a sum over one node is that node's."),
+    (CHANNEL, SimpleNamespace(in_one_process=False, masks_rows=True, population=SimpleNamespace(nodes=2)), None),
     (replace(CHANNEL, masks="none"), SimpleNamespace(in_one_process=True), None),
 ])
 def test_fleets_that_cannot_mask_are_refused(channel, fleet, text):
     if text is None:
-        channel.refuse_parts(fedtail.Mean(), 8, fleet)                               # as many as the threshold
-        with pytest.raises(ValueError, match="about 7 clients are drawn a round, and sums are released over 8"):
-            channel.refuse_parts(fedtail.Mean(), 7, fleet)
+        assert list(channel.refuse_fleet(8, fleet)) == []                            # as many as the threshold
+        (refused,) = channel.refuse_fleet(7, fleet)
+        assert "about 7 clients are drawn a round, and sums are released over 8" in refused
     else:
-        with pytest.raises(ValueError) as refused:
-            channel.refuse_parts(fedtail.Mean(), 14, fleet)
-        assert text in str(refused.value)
+        (refused,) = channel.refuse_fleet(14, fleet)
+        assert text in refused
 
 
 @pytest.mark.parametrize(("make", "text"), [

@@ -231,13 +231,13 @@ def density(risk: Part, loss: float, dual: Any) -> float:
 
 
 def slope(risk: Part, loss: float, dual: Any) -> float:
-    """The derivative of the density in the loss."""
+    """The derivative of the density in the loss; where it is capped, beyond a bound or a stale dual, it is constant."""
     name, settings = risk
     counted = density(risk, loss, dual)
     if name == "PowerFair":
-        return settings["power"] * counted / loss if counted > 0 else 0.0
+        return settings["power"] * counted / loss if counted > 0 and loss <= dual else 0.0
     if name == "Tilted":
-        return settings["tilt"] * counted
+        return settings["tilt"] * counted if settings["tilt"] * (loss - dual) <= 0 else 0.0
     if name == "SmoothedSuperquantile":
         return counted / settings["smoothing"] if counted < 1 else 0.0
     return 0.0
@@ -460,6 +460,7 @@ class Run:
     seed: int
     noise: Noise = field(default_factory=Noise)
     fewest: int = 1                                               # smaller cohorts are not asked
+    hides: int = 0                                                # with fewer contributors the round is lost, and nothing is remembered
     models: list[Tensor] = field(default_factory=list)            # w^(0), w^(1), ...
     rounds: list[Played] = field(default_factory=list)
     server: dict[str, Tensor] = field(default_factory=dict)
@@ -491,7 +492,12 @@ class Run:
             losses = {k: client_loss(self.problem, clients[k], model, self.noise) for k in drawn}
             left_out = {k for k in drawn if not math.isfinite(losses[k])}
         here = [k for k in drawn if k not in left_out]
+        before = self.stale, dict(self.lambdas)
         weight, slopes = self.weights(here, losses, mass)
+        if sum(weight[k] > 0 and steps_of(local, clients[k], self.seed, number) > 0 for k in here) < self.hides:
+            self.stale, self.lambdas = before
+            self.models.append(model)
+            return Played(list(drawn), set(), left_out, [losses[k] for k in here], [mass[k] for k in here], weight, 0.0)
         largest, counted, total = 0.0, set(), Total(model, self.method, rate_of(local, number))
         for k in here:
             if weight[k] > 0 and steps_of(local, clients[k], self.seed, number) > 0:

@@ -14,8 +14,9 @@ from fedtail.version import __version__
 
 if TYPE_CHECKING:
     from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
-    from fedtail.algorithm import Family, FederatedAlgorithm, SmallTailWarning, State, run_round
+    from fedtail.algorithm import Family, FederatedAlgorithm, State, run_round
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
+    from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
     from fedtail.evaluation import Distribution, Evaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "aggregation": ("AdaptiveClip", "CurvatureMean", "PrivateMean", "WeightedMean"),
-    "algorithm": ("FederatedAlgorithm", "Family", "SmallTailWarning", "State", "run_round"),
+    "algorithm": ("FederatedAlgorithm", "Family", "State", "run_round"),
+    "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
     "evaluation": ("Distribution", "Evaluation", "choose", "evaluate", "evaluate_family", "finetune"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,29 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.aggregation.adaptive_clip import AdaptiveClip
 from fedtail.aggregation.base import Aggregated, Aggregator
-from fedtail.aggregation.private_mean import PrivateMean
 from fedtail.channel.base import Channel, Fleet, RoundLost
 from fedtail.clients import Broadcast
-from fedtail.data.population import Population
 from fedtail.iterates import Iterate, LastIterate
-from fedtail.local.sgd import LocalSGD
+from fedtail.local.base import LocalTraining, RoundStart
 from fedtail.privacy.cohorts import decisive_share
 from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent
 from fedtail.privacy.ledger import Ledger
-from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
-from fedtail.questions import Conversation, Train, about, converse, side_by_side
+from fedtail.privacy.mechanisms import Mechanism
+from fedtail.questions import Conversation, Train, about, converse, side_by_side, with_objective
 from fedtail.risk.base import Risk
-from fedtail.sampling import Cohort, Sampler
+from fedtail.sampling import Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
-
-ENOUGH_IN_TAIL = 10
-RESOLVED = 15.0      # exp(-15) of a weight still leaves updates a few digits in 62 bits
-
-
-class SmallTailWarning(UserWarning):
-    """Few clients count in a round: what the cohort optimises is far from the risk over all clients."""
 
 
 class RoundLostWarning(UserWarning):
@@ -42,14 +32,32 @@ class RoundLostWarning(UserWarning):
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands."""
+    """Where a run stands: the model, the round, and what each part of the method keeps on the server, by the part's name."""
 
     params: Tensor                              # (dim,) the model
-    dual: Tensor | None = None                  # the risk's public numbers of the last round
-    optimizer: OptimizerState = ()
     round: int = 0
-    kept: Tensor | None = None                  # what the iterate keeps
-    aggregate: Tensor | None = None             # what the aggregator keeps
+    parts: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def of(self, part: str) -> Tensor | None:
+        """What a part keeps, where that is one tensor: the dual of "risk", say; None where it keeps nothing."""
+        kept = self.parts.get(part, ())
+        return kept[0] if kept else None
+
+    def keeping(self, part: str, *kept: Tensor | None) -> State:
+        """The state with what a part keeps instead of what it kept; nothing where that is None."""
+        tensors = tuple(tensor for tensor in kept if tensor is not None)
+        others = {name: before for name, before in self.parts.items() if name != part}
+        return replace(self, parts={**others, part: tensors} if tensors else others)
+
+    @property
+    def dual(self) -> Tensor | None:
+        """The risk's public numbers of the last round."""
+        return self.of("risk")
+
+    @property
+    def optimizer(self) -> OptimizerState:
+        """What the server optimiser keeps."""
+        return self.parts.get("server", ())
 
 
 def states_of(state: Any) -> tuple[State, ...]:
@@ -62,8 +70,8 @@ class FederatedAlgorithm:
     """A method, as its parts. Change one with `dataclasses.replace`."""
 
     sample: Sampler                             # population -> cohort
-    local: LocalSGD                             # clients -> one update per client
-    risk: Risk                                  # losses -> dual -> how much each client counts
+    local: LocalTraining                        # clients -> one update per client
+    risk: Risk                                  # losses -> dual -> how much each client contributes
     aggregate: Aggregator                       # client half makes rows of (update, weight); server half asks
     server: ServerOptimizer                     # (params, update, state) -> (params, state)
     iterate: Iterate = field(default_factory=LastIterate)
@@ -73,6 +81,11 @@ class FederatedAlgorithm:
             value = getattr(self, part.name)
             if isinstance(value, type):
                 raise TypeError(f"{part.name} is the class {value.__name__}, a part is needed. Write {value.__name__}(...).")
+        for name in ("local", "risk", "aggregate"):
+            if not hasattr(getattr(self, name), "declares"):
+                kind = type(getattr(self, name)).__name__
+                raise TypeError(f"{name} is a {kind}, which declares nothing. Give it a property declares: what it needs, "
+                                "reveals, keeps and bounds (fedtail.declarations; an example is in docs/howto/risk.md).")
 
     @property
     def members(self) -> tuple[FederatedAlgorithm, ...]:
@@ -80,75 +93,60 @@ class FederatedAlgorithm:
         return (self,)
 
     def start(self, params: Tensor, seed: int) -> State:
-        return State(params, None, self.server.start(params), 0, self.iterate.keep(None, params, 0, seed))
+        state = State(params).keeping("server", *self.server.start(params))
+        return state.keeping("iterate", self.iterate.keep(None, params, 0, seed))
 
     def broadcast(self, state: State, seed: int) -> Broadcast:
         return Broadcast(state.round, seed, state.params[None])
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
-        dual = yield from self.risk.fit(state.dual)
-        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.aggregate)
-        found = yield from self.aggregate.fit(train)
+        dual = yield from with_objective(self.risk.fit(state.dual), self.local.objective)
+        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"))
+        local, kept_local = yield from self.local.prepare(self._round_start(state, train))
+        found = yield from self.aggregate.fit(replace(train, local=local))
         update, kept = found if isinstance(found, Aggregated) else (found, None)
-        if update is None:                      # nobody counted: keep the model
-            return replace(self.skip(state, seed), dual=self.risk.unused(dual), aggregate=kept)
+        after = state.keeping("aggregate", kept).keeping("local", kept_local)
+        if update is None:                      # no client contributed: keep the model
+            return self.skip(after.keeping("risk", self.risk.unused(dual)), seed)
         params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
-        return self._next(State(params, dual, optimizer, state.round + 1, state.kept, kept), seed)
+        after = replace(after, params=params, round=state.round + 1)
+        return self._next(after.keeping("risk", dual).keeping("server", *optimizer), seed)
 
     def skip(self, state: State, seed: int) -> State:
-        """A round in which nobody could be asked keeps the model."""
+        """A round in which nobody could be sampled keeps the model."""
         return self._next(replace(state, round=state.round + 1), seed)
 
     def result(self, state: State) -> Tensor:
         """The model to hand out: the last one, or the average or draw that `iterate` keeps."""
-        return self.iterate.result(state.kept, state.params)
-
-    def check(self, population: Population, channel: Channel, fleet: Fleet) -> None:
-        """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
-        self.sample.check(population)
-        self.risk.check(population, self.sample)
-        risk = type(self.risk).__name__
-        channel.refuse(self.mechanism, self.aggregate.gathers, type(self.aggregate).__name__)
-        channel.refuse(self.risk.mechanism, False, risk)
-        if self.mechanism.private and self.risk.not_private:
-            raise ValueError(f"{risk} cannot be trained privately: {self.risk.not_private}. Use Binned(Superquantile(...), "
-                             "...), or WeightedMean without privacy.")
-        if isinstance(self.aggregate, (PrivateMean, AdaptiveClip)):
-            self.aggregate.check(self.risk, self.sample.expected_size(population))
-        if getattr(self.aggregate, "needs_slope", False) and not self.risk.has_slope:
-            raise ValueError(f"{type(self.aggregate).__name__} needs the slope of the density, which {risk} does not give. "
-                             "Use WeightedMean, or PowerFair as the risk.")
-        if not channel.reveals_rows and self.risk.dynamic_range > RESOLVED:
-            raise ValueError(f"with {self.risk} every weight may be as small as exp(-{self.risk.dynamic_range:g}), which the "
-                             f"integers of {type(channel).__name__} do not resolve (limit {RESOLVED:g}). Lower tilt, tighten "
-                             "loss_bound or leave it out; or raise tail_fraction (theta), or use Worst.")
-        if fleet.forgets and not self.risk.survives_lost_memory:
-            raise ValueError(f"{risk} cannot run on a fleet that may lose its clients' memory: {self.risk.lost_memory}.")
-        expected = self.sample.expected_size(population)
-        channel.refuse_parts(self.risk, expected, fleet)
-        tail = self.risk.expected_tail(expected)
-        if tail < min(ENOUGH_IN_TAIL, expected) and not self.sample.takes_everyone(population):
-            warnings.warn(f"{risk} counts about {tail:g} of {expected:g} clients a round; what such a cohort optimises is far "
-                          "from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
-                          SmallTailWarning, stacklevel=4)
+        return self.iterate.result(state.of("iterate"), state.params)
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to the updates before they cross."""
-        return getattr(self.aggregate, "mechanism", NoPrivacy())
+        """What happens to the updates before they are sent."""
+        return self.aggregate.declares.mechanism
 
     @property
     def minimum(self) -> int:
         """The fewest clients a round may be asked of."""
-        return max(self.mechanism.minimum, self.risk.mechanism.minimum)
+        return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """What a round reveals, at most, of a model with `dim` parameters."""
-        updates = Train(self.local, self.risk, torch.zeros(0), self.aggregate, gather=self.aggregate.gathers)
-        return (*self.risk.releases(), updates.release(dim))
+        gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
+        if losses is None:
+            losses = (NonPrivateRelease(f"what {type(self.risk).__name__} asks about the losses"),)
+        updates = Train(self.local, self.risk, torch.zeros(0), self.aggregate, gather=gathers).release(dim)
+        return (*losses, *[updates] * (1 + self.local.declares.mean_updates))
+
+    def _round_start(self, state: State, train: Train) -> RoundStart:
+        """What the server half of local training is given; it may have the cohort train by another part first."""
+        def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
+            found = yield from self.aggregate.fit(replace(train, local=local))
+            return found.update if isinstance(found, Aggregated) else found
+        return RoundStart(state.round, state.params, state.of("local"), mean_update)
 
     def _next(self, state: State, seed: int) -> State:
-        return replace(state, kept=self.iterate.keep(state.kept, state.params, state.round, seed))
+        return state.keeping("iterate", self.iterate.keep(state.of("iterate"), state.params, state.round, seed))
 
 
 @dataclass(frozen=True)
@@ -188,10 +186,6 @@ class Family:
     def releases(self, dim: int) -> tuple[Release, ...]:
         return tuple(release for member in self.members for release in member.releases(dim))
 
-    def check(self, population: Population, channel: Channel, fleet: Fleet) -> None:
-        for member in self.members:
-            member.check(population, channel, fleet)
-
 
 def same_parts(one: Any, other: Any) -> bool:
     """Whether two parts or methods are alike, field by field; tensors by their values, which a printed form would abbreviate."""
@@ -224,7 +218,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     """
     private_seed = seed if ledger.terms.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
-    cohort = drawn(fleet, partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
+    cohort = fleet.draw(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
     if len(cohort.ids) < fewest(algorithm, channel):
         fleet.close(finished=False)
         return algorithm.skip(state, seed)
@@ -235,12 +229,6 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     except RoundLost as reason:
         warnings.warn(f"round {broadcast.round} is lost, and the model stays as it was: {reason}", RoundLostWarning, stacklevel=2)
         return algorithm.skip(state, seed)
-
-
-def drawn(fleet: Fleet, draw: Callable[[int], Cohort], round: int) -> Cohort:
-    """The cohort of a round; a fleet whose keys travel ahead has drawn it with the round before."""
-    ahead = getattr(fleet, "draw", None)
-    return draw(round) if ahead is None else ahead(draw, round)
 
 
 def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:

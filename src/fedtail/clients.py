@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtail.data.arrays import on, sent, taken
+from fedtail.client_statistics import ClientStatistics
+from fedtail.data.arrays import on, taken
 from fedtail.data.population import Population, rows_of
+from fedtail.devices import sent
 from fedtail.draws import hashed
 from fedtail.modules import cast
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
-from fedtail.types import Examples, Losses, Mass
+from fedtail.types import Examples
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
 
 Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
 PIECE = 2**22            # examples whose places are written down at once: memory does not grow with the population
+Memo = dict[Any, Tensor]      # losses by model, or by (model, objective)
 Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
 
 
@@ -79,20 +82,6 @@ class RoundView:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """All a risk may look at: one number or so per client, float64."""
-
-    losses: Losses                      # rounded once to float32 by the client, whatever the order of addition
-    mass: Mass                          # zero for a client without a finite loss
-    group: Tensor | None = None
-    memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
-
-    def take(self, chosen: Tensor) -> Seen:
-        return Seen(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
-                    None if self.memory is None else self.memory[chosen])
-
-
-@dataclass(frozen=True)
 class Broadcast:
     """What every client of a round is told once; questions refer to it."""
 
@@ -125,7 +114,7 @@ class Shard:
     params: Tensor                      # the broadcast's, on this device and in this precision
     memory: Memory = field(default_factory=dict)      # of these clients, as the last round left it
     blocks: Blocks = field(default_factory=list)      # consecutive clients that are computed together; by default all
-    memo: dict[int, Tensor] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
     remembered: Memory = field(default_factory=dict)
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
     counted: Tensor = field(init=False)               # (models, clients) who trained
@@ -135,14 +124,21 @@ class Shard:
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
         self.counted = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
-    def losses(self, model: int) -> Tensor:
-        """Mean loss of every client, accumulated in float64 and rounded once to float32 (then held as float64)."""
-        if model not in self.memo:
-            self.memo[model] = torch.cat([self.losses_of(model, *block) for block in self.blocks])
-        return self.memo[model]
+    def losses(self, model: int, objective: Any = None) -> Tensor:
+        """What risks see of every client, by default its mean loss: rounded once to float32, then held as float64."""
+        name = memo_name(model, objective)
+        if name not in self.memo:
+            self.memo[name] = torch.cat([self.losses_of(model, *block, objective) for block in self.blocks])
+        return self.memo[name]
 
-    def losses_of(self, model: int, low: int, high: int) -> Tensor:
-        """The same of some consecutive clients, computed anew."""
+    def knows(self, model: int, objective: Any = None) -> bool:
+        """Whether those losses were computed before in this round."""
+        return memo_name(model, objective) in self.memo
+
+    def losses_of(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
+        """The losses of some consecutive clients, computed anew."""
+        if objective is not None:
+            return objective.losses(self.clients(low, high), model).detach().cpu().float().double()
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
@@ -200,19 +196,20 @@ class Clients:
             return SystemRandomness()
         return ClientRandomness(seed, (self.round, number), self.shard.population.key[self.place])
 
-    def seen(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None) -> Seen:
+    def statistics(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None,
+                   objective: Any = None) -> ClientStatistics:
         """What a risk sees of these clients under one of the broadcast models; their `losses` may be known already."""
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
         if losses is None:
-            losses = self.shard.losses(model)[place] if reads_losses else torch.zeros_like(mass)
+            losses = self.shard.losses(model, objective)[place] if reads_losses else torch.zeros_like(mass)
         finite = losses.isfinite()
         if not bool(finite.all()):
             self.shard.failed[place] |= ~finite
             losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         kept = self.shard.memory.get(memory) if memory else None
-        return Seen(losses, mass, None if population.group is None else population.group[place],
-                    None if kept is None else kept[place])
+        return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
+                                None if kept is None else kept[place])
 
     def remember(self, memory: str, values: Tensor) -> None:
         """Keep one row per client until the next round."""
@@ -228,6 +225,11 @@ class Clients:
         rows = sent(population.start[self.place], where)[:, None] + sent(within, where)
         inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
         return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), sent(targets, self.shard.params.device)
+
+
+def memo_name(model: int, objective: Any) -> Any:
+    """Under which name the losses of a model are remembered within a round."""
+    return model if objective is None else (model, objective)
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:

@@ -5,33 +5,63 @@ This file imports no part: a question holds parts by Protocol, and the wire form
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Clients, Seen, Shard
-from fedtail.data.arrays import sent
+from fedtail.client_statistics import ClientStatistics, WeightedClients
+from fedtail.devices import sent
+from fedtail.part import Part
 from fedtail.privacy.events import NonPrivateRelease, Release
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
+
+if TYPE_CHECKING:
+    from fedtail.clients import Clients, Shard
 
 T = TypeVar("T")
 Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, ends in a T
 
 
-@runtime_checkable
-class Part(Protocol):
+class StatisticPart(Part):
     """Something that can be asked about the losses."""
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        """One row per client, linear in its mass: (clients, width)."""
-        ...
+    reads_memory: ClassVar[bool] = False      # rows depend on what the risk keeps on its clients
+
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: one row per client, linear in its mass: (clients, width)."""
+        raise NotImplementedError
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        """Largest absolute entry of a row, for so many clients of at most so much mass; most rows are shares of the mass."""
+        return mass
+
+    def row_width(self, trial: Tensor) -> int:
+        """Entries of a row: by default from the row of a client without mass."""
+        none = torch.zeros(1, dtype=torch.float64)
+        return self.statistic(ClientStatistics(torch.ones_like(none), none, torch.zeros(1, dtype=torch.int64)), trial).shape[1]
 
 
 class Question(Protocol):
     """Anything a client answers with one row."""
+
+    @property
+    def name(self) -> str:
+        """The class of the part that asks, for words about the question."""
+        ...
+
+    @property
+    def model(self) -> int:
+        """Which of the broadcast models it is about."""
+        ...
+
+    @property
+    def trains(self) -> bool:
+        """Whether clients train to answer it, which takes long; other rows are a few numbers from the losses."""
+        ...
 
     @property
     def gather(self) -> bool:
@@ -40,7 +70,7 @@ class Question(Protocol):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to the rows before they cross, and to their sum after."""
+        """What happens to the rows before they are sent, and to their sum after."""
         ...
 
     @property
@@ -53,7 +83,20 @@ class Question(Protocol):
         """The entry of the sum, a weight, that the others will be divided by; None where none is."""
         ...
 
+    @property
+    def objective(self) -> Any:
+        """The number of a client that risks see: None is its mean loss."""
+        ...
+
+    def needs_losses(self, shard: Shard) -> bool:
+        """Whether the losses of the clients have to be known before rows are made."""
+        ...
+
     def rows(self, clients: Clients) -> Tensor: ...
+
+    def width(self, dim: int) -> int:
+        """Entries of a row, for a model with `dim` parameters."""
+        ...
 
     def release(self, dim: int) -> Release:
         """What the answer reveals, for the ledger, of a model with `dim` parameters."""
@@ -63,36 +106,66 @@ class Question(Protocol):
         """Largest absolute entries of a row, for so many clients of at most so much mass: (width,), or one for all."""
         ...
 
+    def fewest_contributors(self, mass: float) -> float | None:
+        """At least how many clients, of at most so much mass each, have a row other than zero; None: unknown until counted."""
+        ...
+
+    def count(self) -> Question:
+        """The question how many clients would have a row other than zero."""
+        ...
+
 
 @dataclass(frozen=True)
 class Statistic:
     """How are the losses distributed? The row is computed by `part` at the trial numbers."""
 
     divisor: ClassVar[int | None] = None
-    part: Part
+    trains: ClassVar[bool] = False
+    part: StatisticPart
     trial: Tensor
     model: int = 0                      # which of the broadcast models
     gather: bool = False
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
+    objective: Any = None               # what a client's loss is: None is the mean over its examples
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.part, StatisticPart):
+            raise TypeError(f"a Statistic is answered by a StatisticPart, got {self.part!r}. Write class "
+                            f"{type(self.part).__name__}(StatisticPart).")
+
+    @property
+    def name(self) -> str:
+        return type(self.part).__name__
+
+    def needs_losses(self, shard: Shard) -> bool:
+        return True
 
     def rows(self, clients: Clients) -> Tensor:
-        memory = f"risk {self.model}" if getattr(self.part, "remembers", False) else None
-        return self.part.statistic(clients.seen(self.model, memory=memory), self.trial)
+        memory = f"risk {self.model}" if self.part.reads_memory else None
+        return self.part.statistic(clients.statistics(self.model, memory=memory, objective=self.objective), self.trial)
+
+    def width(self, dim: int) -> int:
+        return self.part.row_width(self.trial)
 
     def release(self, dim: int) -> Release:
-        what = f"what {type(self.part).__name__} asks about the losses"
-        return _release(self, getattr(self.part, "width", 0), what)
+        return _release(self, self.width(dim) if self.mechanism.private else 0, f"what {self.name} asks about the losses")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        own = getattr(self.part, "row_bound", None)      # most rows are shares of the mass; a part whose are not says so
-        return torch.tensor([own(clients, mass) if own else mass], dtype=torch.float64)
+        return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
+
+    def fewest_contributors(self, mass: float) -> float:
+        return math.inf                 # everybody in the cohort answers
+
+    def count(self) -> Question:
+        raise TypeError("everybody answers a Statistic: there is nothing to count.")
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train, if you count: the row is made by `aggregate` from the update, w_k - w, and the client's weight."""
+    """Train, if you contribute: the row is made by `aggregate` from the update, w_k - w, and the client's weight."""
 
+    trains: ClassVar[bool] = True
     local: Any
     risk: Any
     dual: Tensor
@@ -104,27 +177,46 @@ class Train:
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
 
     @property
+    def name(self) -> str:
+        return type(self.aggregate).__name__
+
+    @property
     def mechanism(self) -> Mechanism:
-        return getattr(self.aggregate, "mechanism", NoPrivacy())
+        return self.aggregate.declares.mechanism
+
+    @property
+    def objective(self) -> Any:
+        return self.local.objective
+
+    def needs_losses(self, shard: Shard) -> bool:
+        return bool(self.risk.declares.reads_losses) and not self.in_one_pass(shard)
+
+    def width(self, dim: int) -> int:
+        return dim + int(self.aggregate.declares.columns)
 
     def release(self, dim: int) -> Release:
-        return _release(self, self.aggregate.width(dim), f"the updates, by {type(self.aggregate).__name__}")
+        return _release(self, self.width(dim), f"the updates, by {self.name}")
+
+    def weighted(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
+        """The clients with their weights, and who contributes: has a weight and takes a step."""
+        declared = self.risk.declares
+        memory = f"risk {self.model}" if declared.keeps else None
+        known = clients.statistics(self.model, declared.reads_losses, memory, losses, self.objective)
+        weighted = known.weighted(self.risk.density(known, self.dual))
+        return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
     def rows(self, clients: Clients) -> Tensor:
-        memory = f"risk {self.model}" if self.risk.remembers else None
         losses, gradients = self.local.first_pass(clients, self.model) if self.in_one_pass(clients.shard) else (None, None)
-        seen = clients.seen(self.model, self.risk.reads_losses, memory, losses)
-        if memory:
-            clients.remember(memory, self.risk.remember(seen, self.dual))
-        weight = seen.mass * self.risk.density(seen, self.dual)
-        chosen = (weight > 0) & (self.local.steps(clients) > 0)
+        weighted, chosen = self.weighted(clients, losses)
+        if self.risk.declares.keeps:
+            clients.remember(f"risk {self.model}", self.risk.remember(weighted, self.dual))
         clients.shard.counted[self.model, clients.place] |= chosen
         if not bool(chosen.any()):
-            return torch.zeros(len(clients), self.aggregate.width(clients.kernel.dim), dtype=torch.float64)
+            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients
         where = chosen.nonzero().flatten()
         updates = self.local.updates(few, self.model, None if gradients is None else gradients[sent(where, gradients.device)])
-        trained = self.aggregate.rows(updates, seen.take(chosen), self, few)
+        trained = self.aggregate.rows(updates, weighted.take(chosen), self, few)
         if len(few) == len(clients):
             return trained
         rows = trained.new_zeros(len(clients), trained.shape[1])
@@ -132,11 +224,62 @@ class Train:
 
     def in_one_pass(self, shard: Shard) -> bool:
         """Whether losses that are not known yet come with the first gradients."""
-        known = self.model in shard.memo or not self.risk.reads_losses
+        known = shard.knows(self.model, self.objective) or not self.risk.declares.reads_losses
         return not known and self.local.in_one_pass(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))
+
+    def fewest_contributors(self, mass: float) -> float | None:
+        return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
+
+    def count(self) -> Question:
+        return Count(self, self.model)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many clients would contribute to a sum? Asked first where nobody can say and a sum over few would tell about each."""
+
+    divisor: ClassVar[int | None] = None
+    trains: ClassVar[bool] = False
+    train: Train
+    model: int = 0
+    gather: bool = False
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.train.name
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return NoPrivacy()
+
+    @property
+    def objective(self) -> Any:
+        return self.train.objective
+
+    def needs_losses(self, shard: Shard) -> bool:
+        return bool(self.train.risk.declares.reads_losses)
+
+    def rows(self, clients: Clients) -> Tensor:
+        return self.train.weighted(clients)[1].double()[:, None]
+
+    def width(self, dim: int) -> int:
+        return 1
+
+    def release(self, dim: int) -> Release:
+        return NonPrivateRelease(f"how many clients contribute under {type(self.train.risk).__name__}")
+
+    def bound(self, width: int, clients: int, mass: float) -> Tensor:
+        return torch.ones(1, dtype=torch.float64)
+
+    def fewest_contributors(self, mass: float) -> float:
+        return math.inf                 # everybody in the cohort answers
+
+    def count(self) -> Question:
+        raise TypeError("everybody answers a Count: there is nothing to count.")
 
 
 def _release(question: Question, width: int, what: str) -> Release:
@@ -151,10 +294,27 @@ class Joint:
 
 
 def about(question: Any, model: int) -> Any:
-    """The same question, about another of the broadcast models."""
+    """A question, or several, about another of the broadcast models."""
+    return changed(question, model=model)
+
+
+def with_objective(conversation: Conversation[T], objective: Any) -> Conversation[T]:
+    """A conversation about the losses whose questions see another number of each client than its mean loss."""
+    if objective is None:
+        return (yield from conversation)
+    reply = None
+    try:
+        while True:
+            reply = yield changed(conversation.send(reply), objective=objective)
+    except StopIteration as end:
+        return end.value
+
+
+def changed(question: Any, **fields: Any) -> Any:
+    """A question, or every single one of a joint question, with other values in some fields."""
     if isinstance(question, Joint):
-        return Joint(tuple(about(one, model) for one in question.questions))
-    return replace(question, model=model)
+        return Joint(tuple(changed(one, **fields) for one in question.questions))
+    return replace(question, **fields)
 
 
 def single_questions(question: Any) -> Iterator[Question]:

@@ -15,6 +15,7 @@ from fedtail.algorithm import Family, FederatedAlgorithm, State, planned_round, 
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import Fleet
 from fedtail.clients import ClientMemory, RoundView
+from fedtail.composition import check
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.precision import Precision
@@ -23,7 +24,9 @@ from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
 from fedtail.task import Task
 
+IN_MODEL_PRECISION = ("server", "iterate")      # parts that keep vectors like the model
 Method = FederatedAlgorithm | Family
+IN_MODEL_PRECISION = ("server", "iterate")      # parts that keep vectors like the model
 SAME_KIND = "Start from the same kind of module."
 Start = Any      # nn.Module | Mapping[str, Tensor] | State | tuple[State, ...] | Trained | None
 
@@ -112,7 +115,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
         task.check(population)
     with nullcontext(fleet) if fleet is not None else _own_fleet(population, task, device, dtype, workers=workers, kernel=kernel,
                                                               precision=precision) as fleet:
-        algorithm.check(fleet.population, channel, fleet)
+        check(algorithm, fleet.population, channel, fleet)
         seed = earlier.seed if seed is None and earlier else seed or 0
         state = algorithm.start(task.params().to(dtype), seed)
         if old is not None:
@@ -268,8 +271,9 @@ def _in_precision(state: Any, dtype: torch.dtype) -> Any:
     """The state in a precision, its model in memory of its own: a view may lie where products are rounded otherwise."""
     if isinstance(state, tuple):
         return tuple(_in_precision(s, dtype) for s in state)
-    return replace(state, params=state.params.to(dtype, copy=True), optimizer=tuple(v.to(dtype) for v in state.optimizer),
-                   kept=None if state.kept is None else state.kept.to(dtype))
+    parts = {name: tuple(tensor.to(dtype) for tensor in kept) if name in IN_MODEL_PRECISION else kept
+             for name, kept in state.parts.items()}
+    return replace(state, params=state.params.to(dtype, copy=True), parts=parts)
 
 
 def _remembered(algorithm: Method, old: Any, earlier: Trained | None, fleet: Fleet) -> ClientMemory:
@@ -278,7 +282,7 @@ def _remembered(algorithm: Method, old: Any, earlier: Trained | None, fleet: Fle
         return earlier.memory
     if old is None or not any(s.round > 0 for s in states_of(old)):
         return ClientMemory(fleet.population.key, {})
-    forgetful = [type(m.risk).__name__ for m in algorithm.members if not m.risk.survives_lost_memory]
+    forgetful = [type(m.risk).__name__ for m in algorithm.members if (keeps := m.risk.declares.keeps) and not keeps.may_be_lost]
     if forgetful:
         raise ValueError(f"{forgetful[0]} keeps memory on the clients, which a state alone does not hold. "
                          "Go on with start=trained, the whole result of train.")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated
-from fedtail.aggregation.private_mean import check_total
-from fedtail.clients import Clients, Seen
-from fedtail.data.arrays import sent
+from fedtail.client_statistics import WeightedClients
+from fedtail.clients import Clients
+from fedtail.declarations import AggregatorDeclaration
+from fedtail.devices import sent
+from fedtail.part import Part
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
-from fedtail.risk.base import Risk
 
 BIT_WEIGHT = 0.5      # of the bit beside an update of norm one: 3% more noise on the update
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Part):
     """`PrivateMean` whose clip norm follows the `quantile` of the norms of updates (Andrew, Thakkar, McMahan, Ramaswamy 2021).
 
     A row is the clipped update in units of the clip norm, and beside it one bit: whether it was short enough. Both are in one
@@ -30,7 +30,6 @@ class AdaptiveClip:
     exp(-rate * (share that was short enough - quantile)); clients are told the one that earlier rounds led to.
     """
 
-    gathers: ClassVar[bool] = False
     clip_norm: float                    # to begin with
     noise: Noise
     total: float
@@ -48,15 +47,18 @@ class AdaptiveClip:
             raise TypeError(f"noise must be GaussianNoise(...) or DiscreteNoise(...), got {self.noise!r}.")
 
     @property
+    def declares(self) -> AggregatorDeclaration:
+        return AggregatorDeclaration(columns=1, mechanism=self.mechanism, total=self.total)
+
+    @property
     def mechanism(self) -> NoisySum:
         return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
 
-    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
+    def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
         now = self.now(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
         bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
-        counts = (seen.mass > 0) * train.risk.density(seen, train.dual)
-        return torch.cat([unit, BIT_WEIGHT * bit], 1) * sent(counts, updates.device)[:, None]
+        return torch.cat([unit, BIT_WEIGHT * bit], 1) * sent(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
         sums, now = (yield train), self.now(train)
@@ -64,16 +66,9 @@ class AdaptiveClip:
         following = now * math.exp(-self.rate * (min(max(short, 0.0), 1.0) - self.quantile))
         return Aggregated(sums[:-1] * now / self.total, torch.tensor([following], dtype=torch.float64))
 
-    def check(self, risk: Risk, cohort_size: float) -> None:
-        """Refuse, before anything is asked, a risk of another weight than the total."""
-        check_total(self.total, risk, cohort_size)
-
     def now(self, train: Train) -> float:
         """The clip norm of this round."""
         return self.clip_norm if train.kept is None else float(train.kept[0])
-
-    def width(self, dim: int) -> int:
-        return dim + 1
 
     def bound(self, width: int, weight: float) -> Tensor:
         return torch.ones(1, dtype=torch.float64)

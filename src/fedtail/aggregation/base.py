@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedtail.clients import Clients, Seen
+from fedtail.client_statistics import WeightedClients
+from fedtail.clients import Clients
+from fedtail.declarations import AggregatorDeclaration
 from fedtail.questions import Conversation, Train
 
 
 class Aggregated(NamedTuple):
-    """The update of the model, None where nobody counted, and what the aggregator keeps for the next round (`train.kept`)."""
+    """The update of the model, None where no client contributed, and what the aggregator keeps for the next (`train.kept`)."""
 
     update: Tensor | None
     kept: Tensor | None
 
 
 class Aggregator(Protocol):
-    """Two halves of one rule. An aggregator with `gathers` asks for single rows, which only a plain channel gives."""
+    """Two halves of one rule, and what it declares."""
 
-    gathers: ClassVar[bool]
+    @property
+    def declares(self) -> AggregatorDeclaration:
+        """What it needs, reveals and bounds."""
+        ...
 
-    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
-        """Client: one row per client from its update (clients, dim)."""
+    def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
+        """Client: one row per client from its update (clients, dim) and its weight."""
         ...
 
     def fit(self, train: Train) -> Conversation[Tensor | Aggregated | None]:
-        """Server: a conversation that ends in the update of the model, or in None when nobody counted.
+        """Server: a conversation that ends in the update of the model, or in None when no client contributed.
 
         With something to keep, it ends in `Aggregated`.
         """
-        ...
-
-    def width(self, dim: int) -> int:
-        """Entries of a row for a model with `dim` parameters."""
         ...
 
     def bound(self, width: int, weight: float) -> Tensor:
@@ -44,7 +45,7 @@ class Aggregator(Protocol):
 
 
 def ratio_of_sums(train: Train) -> Conversation[Tensor | None]:
-    """Ask once; the first entry of the sum divides the others. None when nobody counted.
+    """Ask once; the first entry of the sum divides the others. None when no client contributed.
 
     The channel is told which entry divides, and loses a round whose ratio would be mostly rounding; not so where noise is added,
     which must cross as it was drawn.

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import ratio_of_sums
-from fedtail.clients import Clients, Seen
+from fedtail.client_statistics import WeightedClients
+from fedtail.clients import Clients
+from fedtail.declarations import AggregatorDeclaration
+from fedtail.part import Part
 from fedtail.questions import Conversation, Train
 
 
 @dataclass(frozen=True)
-class CurvatureMean:
+class CurvatureMean(Part):
     r"""sum_k D_k / sum_k h_k with D_k = density * L update and h_k = slope * |L update|^2 + L density, [Li23, Algorithms 3, 4].
 
     With the q-fair density F^q and its slope q F^(q-1) this is q-FedAvg; with one full-gradient step, q-FedSGD. `lipschitz`
     (L) is by default one over this round's local learning rate. A risk with slope zero gives the weighted mean (q = 0 is FedAvg).
     """
 
-    gathers: ClassVar[bool] = False
-    needs_slope: ClassVar[bool] = True
     lipschitz: float | None = None
     update_bound: float = 1024.0
 
@@ -30,19 +30,20 @@ class CurvatureMean:
         if self.lipschitz is not None and not self.lipschitz > 0:
             raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
 
-    def rows(self, updates: Tensor, seen: Seen, train: Train, clients: Clients) -> Tensor:
+    @property
+    def declares(self) -> AggregatorDeclaration:
+        return AggregatorDeclaration(columns=1, needs_slope=True)
+
+    def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
         lipschitz = self.lipschitz or 1 / max(train.local.rate(clients.round), 1e-30)
         gradients = lipschitz * updates.double()
-        density, slope = train.risk.density(seen, train.dual).to(gradients), train.risk.slope(seen, train.dual).to(gradients)
+        density, slope = weighted.density.to(gradients), train.risk.slope(weighted, train.dual).to(gradients)
         curvature = slope * gradients.square().sum(1) + lipschitz * density
-        mass = seen.mass.to(gradients)[:, None]
+        mass = weighted.mass.to(gradients)[:, None]
         return mass / lipschitz * torch.cat([curvature[:, None], density[:, None] * gradients], 1)
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
         return (yield from ratio_of_sums(train))
-
-    def width(self, dim: int) -> int:
-        return dim + 1
 
     def bound(self, width: int, weight: float) -> Tensor:
         bound = torch.full((width,), weight * self.update_bound, dtype=torch.float64)

@@ -16,7 +16,7 @@ from fedtail.privacy.events import RoundEvent
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.questions import Encoding, Question, arranged, bound_for, single_questions
+from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, single_questions
 from fedtail.sampling import Cohort
 
 
@@ -38,7 +38,30 @@ class Fleet(Protocol):
     """Who computes: a shard of clients returns one partial sum for each question."""
 
     population: Any                     # who exists: at least `key`, `mass`, `group` and a length
-    forgets: bool                       # clients may lose what they remember between rounds
+
+    @property
+    def forgets(self) -> bool:
+        """Whether clients may lose what they keep between rounds."""
+        ...
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether all clients live here, so that rows gathered here are not sent anywhere."""
+        ...
+
+    @property
+    def masks_rows(self) -> bool:
+        """Whether clients elsewhere can mask their own rows, so that `collect_masked` works."""
+        ...
+
+    @property
+    def answered(self) -> int | None:
+        """Clients whose answers the last sums hold; None where nobody can fail."""
+        ...
+
+    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+        """The cohort of a round; a fleet whose keys travel ahead draws it with the round before."""
+        ...
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """A round begins; in round 0 nobody remembers anything."""
@@ -46,6 +69,11 @@ class Fleet(Protocol):
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """For each question the encoded sum, or the encoded rows where it gathers."""
+        ...
+
+    def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
+                       again: Callable[[], None]) -> list[Tensor]:
+        """The encoded sums over `threshold` clients or more, single rows being masked; `again` charges for a repetition."""
         ...
 
     def close(self, finished: bool) -> None:
@@ -66,13 +94,18 @@ class Fleet(Protocol):
 
 
 class RoundLost(Exception):
-    """Too few stayed, or count: what was asked stays charged, nothing of the round is used, and the model stays as it was."""
+    """Too few stayed, or contribute: what was asked stays charged, nothing of it is used, and the model stays as it was."""
 
 
 class Channel:
     """Opens a round over a fleet. `reveals_rows` says whether single rows may cross."""
 
     reveals_rows: ClassVar[bool] = True
+
+    @property
+    def minimum_contributors(self) -> int:
+        """Over how many clients with a row other than zero a sum must be; 0 where single clients are not hidden."""
+        return 0
 
     @property
     def minimum(self) -> int:
@@ -106,8 +139,8 @@ class Channel:
         def ask(question: Any) -> Any:
             questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
             for one in questions:
-                self.refuse(one.mechanism, one.gather, type(getattr(one, "aggregate", None) or one.part).__name__)
-                self.refuse_tail(one, cohort)
+                refuse_release(self, one.mechanism, one.gather, one.name)
+            self.lose_small_sums(questions, cohort, ask)
             charge = partial(ledger.charge, [one.release(dim) for one in questions])
             charge()
             found = self.collect(questions, encoding, fleet, cohort, broadcast, charge)
@@ -137,25 +170,44 @@ class Channel:
 
     def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
         """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise."""
-        answered = getattr(fleet, "answered", None)         # a fleet in which nobody can fail does not say
-        needed = max(self.minimum, *(one.mechanism.minimum for one in questions))
+        answered, needed = fleet.answered, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
 
-    def refuse_parts(self, risk: Any, expected: float, fleet: Fleet) -> None:
-        """Refuse, when parts are put together, a risk or a fleet that this channel cannot serve; `expected` clients a round."""
+    def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
+        """Why this channel cannot serve a fleet of which so many clients are expected in a round: texts, none where it can."""
+        return iter(())
 
-    def refuse_tail(self, question: Any, cohort: Cohort) -> None:
-        """Lose the round rather than ask a question that would single clients out."""
+    def lose_small_sums(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> None:
+        """Lose the round rather than ask for a sum that too few clients contribute to.
 
-    def refuse(self, mechanism: Mechanism, gathers: bool, name: str) -> None:
-        """Refuse, by name, what needs single rows where only sums cross, or noise where nobody may see the exact sum."""
-        if mechanism.private and mechanism.reveals_exact_sum and not self.reveals_rows:
-            raise ValueError(f"{name} adds GaussianNoise on the server, to the exact sum, which {type(self).__name__} is there "
-                             "to hide. Use DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
-        if gathers and not self.reveals_rows:
-            raise ValueError(f"{name} looks at single rows, but {type(self).__name__} reveals only sums. "
-                             "Use an aggregator that needs only sums (WeightedMean), or PlainChannel.")
+        Where nobody can say how many do, they are counted first, by a sum over the whole cohort. Sums with noise are not counted:
+        the count itself would be exact, and their noise hides each client whoever else contributes.
+        """
+        if not self.minimum_contributors:
+            return
+        known = [one.fewest_contributors(cohort.mass_bound) for one in questions]
+        unknown = tuple(one.count() for one, fewest in zip(questions, known, strict=True)
+                        if fewest is None and not one.mechanism.private)
+        counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
+        for fewest in (*(one for one in known if one is not None), *counted):
+            if fewest < self.minimum_contributors:
+                raise RoundLost(f"as few as {fewest:.3g} clients may be in the tail, and one must hide among "
+                                f"{self.minimum_contributors}.")
+
+
+def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
+    """Refuse, by name, what needs single rows where only sums are sent, or noise where nobody may see the exact sum."""
+    kind = type(channel).__name__
+    if mechanism.private and mechanism.reveals_exact_sum and not channel.reveals_rows:
+        raise ValueError(f"{name} adds GaussianNoise on the server, to the exact sum, which {kind} is there to hide. Use "
+                         "DiscreteNoise, whose shares are added by the clients, or PlainChannel.")
+    if gathers and not channel.reveals_rows:
+        raise ValueError(f"{name} looks at single rows, but {kind} reveals only sums. Use an aggregator that needs only sums "
+                         "(WeightedMean), or PlainChannel.")
+    if channel.minimum > 1 and mechanism.minimum > channel.minimum:
+        raise ValueError(f"{name} counts on the noise of {mechanism.minimum} clients, but {kind} releases sums over "
+                         f"{channel.minimum}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
 
 
 def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:

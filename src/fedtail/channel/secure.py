@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -14,8 +14,6 @@ from fedtail.channel.base import Channel, Encoder, Fleet, RoundLost
 from fedtail.channel.integer import check_modulus, fixed_point
 from fedtail.clients import Broadcast
 from fedtail.draws import hashed, uniform
-from fedtail.privacy.mechanisms import Mechanism
-from fedtail.questions import Train
 from fedtail.sampling import Cohort
 
 RUN = b"fedtail simulation"
@@ -59,22 +57,24 @@ class SecureChannel(Channel):
         return self.threshold
 
     @property
+    def minimum_contributors(self) -> int:
+        return self.hides_among
+
+    @property
     def label(self) -> str:
         seen = f"sums over at least {self.threshold} clients"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
     def described(self, fleet: Fleet) -> str:
-        here = getattr(fleet, "in_one_process", False)
-        return self.label if here else f"sums over at least {self.threshold} clients, masked by the nodes"
+        return self.label if fleet.in_one_process else f"sums over at least {self.threshold} clients, masked by the nodes"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
         return fixed_point(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None]) -> list[Tensor]:
-        if not getattr(fleet, "in_one_process", False):
-            masked: Any = fleet
-            return masked.collect_masked(questions, encoding, self.threshold, again)
+        if not fleet.in_one_process:
+            return fleet.collect_masked(questions, encoding, self.threshold, again)
         if self.masks == "none" and not self.dropout:
             return fleet.collect(questions, encoding)
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
@@ -83,39 +83,22 @@ class SecureChannel(Channel):
             return [self._unmasked(mine, lost) for mine, lost in zip(rows, gone, strict=True)]
         return self._masked(questions, rows, gone, cohort, broadcast)
 
-    def refuse(self, mechanism: Mechanism, gathers: bool, name: str) -> None:
-        super().refuse(mechanism, gathers, name)
-        if mechanism.minimum > self.threshold:
-            raise ValueError(f"{name} counts on the noise of {mechanism.minimum} clients, but SecureChannel releases sums over "
-                             f"{self.threshold}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
-
-    def refuse_parts(self, risk: Any, expected: float, fleet: Fleet) -> None:
-        if risk.expected_tail(expected) < self.hides_among:
-            raise ValueError(f"{type(risk).__name__} counts about {risk.expected_tail(expected):g} of {expected:g} clients a "
-                             f"round: a sum over so few tells about each (hides_among={self.hides_among}). Draw more clients, or "
-                             "raise tail_fraction.")
-        if expected < self.threshold:
-            raise ValueError(f"about {expected:g} clients are drawn a round, and sums are released over {self.threshold} or "
-                             "more. Lower threshold, or draw more clients.")
-        if not getattr(fleet, "in_one_process", False):
-            self._refuse_fleet(fleet)
-
-    def _refuse_fleet(self, fleet: Any) -> None:
-        if not hasattr(fleet, "collect_masked"):
-            raise ValueError(f"{type(fleet).__name__} holds clients who cannot mask their own rows. Use IntegerChannel, or a "
-                             "LocalFleet or RemoteFleet.")
+    def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
+        if cohort_size < self.threshold:
+            yield (f"about {cohort_size:g} clients are drawn a round, and sums are released over {self.threshold} or more. Lower "
+                   "threshold, or draw more clients.")
+        if fleet.in_one_process:
+            return
+        if not fleet.masks_rows:
+            yield (f"{type(fleet).__name__} holds clients who cannot mask their own rows. Use IntegerChannel, or a LocalFleet or "
+                   "RemoteFleet.")
+            return
         if self.masks == "none" or self.dropout:
-            raise ValueError('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the '
-                             "simulator. Leave them out.")
+            yield ('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. '
+                   "Leave them out.")
         if fleet.population.nodes < 2:
-            raise ValueError(f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure "
-                             "sums need two or more.")
-
-    def refuse_tail(self, question: Any, cohort: Cohort) -> None:
-        if isinstance(question, Train):
-            fewest = question.risk.fewest_counted(question.dual, cohort.mass_bound)
-            if fewest < self.hides_among:
-                raise RoundLost(f"as few as {fewest:.3g} clients may be in the tail, and one must hide among {self.hides_among}.")
+            yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
+                   "two or more.")
 
     def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Who is gone before a row arrives, (clients,) bool."""

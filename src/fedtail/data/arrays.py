@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.devices import sent
 from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
@@ -35,11 +36,6 @@ def tensors_of(inputs: Examples) -> list[Tensor]:
 
 def on(inputs: Examples, device: torch.device) -> Examples:
     return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device. From the host to a GPU without waiting for what the GPU has still to do."""
-    return values.to(device, non_blocking=device.type == "cuda")
 
 
 def lengths_of(inputs: Examples, name: str) -> list[tuple[str, int]]:

@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.aggregation import AdaptiveClip, CurvatureMean, PrivateMean, WeightedMean
+from fedtail import aggregation, local, privacy, quantiles, risk
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.clients import Broadcast, ClientMemory
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
-from fedtail.local import Constant, Cosine, FullWork, LocalSGD, NoPenalty, Proximal, StepDecay, Stragglers
-from fedtail.privacy import DiscreteNoise, GaussianNoise, NoisySum, NoPrivacy
-from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram
-from fedtail.quantiles.majorise import MassAbove, PinballStep
-from fedtail.quantiles.radix import Digit
-from fedtail.questions import Statistic, Train
-from fedtail.risk import (
-    Ascent,
-    Binned,
-    GroupAscent,
-    Mean,
-    PowerFair,
-    QuadraticSuperquantile,
-    Refreshed,
-    SmoothedSuperquantile,
-    Superquantile,
-    TailFilter,
-    Tilted,
-    Worst,
-)
-from fedtail.risk.ascent import Surplus
+from fedtail.part import Part, with_declared
+from fedtail.questions import Count, Statistic, Train
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
@@ -75,20 +56,23 @@ class Computed:
     """What a node remembers between letters: losing it costs time, and what clients kept."""
 
     opened: bytes
-    memo: tuple[tuple[int, Tensor], ...]
+    memo: tuple[tuple[Any, Tensor], ...]
     given: tuple[tuple[bytes, tuple[Tensor, ...]], ...]
     kept: tuple[tuple[str, Tensor], ...]
     remembered: tuple[tuple[str, Tensor], ...]
 
 
-PARTS: tuple[type, ...] = (                         # what a node is willing to build; give it your own parts as well
-    Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Plain, FixedPoint,
-    LocalSGD, NoPenalty, Proximal, Constant, StepDecay, Cosine, FullWork, Stragglers,
-    Mean, Superquantile, TailFilter, SmoothedSuperquantile, QuadraticSuperquantile, Tilted, PowerFair, Worst,
-    Ascent, GroupAscent, Surplus, Refreshed, ExactQuantile, Digit, MajoriseMinimise, PinballStep, MassAbove,
-    WeightedMean, CurvatureMean, PrivateMean, AdaptiveClip,
-    Binned, NoisyHistogram, NoPrivacy, NoisySum, GaussianNoise, DiscreteNoise,
-)
+def built_in() -> Iterator[type]:
+    """What a node is willing to build: fedtail's own parts, with those they declare to be sent with them."""
+    yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Plain, FixedPoint)
+    for room in (aggregation, local, privacy, quantiles, risk):
+        for name in room.__all__:
+            part = getattr(room, name)
+            if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):
+                yield from with_declared(part)
+
+
+PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in()))      # give a node your own parts as well
 
 
 class Node:
@@ -101,7 +85,7 @@ class Node:
                  workers: int | None = None):
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers)
-        self.types = named((*PARTS, *parts))
+        self.types = named(dict.fromkeys((*PARTS, *(sent for part in parts for sent in with_declared(part)))))
         self._forget()
 
     def _forget(self) -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost
-from fedtail.clients import Broadcast, ClientMemory, Seen
+from fedtail.clients import Broadcast, ClientMemory
 from fedtail.deployment.letters import Letter, Reply, replied, written
 from fedtail.deployment.masking import AllOrNothing, Masking, Surviving
 from fedtail.deployment.node import PARTS, Ask, Close, Open, told_digest
 from fedtail.deployment.report import Answers
 from fedtail.deployment.roster import Roster
-from fedtail.questions import Question, Train
+from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.secure.frames import peek, unbundled
@@ -38,6 +38,7 @@ class RemoteFleet:
     """
 
     in_one_process = False
+    masks_rows = True
 
     def __init__(self, exchange: Exchange, roster: Roster, forgets: bool = True, schedule: Schedule = "ahead"):
         if schedule not in ("ahead", "simple", "together"):
@@ -82,7 +83,7 @@ class RemoteFleet:
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
                        again: Callable[[], None]) -> list[Tensor]:
         """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a repetition."""
-        widths = [width_of(one, self._broadcast.params.shape[-1]) for one in questions]
+        widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         self._asking = self._asks(questions, encoding)
 
         def repeated() -> bytes:
@@ -171,7 +172,7 @@ class RemoteFleet:
             sums = unpack(reply.answer, self._types)
             dim, counts = self._broadcast.params.shape[-1], self._counts[node]
             for one, question in zip(sums, questions, strict=True):
-                check_answer(one, (counts,) if question.gather else (), width_of(question, dim), encoding)
+                check_answer(one, (counts,) if question.gather else (), question.width(dim), encoding)
         except Exception as why:                             # whatever garbage makes the reader say
             self._problems[node] = f"its answer was not taken: {why}"[:LONGEST]
             return None
@@ -197,12 +198,4 @@ def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> 
         raise Refused(f"it should be {(*lead, width)} numbers as {wanted}.")
     if not bool(one.isfinite().all()) or (bits is not None and bool(((one < 0) | (one >= 1 << bits)).any())):
         raise Refused("it holds numbers that are not finite, or beyond the modulus.")
-
-
-def width_of(question: Any, dim: int) -> int:
-    """How many numbers a row has."""
-    if isinstance(question, Train):
-        return int(question.aggregate.width(dim))
-    nobody = Seen(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
-    return question.part.statistic(nobody, question.trial).shape[1]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, Clients, Memory, Report, Shard
+from fedtail.clients import Broadcast, Clients, Memo, Memory, Report, Shard, memo_name
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
@@ -21,7 +21,7 @@ from fedtail.engine.precision import Precision, computing
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.simulated import Simulated
 from fedtail.engine.workers import Team, workers_for
-from fedtail.questions import Question, Statistic, Train, answer
+from fedtail.questions import Question, answer
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
@@ -46,6 +46,7 @@ class LossJob:
 
     opening: Opening
     model: int
+    objective: Any = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class AnswerJob:
     opening: Opening
     question: Any
     encoding: Any
-    memo: dict[int, Tensor] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
 
 
 class Answered(NamedTuple):
@@ -117,21 +118,22 @@ class LocalFleet(Simulated):
         _, shard = self._opened()
         return shard.report(torch.arange(len(shard.population)))
 
-    def notes(self) -> tuple[dict[int, Tensor], Memory]:
+    def notes(self) -> tuple[Memo, Memory]:
         """What the open round has found out so far: losses by model, and what clients are to remember; nothing between rounds."""
         return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
-    def note(self, memo: dict[int, Tensor], remembered: Memory) -> None:
+    def note(self, memo: Memo, remembered: Memory) -> None:
         """Go on in the open round with what was found out before."""
         _, shard = self._opened()
         shard.memo.update(memo)
         shard.remembered.update(remembered)
 
-    def _sum(self, question: Any, encoding: Encoder) -> Tensor:
+    def _sum(self, question: Question, encoding: Encoder) -> Tensor:
         opening, shard = self._opened()
-        if reads_losses(question, shard) and question.model not in shard.memo:
-            shard.memo[question.model] = torch.cat(self._team.run(LossJob(opening, question.model), len(shard.blocks)))
-        if isinstance(question, Statistic):                # a few numbers of each client: nothing to share
+        if question.needs_losses(shard) and not shard.knows(question.model, question.objective):
+            losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
+            shard.memo[memo_name(question.model, question.objective)] = torch.cat(losses)
+        if not question.trains:                            # a few numbers of each client: nothing to share
             return self._answer(question, encoding, 0, len(shard.population))
         total: list[Tensor] = []
         for block, (found, report) in zip(shard.blocks, self._answers(question, encoding), strict=True):
@@ -158,7 +160,7 @@ class LocalFleet(Simulated):
             shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
         with own_randomness(self.kernel, self.device), computing(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
-                return shard.losses_of(job.model, low, high)
+                return shard.losses_of(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
             found = self._answer(job.question, job.encoding, low, high)
         if not abroad or self._shelf is None:
@@ -179,7 +181,7 @@ class LocalFleet(Simulated):
 
     def _chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
         _, shard = self._opened()
-        size = self.chunk or (side_by_side(self.kernel, shard.population, self.device) if isinstance(question, Train) else ROWS)
+        size = self.chunk or (side_by_side(self.kernel, shard.population, self.device) if question.trains else ROWS)
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
     def _opened(self) -> tuple[Opening, Shard]:
@@ -200,13 +202,6 @@ class LocalFleet(Simulated):
             self._team.close()
             self._shelf = Shelf(models, most_blocks(self.kernel.dim))
         self._shelf.models.copy_(models)
-
-
-def reads_losses(question: Any, shard: Shard) -> bool:
-    """Whether losses have to be computed before a question is answered."""
-    if isinstance(question, Train):
-        return bool(question.risk.reads_losses) and not question.in_one_pass(shard)
-    return isinstance(question, Statistic)
 
 
 def resident(population: Population, device: torch.device) -> Population:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
+from fedtail.channel.base import Encoder
 from fedtail.clients import Broadcast, ClientMemory, Memory, RoundView, Shard
 from fedtail.data.population import Population
 from fedtail.engine.workers import one_thread
+from fedtail.questions import Question
 from fedtail.sampling import Cohort
 
 
@@ -14,6 +18,16 @@ class Simulated:
     """Half of a fleet: the end of a round, the view of it, and what its clients remember, whoever computes for them."""
 
     forgets = False
+    in_one_process = False     # those that compute elsewhere, in actors of Ray
+    masks_rows = False         # there is nobody to mask them for
+    answered = None            # nobody fails to answer
+
+    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+        return draw(round)
+
+    def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
+                       again: Callable[[], None]) -> list[Tensor]:
+        raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
     def __init__(self, population: Population):
         self.population = population

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
-from fedtail.data.arrays import sent
 from fedtail.data.population import rows_of
+from fedtail.devices import sent
 from fedtail.draws import permutations
 from fedtail.types import Examples
 

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
+from fedtail.clients import Clients
+from fedtail.part import Part
 
-class Penalty(Protocol):
-    """Adds its gradient, given the local models (clients, dim) and the model received (dim,)."""
 
-    def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor: ...
+class Penalty(Part):
+    """Something that is added to each client's own loss."""
+
+    def of(self, clients: Clients, anchor: Tensor) -> Penalty:
+        """The penalty of these clients, which may depend on their data and on the model received: made once, before they step.
+
+        The clients that still train are always the first of these.
+        """
+        return self
+
+    def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
+        """Gradients with the penalty's added, given the local models (clients, dim) and the model received (dim,)."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class NoPenalty:
+class NoPenalty(Penalty):
     """Nothing is added."""
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
@@ -24,7 +35,7 @@ class NoPenalty:
 
 
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(Penalty):
     """strength / 2 |w - received|^2 (mu), which keeps a client near the model it received: FedProx [Li23, eq. (3.2)]."""
 
     strength: float

@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from fedtail.part import Part
+
 
 class Schedule(Protocol):
     def __call__(self, round: int) -> float: ...
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Part):
     """The same in every round."""
 
     def __call__(self, round: int) -> float:
@@ -20,7 +22,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class StepDecay:
+class StepDecay(Part):
     """Multiplied by `factor` every `every` rounds: gamma_0 c^floor(t / t0).
 
     (The papers print the exponent negative, with which the rate would grow.)
@@ -38,7 +40,7 @@ class StepDecay:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Part):
     """From 1 down to `final` over `num_rounds` along half a cosine, then constant."""
 
     num_rounds: int

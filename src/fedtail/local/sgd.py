@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
-from fedtail.data.arrays import sent
+from fedtail.declarations import LocalDeclaration
+from fedtail.devices import sent
+from fedtail.local.base import LocalTraining
 from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
@@ -32,7 +34,7 @@ class TellsLosses(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(LocalTraining):
     """Some epochs, or some steps, of mini-batch or full-gradient descent from the model received; the update is w_k - w.
 
     A step is w <- (1 - gamma lambda) w - gamma g, gamma the learning rate times its schedule at this round, lambda the
@@ -70,8 +72,11 @@ class LocalSGD:
             raise ValueError(f"learning_rate * weight_decay must be in [0, 1), got {self.learning_rate:g} * "
                              f"{self.weight_decay:g}. A step multiplies the model by one minus that.")
 
+    @property
+    def declares(self) -> LocalDeclaration:
+        return LocalDeclaration(everyone_trains=self.work.everyone_trains)
+
     def steps(self, clients: Clients) -> Tensor:
-        """How many steps each client takes."""
         epoch = self._steps_an_epoch(clients.sizes)
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
         return self.work.steps(clients, full, epoch)
@@ -93,36 +98,39 @@ class LocalSGD:
         losses, gradients = kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
         return losses.cpu().float().double(), gradients
 
-    def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
-        """One update per client, (clients, dim), from one of the broadcast models; `first` gradients may be known."""
+    def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None) -> Tensor:
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
-            return torch.cat([self.updates(clients.take(part), model, None if first is None else first[part]) for part in parts])
+            return torch.cat([self.models(clients.take(part), anchor, start if start.ndim == 1 else start[part],
+                                          None if first is None else first[part]) for part in parts])
         steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
-        clients, anchor = clients.take(order), clients.params(model)
-        params = anchor.expand(len(clients), -1).clone()
+        clients = clients.take(order)
+        params = (start.expand(len(clients), -1) if start.ndim == 1 else start[sent(order, start.device)]).clone()
+        penalty = self.penalty.of(clients, anchor)
         velocity = torch.zeros_like(params) if self.momentum else None
         if clients.kernel.stack == 1:
             clients.kernel.reseed(int(clients.draws("dropout")[0]))
         if first is not None:
-            self._apply(clients, params, anchor, velocity, first[sent(order, first.device)])
+            self._apply(clients, params, anchor, velocity, first[sent(order, first.device)], penalty)
             steps = steps - 1
         if int(steps[0]) > 0:
             for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
-                self._step(clients, params[: batch.active], anchor, velocity, batch)
-        return params.sub_(anchor).index_select(0, sent(order.argsort(), params.device))
+                self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
+        return params.index_select(0, sent(order.argsort(), params.device))
 
-    def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch) -> None:
+    def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
+              penalty: Penalty) -> None:
         """One step of the active clients, in place."""
         rate, kernel = self.rate(clients.round), clients.kernel
-        if velocity is None and not self.weight_decay and type(self.penalty) is NoPenalty:
+        if velocity is None and not self.weight_decay and type(penalty) is NoPenalty:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return
-        self._apply(clients, local, anchor, velocity, kernel.gradients(local, batch.inputs, batch.targets, batch.weight))
+        self._apply(clients, local, anchor, velocity, kernel.gradients(local, batch.inputs, batch.targets, batch.weight), penalty)
 
-    def _apply(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor) -> None:
+    def _apply(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
+               penalty: Penalty) -> None:
         """A step along these gradients, in place."""
-        rate, gradients = self.rate(clients.round), self.penalty.add_gradient(gradients, local, anchor)
+        rate, gradients = self.rate(clients.round), penalty.add_gradient(gradients, local, anchor)
         if velocity is not None:
             gradients = velocity[: len(local)].mul_(self.momentum).add_(gradients)
         if self.weight_decay:

@@ -1,33 +1,43 @@
-"""How much of the asked work a client does."""
+"""How much of its local work a client does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fedtail.clients import Clients
 from fedtail.draws import integers, uniform
+from fedtail.part import Part
 
 
 class Work(Protocol):
+    """How many of the steps of local training each client takes."""
+
+    @property
+    def everyone_trains(self) -> bool:
+        """Whether every client takes a step at least, whatever it draws."""
+        ...
+
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         """Steps each client takes, given the full number and the steps of one epoch; zero means it is left out."""
         ...
 
 
 @dataclass(frozen=True)
-class FullWork:
-    """Everybody does all of it."""
+class FullWork(Part):
+    """Every client does all of it."""
+
+    everyone_trains: ClassVar[bool] = True
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         return full
 
 
 @dataclass(frozen=True)
-class Stragglers:
+class Stragglers(Part):
     """Some clients manage only part of the work [Li23, section 3.4].
 
     Each client is a straggler this round with probability `fraction`, by its own stream, and then does a uniform number of
@@ -41,6 +51,10 @@ class Stragglers:
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction of stragglers must be in [0, 1], got {self.fraction:g}.")
+
+    @property
+    def everyone_trains(self) -> bool:
+        return not self.drop or self.fraction == 0
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
         late = uniform(clients.draws("straggler")) < self.fraction

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedtail.part import Part
 from fedtail.privacy.events import NonPrivateRelease, Release
 from fedtail.privacy.noise import Noise
 from fedtail.privacy.randomness import Randomness
@@ -42,7 +43,7 @@ class Mechanism(Protocol):
 
 
 @dataclass(frozen=True)
-class NoPrivacy:
+class NoPrivacy(Part):
     """Rows cross as they are."""
 
     @property
@@ -71,7 +72,7 @@ class NoPrivacy:
 
 
 @dataclass(frozen=True)
-class NoisySum:
+class NoisySum(Part):
     """Rows are clipped to L2 norm `clip_norm` (C), and their sum is noised.
 
     If a client's data are exchanged the sum moves by at most `exchange` times as much as if its row were zeroed. `whole` rows

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedtail.part import Part
 from fedtail.privacy.discrete_gaussian import Table
 from fedtail.privacy.events import GaussianRelease, LatticeRelease, Release
 from fedtail.privacy.randomness import Randomness
@@ -48,7 +49,7 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianNoise(Part):
     """Normal noise of standard deviation noise_multiplier * clip_norm, added to the sum where it arrives.
 
     Protects against whoever sees what comes out, not against the server. Floating-point noise is a simulation of a
@@ -81,7 +82,7 @@ class GaussianNoise:
 
 
 @dataclass(frozen=True)
-class DiscreteNoise:
+class DiscreteNoise(Part):
     """Discrete Gaussian noise in integers, a share from every client: the sum never exists without it.
 
     Rows are scaled, rounded to the nearest integer, and noised so that the shares of `planned_clients` together have standard

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.part import Part
 from fedtail.quantiles.base import boundary, nobody
-from fedtail.quantiles.radix import loss_range
-from fedtail.questions import Conversation, Statistic
+from fedtail.quantiles.radix import Digit, loss_range
+from fedtail.questions import Conversation, Statistic, StatisticPart
 
 CUTS = 16
 
 
 @dataclass(frozen=True)
-class MajoriseMinimise:
+class PinballStep(StatisticPart):
+    """(mass * direction, mass * floor / distance): bounded rows that give one majorise-minimise step."""
+
+    floor: float
+
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        gap = clients.losses - trial
+        closeness = self.floor / (gap.abs() + self.floor)
+        return torch.stack([clients.mass * gap / (gap.abs() + self.floor), clients.mass * closeness], 1)
+
+
+@dataclass(frozen=True)
+class MassAbove(StatisticPart):
+    """Mass at or above each trial threshold."""
+
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        return clients.mass[:, None] * (clients.losses[:, None] >= trial)
+
+
+@dataclass(frozen=True)
+class MajoriseMinimise(Part):
     r"""Minimises the pinball loss of the quantile by a quadratic majoriser, `steps` times, then cuts once.
 
     With level tau = 1 - theta and beta_k = alpha_k / |x_k - mu|, a step is
@@ -29,6 +51,7 @@ class MajoriseMinimise:
     a coarse histogram. Nothing is noised.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (Digit, PinballStep, MassAbove)
     steps: int = 100
 
     def __post_init__(self) -> None:
@@ -58,23 +81,3 @@ class MajoriseMinimise:
         place = max(int((over > tail_mass).sum()) - 1, 0)
         return boundary(float(ladder[place]), float(ladder[place + 1]), float(over[place + 1]),
                         float(over[place] - over[place + 1]), tail_mass)
-
-
-@dataclass(frozen=True)
-class PinballStep:
-    """(mass * direction, mass * floor / distance): bounded rows that give one majorise-minimise step."""
-
-    floor: float
-
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        gap = seen.losses - trial
-        closeness = self.floor / (gap.abs() + self.floor)
-        return torch.stack([seen.mass * gap / (gap.abs() + self.floor), seen.mass * closeness], 1)
-
-
-@dataclass(frozen=True)
-class MassAbove:
-    """Mass at or above each trial threshold."""
-
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        return seen.mass[:, None] * (seen.losses[:, None] >= trial)

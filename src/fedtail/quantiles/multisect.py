@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedtail.questions import Conversation, Part, Statistic
+from fedtail.questions import Conversation, Statistic, StatisticPart
 
 POINTS = 34              # a question shrinks the bracket 33 times
 MOST_QUESTIONS = 32      # enough from the whole range of float32 to any resolution; five or six are usual
@@ -28,7 +28,7 @@ class Bracket(NamedTuple):
         return self.low + min(max(step, 0.0), 1.0) * (self.high - self.low)
 
 
-def multisect(part: Part, low: float, high: float, target: float, resolution: float) -> Conversation[Bracket]:
+def multisect(part: StatisticPart, low: float, high: float, target: float, resolution: float) -> Conversation[Bracket]:
     """Narrow [low, high] around the crossing to `resolution`; row j of the part's statistic is its value at trial j.
 
     The sum must not increase with the trial. Within the bracket the caller interpolates in closed form, which is exact but

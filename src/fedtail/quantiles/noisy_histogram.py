@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import DiscreteNoise, Noise
 from fedtail.quantiles.bins import Edges
 from fedtail.quantiles.strategies import SCALE, Strategy, flat, optimal, scale_for, tree
-from fedtail.questions import Conversation, Statistic
+from fedtail.questions import Conversation, Statistic, StatisticPart
 
 Method = Literal["flat", "tree", "optimal"]
 METHODS = ("flat", "tree", "optimal")
@@ -23,7 +23,7 @@ TOLD_APART = 2.0      # times the noise of a count: less mass than that, at eith
 
 
 @dataclass(frozen=True)
-class NoisyHistogram:
+class NoisyHistogram(StatisticPart):
     """How many clients have a loss in each of `bins` equal bins over [0, `loss_bound`], with noise.
 
     Every client counts one, whatever its size; losses beyond the bound are in the last bin. Both the bound and the number of
@@ -60,19 +60,18 @@ class NoisyHistogram:
     def mechanism(self) -> NoisySum:
         return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange, whole=True)
 
-    @property
-    def width(self) -> int:
+    def row_width(self, trial: Tensor) -> int:
         return self.strategy.width
 
-    def ask(self) -> Conversation[Seen]:
+    def ask(self) -> Conversation[ClientStatistics]:
         """Server: one question; what comes back is as if so many clients had each of the bins' losses."""
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64), mechanism=self.mechanism)
         counts = self.strategy.estimate(sums.numpy(), planned=self.expected_clients)
-        return Seen(self._values, torch.from_numpy(trimmed(counts, TOLD_APART * self.noise.noise_multiplier)))
+        return ClientStatistics(self._values, torch.from_numpy(trimmed(counts, TOLD_APART * self.noise.noise_multiplier)))
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        rows = self.strategy.rows(self._edges.place(seen.losses.numpy()))
-        return torch.from_numpy(rows).double() * (seen.mass > 0)[:, None]
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        rows = self.strategy.rows(self._edges.place(clients.losses.numpy()))
+        return torch.from_numpy(rows).double() * (clients.mass > 0)[:, None]
 
     def binned(self, losses: Tensor) -> Tensor:
         """Client: the loss that stands for my bin."""

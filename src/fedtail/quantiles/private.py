@@ -96,7 +96,7 @@ def private_quantiles(
 
     `values` (clients,) are clipped to `range`, which must be chosen without looking at them, as must `bins` or the `edges` that
     may be given instead. How many were clipped is not told: they are in the first and the last bin. Every client adds its
-    share of discrete Gaussian noise to an integer row; what is seen is the sum modulo M.
+    share of discrete Gaussian noise to an integer row; what is clients is the sum modulo M.
 
     `method` is flat, tree or optimal, or auto: that of the smallest expected error. `adjacency` zero-out protects what a client
     sends; replace-one, what it sends instead of something else. Of `minimum` clients (by default all) who must answer,

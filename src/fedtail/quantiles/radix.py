@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.part import Part
 from fedtail.quantiles.base import ROUNDING, boundary, nobody
-from fedtail.questions import Conversation, Statistic
+from fedtail.questions import Conversation, Statistic, StatisticPart
 
 BITS = 32
 LARGEST = float(np.finfo(np.float32).max)
@@ -24,22 +25,22 @@ COARSE = 12      # sign, exponent and three bits of the mantissa: a value to one
 
 
 @dataclass(frozen=True)
-class Digit:
+class Digit(StatisticPart):
     """Histogram, by mass, of the `width` bits above `shift`, over the clients whose bits above those are the trial's."""
 
     shift: int
     width: int
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        keys = ordered_bits(seen.losses)
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        keys = ordered_bits(clients.losses)
         mine = (keys >> (self.shift + self.width)) == trial
         digit = (keys >> self.shift) & ((1 << self.width) - 1)
         rows = torch.zeros(len(keys), 1 << self.width, dtype=torch.float64)
-        return rows.scatter_(1, digit[:, None], (seen.mass * mine)[:, None])
+        return rows.scatter_(1, digit[:, None], (clients.mass * mine)[:, None])
 
 
 @dataclass(frozen=True)
-class ExactQuantile:
+class ExactQuantile(Part):
     """The boundary of the tail to `bits` bits of the float32 loss, by histograms of at most 12 bits each.
 
     `bits=32` is exact: four questions of 256 sums, the boundary is one value and whoever is tied at it. `bits=12` is one
@@ -51,6 +52,7 @@ class ExactQuantile:
     a single client's loss. It is for simulation, or for a server that may know the losses. Nothing here is noised.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (Digit,)
     bits: int = BITS
 
     def __post_init__(self) -> None:

@@ -86,6 +86,6 @@ def tail_boundary(histogram: np.ndarray, edges: Edges, tail_fraction: float) -> 
     place = int(over[-1]) if len(over) else 0
     low = edges.values[place] if place else -math.inf
     high = edges.values[place + 1] if place + 1 < edges.bins else math.inf
-    if not len(over):                                              # theta = 1: everybody, also where no mass was seen
+    if not len(over):                                              # theta = 1: everybody, also where no mass was clients
         return boundary(low, high, 0.0, total, total)
     return boundary(low, high, float(from_top[place] - histogram[place]), float(histogram[place]), tail)

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
-from fedtail.quantiles import loss_range, nobody
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import Keeps, RiskDeclaration
+from fedtail.quantiles.base import nobody
 from fedtail.quantiles.multisect import multisect
-from fedtail.questions import Conversation, Statistic
+from fedtail.quantiles.radix import Digit, loss_range
+from fedtail.questions import Conversation, Statistic, StatisticPart
 from fedtail.risk.base import Present, Risk, check_positive
-from fedtail.sampling import Sampler
 from fedtail.types import Density, Losses, Mass, Weights
 
 NOT_PRIVATE = "its weights live on from round to round, and nothing bounds what one client moves"
+LOST = ("a client that lost its lambda starts again at one, so the lambdas no longer sum to the number of clients and the "
+        "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
 NEEDS_GROUP = "GroupAscent needs a group for each client: Population.from_arrays(..., group=...)."
+
+
+@dataclass(frozen=True)
+class Surplus(StatisticPart):
+    """How much the lambdas of all clients would grow in sum with each trial shift; zero at the projection's."""
+
+    reads_memory: ClassVar[bool] = True
+    rate: float
+    loss_bound: float
+
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        weight = _lambda(clients)[:, None]
+        grown = (weight + self.rate * clients.losses[:, None] - trial).clamp(min=0) - weight
+        return grown * (clients.mass > 0)[:, None]
+
+    def row_bound(self, clients: int, mass: float) -> float:
+        return clients + self.rate * self.loss_bound
 
 
 @dataclass(frozen=True)
@@ -29,18 +49,17 @@ class Ascent(Risk):
     round counts lambda as it was; the ascent takes effect next round. Needs everybody every round: use `Everyone`.
     """
 
-    remembers: ClassVar[bool] = True
-    survives_lost_memory: ClassVar[bool] = False
-    lost_memory: ClassVar[str] = (
-        "a client that lost its lambda starts again at one, so the lambdas no longer sum to the number of clients and the "
-        "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
-
-    not_private: ClassVar[str] = NOT_PRIVATE
+    sends: ClassVar[tuple[type, ...]] = (Digit, Surplus)
     step: float = 0.1
     loss_bound: float = 1e3      # for channels that sum integers
 
     def __post_init__(self) -> None:
         check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        keeps = Keeps(LOST, may_be_lost=False)
+        return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The largest loss, which the ascent climbs to."""
@@ -59,44 +78,22 @@ class Ascent(Risk):
         bracket = yield from multisect(Surplus(rate, self.loss_bound), rate * ends.low, rate * ends.high, 0.0, resolution=1e-8)
         return torch.tensor([bracket.linear(0.0), rate], dtype=torch.float64)
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """How many clients there are."""
-        return (seen.mass > 0).double()[:, None]
+        return (clients.mass > 0).double()[:, None]
 
     def row_bound(self, clients: int, mass: float) -> float:
         return 1.0
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return torch.where(seen.mass > 0, _lambda(seen) / seen.mass, 0.0)
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return torch.where(clients.mass > 0, _lambda(clients) / clients.mass, 0.0)
 
-    def remember(self, seen: Seen, dual: Tensor) -> Tensor:
+    def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
         shift, rate = dual[0], dual[1]
-        return torch.where(seen.mass > 0, (_lambda(seen) + rate * seen.losses - shift).clamp(min=0), _lambda(seen))
+        return torch.where(clients.mass > 0, (_lambda(clients) + rate * clients.losses - shift).clamp(min=0), _lambda(clients))
 
     def weight_bound(self, clients: int, mass: float) -> float:
         return clients * (1 + 1e-6)      # one client may hold all of lambda, which is rounded
-
-    def check(self, population: Any, sample: Sampler) -> None:
-        if not sample.takes_everyone(population):
-            raise ValueError(f"Ascent keeps a lambda on every client and needs everybody every round, which {sample} does not "
-                             f"give of {len(population)} clients. Use sample=Everyone(), or GroupAscent.")
-
-
-@dataclass(frozen=True)
-class Surplus:
-    """How much the lambdas of all clients would grow in sum with each trial shift; zero at the projection's."""
-
-    remembers: ClassVar[bool] = True
-    rate: float
-    loss_bound: float
-
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        weight = _lambda(seen)[:, None]
-        grown = (weight + self.rate * seen.losses[:, None] - trial).clamp(min=0) - weight
-        return grown * (seen.mass > 0)[:, None]
-
-    def row_bound(self, clients: int, mass: float) -> float:
-        return clients + self.rate * self.loss_bound
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,6 @@ class GroupAscent(Risk):
     nobody in the cohort keep their lambda. Within a group clients count by mass.
     """
 
-    not_private: ClassVar[str] = NOT_PRIVATE
     groups: int
     step: float = 0.1
     loss_bound: float = 1e3      # for channels that sum integers
@@ -115,6 +111,10 @@ class GroupAscent(Risk):
     def __post_init__(self) -> None:
         check_positive("groups", self.groups, "It is the number of groups in population.group.")
         check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The largest loss; the losses here are those of the groups."""
@@ -136,22 +136,15 @@ class GroupAscent(Risk):
         climbed[here] = project_to_simplex(weight[here] + self.step * lifted[here] / mass[here], float(weight[here].sum()))
         return torch.cat([density / density.max().clamp(min=1e-300), climbed])
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        mine = torch.nn.functional.one_hot(_group(seen), self.groups)                # (clients, groups)
-        return torch.cat([seen.mass[:, None] * mine, (seen.mass * seen.losses)[:, None] * mine], 1)
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        mine = torch.nn.functional.one_hot(_group(clients), self.groups)                # (clients, groups)
+        return torch.cat([clients.mass[:, None] * mine, (clients.mass * clients.losses)[:, None] * mine], 1)
 
     def row_bound(self, clients: int, mass: float) -> float:
         return mass * self.loss_bound
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return dual[_group(seen)]
-
-    def check(self, population: Any, sample: Sampler) -> None:
-        if population.group is None:
-            raise ValueError(NEEDS_GROUP)
-        if int(population.group.max()) >= self.groups:
-            raise ValueError(f"population.group goes up to {int(population.group.max())}, but groups={self.groups}. "
-                             f"Write groups={int(population.group.max()) + 1}.")
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return dual[_group(clients)]
 
 
 def largest_loss(losses: Losses, mass: Mass | None) -> Tensor:
@@ -177,12 +170,12 @@ def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
     return (wide - shift[(ranked > shift).sum() - 1]).clamp(min=0).to(values.dtype)
 
 
-def _lambda(seen: Seen) -> Tensor:
+def _lambda(clients: ClientStatistics) -> Tensor:
     """A client's own lambda, relative to equal; one where it remembers none."""
-    return torch.ones_like(seen.mass) if seen.memory is None else seen.memory.nan_to_num(nan=1.0)
+    return torch.ones_like(clients.mass) if clients.memory is None else clients.memory.nan_to_num(nan=1.0)
 
 
-def _group(seen: Seen) -> Tensor:
-    if seen.group is None:
+def _group(clients: ClientStatistics) -> Tensor:
+    if clients.group is None:
         raise ValueError(NEEDS_GROUP)
-    return seen.group
+    return clients.group

@@ -3,48 +3,62 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
-from fedtail.privacy.events import NonPrivateRelease, Release
-from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
-from fedtail.questions import Conversation, converse
-from fedtail.sampling import Sampler
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.questions import Conversation, StatisticPart, arranged, converse, single_questions
 from fedtail.types import Density, Losses, Mass, Weights
 
 T = TypeVar("T")
+FORMER = {"reads_losses", "remembers", "lost_memory", "survives_lost_memory", "not_private", "releases", "mechanism", "has_slope",
+          "tells_counted", "dynamic_range", "expected_tail", "fewest_counted", "counted"}      # members of a risk in version 0.1
 
 
-class Risk:
-    """Reduces the losses of clients (or of samples, or of groups) to one number, and says how much each counts.
+class Risk(StatisticPart):
+    """Reduces the losses of clients (or of samples, or of groups) to one number, and says how much each contributes.
 
     Alone: `value(losses, mass)` is differentiable in the losses, so a plain torch loop can minimise it, and
     `weights(losses, mass)` sums to one; both are computed in float64 and rounded once, and whoever has mass zero is as if
     absent. Federated: `fit` is a conversation on the server that ends in the *dual*, a few
-    public numbers; `density(seen, dual)` is what each client computes from its own loss. No list of losses is needed.
+    public numbers; `density(clients, dual)` is what each client computes from its own loss. No list of losses is needed.
 
-    Defaults: ask nothing, remember nothing, count everybody by mass.
+    A risk of your own writes `fit`, `statistic`, `density`, and `declares`: what it needs, reveals, keeps and bounds. What it
+    does not declare is unknown: over a channel that hides single clients, its contributors are counted before they train.
     """
 
-    reads_losses: ClassVar[bool] = True
-    remembers: ClassVar[bool] = False           # keeps something on the client between rounds
-    lost_memory: ClassVar[str] = ""             # what it means when a client has lost it
-    survives_lost_memory: ClassVar[bool] = True
-    not_private: ClassVar[str] = ""             # why no noise makes it private
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        former = sorted(FORMER & vars(cls).keys())
+        if former:
+            raise TypeError(f"{cls.__name__} defines {', '.join(former)}, which a risk now declares in one record. Write a "
+                            "property declares that returns RiskDeclaration(...) with the fields reads_losses, keeps, "
+                            "not_private, ...; see docs/howto/risk.md.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        """What this risk needs, reveals, keeps and bounds; by default nothing is known."""
+        return RiskDeclaration()
+
+    @property
+    def reads_memory(self) -> bool:  # type: ignore[override]
+        """Whether its rows depend on what clients keep between rounds."""
+        return self.declares.keeps is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The risk of these losses; `mass` defaults to equal."""
         raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """How much each loss counts, sum one: by default from the federated form, answered here (losses as float32)."""
+        """How much each loss contributes, sum one: by default from the federated form, answered here (losses as float32)."""
         present = Present.of(losses, mass)
-        seen = Seen(present.losses.detach().float().double(), present.mass)
-        weights = seen.mass * self.density(seen, fit_locally(self.fit(None), seen))
+        clients = ClientStatistics(present.losses.detach().float().double(), present.mass)
+        weights = clients.mass * self.density(clients, fit_locally(self.fit(None), clients))
         return present.spread(weights / weights.sum())
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -52,77 +66,106 @@ class Risk:
         return torch.zeros(0, dtype=torch.float64)
         yield
 
-    def releases(self) -> tuple[Release, ...]:
-        """What `fit` reveals in a round, at most: without noise, where it asks anything."""
-        asks = type(self).fit is not Risk.fit
-        return (NonPrivateRelease(f"what {type(self).__name__} asks about the losses"),) if asks else ()
-
-    def fewest_counted(self, dual: Tensor, mass: float) -> float:
-        """At least how many clients count, of at most so much mass each, as far as the dual shows; by default everybody does."""
-        return math.inf
-
-    @property
-    def tells_counted(self) -> bool:
-        """Whether its dual tells how much counts in all."""
-        return type(self).counted is not Risk.counted
-
-    def counted(self, dual: Tensor) -> float:
-        """How much counts in all, as released: a number that may be divided by."""
-        raise TypeError(f"{type(self).__name__} does not release how much counts.")
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """What happens to the rows that answer its questions."""
-        return NoPrivacy()
-
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: the row that answers one of `fit`'s questions."""
         raise TypeError(f"{type(self).__name__} asks nothing about the losses.")
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        """Client: how much of my mass counts."""
-        return torch.ones_like(seen.mass)
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: how much of my mass contributes."""
+        return torch.ones_like(clients.mass)
 
-    @property
-    def has_slope(self) -> bool:
-        return type(self).slope is not Risk.slope
-
-    def slope(self, seen: Seen, dual: Tensor) -> Density:
-        """Derivative of the density in the loss, for aggregators that use curvature."""
+    def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Derivative of the density in the loss, for aggregators that use curvature; declared as `has_slope`."""
         raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
+
+    def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        """Client: what to keep for the next round, one row per client; only for risks that declare `keeps`."""
+        raise TypeError(f"{type(self).__name__} remembers nothing.")
+
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
+        """At least how many clients have a non-zero weight, of at most so much mass each, by the dual; None: unknown."""
+        return None
+
+    def released_weight(self, dual: Tensor) -> float:
+        """What the densities sum to, as released: a number that may be divided by; declared as `releases_weight`."""
+        raise TypeError(f"{type(self).__name__} does not release what its weights sum to.")
 
     def tail_start(self, dual: Tensor) -> float | None:
         """The loss at which the tail begins, its boundary included, for reports; None where there is no such threshold."""
         return None
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """What the next round should know of a dual under which nobody counted."""
+        """What the next round should know of a dual under which no client contributed."""
         return dual
-
-    def remember(self, seen: Seen, dual: Tensor) -> Tensor:
-        """Client: what to keep for the next round, one row per client; only for risks with `remembers`."""
-        raise TypeError(f"{type(self).__name__} remembers nothing.")
 
     def weight_bound(self, clients: int, mass: float) -> float:
         """Largest weight of one client among so many of at most so much mass; densities are at most one."""
         return mass
 
+    def check(self, population: Any, sample: Any) -> None:
+        """Refuse, before training starts, what this risk cannot do and no declaration says."""
+
+
+class RiskWrapper(Risk):
+    """A risk around another, `risk`: everything it does not define is the inner risk's own.
+
+    A wrapper writes `fit`, `inner_dual`, and what it changes of the declaration.
+    """
+
+    risk: Risk
+
+    def inner_dual(self, dual: Tensor) -> Tensor:
+        """The dual as the inner risk knows it."""
+        return dual
+
+    def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
+        """The statistics as the inner risk knows them."""
+        return clients
+
     @property
-    def dynamic_range(self) -> float:
-        """Logarithm of how far below its bound every weight may lie at once, which a channel of integers must resolve."""
-        return 0.0
+    def declares(self) -> RiskDeclaration:
+        return self.risk.declares
 
-    def check(self, population: Any, sample: Sampler) -> None:
-        """Refuse, before training starts, what this risk cannot do."""
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        return self.risk.value(losses, mass)
 
-    def expected_tail(self, cohort_size: float) -> float:
-        """How many of the cohort count, about: its `tail_fraction`, where the risk has one."""
-        return getattr(self, "tail_fraction", 1.0) * cohort_size
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        return self.risk.weights(losses, mass)
+
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return self.risk.density(self.inner_clients(clients), self.inner_dual(dual))
+
+    def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return self.risk.slope(self.inner_clients(clients), self.inner_dual(dual))
+
+    def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        return self.risk.remember(self.inner_clients(clients), self.inner_dual(dual))
+
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
+        return self.risk.fewest_contributors(self.inner_dual(dual), mass)
+
+    def released_weight(self, dual: Tensor) -> float:
+        return self.risk.released_weight(self.inner_dual(dual))
+
+    def tail_start(self, dual: Tensor) -> float | None:
+        return self.risk.tail_start(self.inner_dual(dual))
+
+    def unused(self, dual: Tensor) -> Tensor | None:
+        return None if self.risk.unused(self.inner_dual(dual)) is None else dual
+
+    def weight_bound(self, clients: int, mass: float) -> float:
+        return self.risk.weight_bound(clients, mass)
+
+    def check(self, population: Any, sample: Any) -> None:
+        self.risk.check(population, sample)
 
 
-def fit_locally(conversation: Conversation[T], seen: Seen) -> T:
+def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
     """Hold a risk's conversation with clients that are all here."""
-    return converse(conversation, lambda question: question.part.statistic(seen, question.trial).sum(0))
+    def ask(question: Any) -> Any:
+        single: Iterator[Any] = single_questions(question)
+        return arranged(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
+    return converse(conversation, ask)
 
 
 @dataclass(frozen=True)

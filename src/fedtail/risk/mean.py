@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
 from fedtail.risk.base import Present, Risk, uniform_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -21,7 +22,9 @@ class Mean(Risk):
     2.0
     """
 
-    reads_losses: ClassVar[bool] = False
+    @property
+    def declares(self) -> RiskDeclaration:
+        return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
@@ -30,5 +33,8 @@ class Mean(Risk):
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         return uniform_mass(losses, mass)
 
-    def slope(self, seen: Seen, dual: Tensor) -> Density:
-        return torch.zeros_like(seen.mass)
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        return math.inf                                # everybody, each by its whole mass
+
+    def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return torch.zeros_like(clients.mass)

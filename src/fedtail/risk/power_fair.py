@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
-from fedtail.quantiles import extreme_loss
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk
 from fedtail.types import Density, Losses, Mass, Weights
@@ -28,12 +29,17 @@ class PowerFair(Risk):
     the step has the length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
     """
 
-    not_private: ClassVar[str] = "its rows hold powers of losses and squared norms, which nothing bounds"
+    sends: ClassVar[tuple[type, ...]] = (Digit,)
     power: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.power < math.inf:
             raise ValueError(f"power (q) must be at least 0 and finite, got {self.power:g}. 0 is FedAvg, larger is fairer.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True,
+                               not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
@@ -49,13 +55,13 @@ class PowerFair(Risk):
         largest = (yield from extreme_loss()) if self.power > 0 else 1.0
         return torch.tensor([max(largest or 0.0, 0.0)], dtype=torch.float64)
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return self._counted(seen.losses, dual[0])
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return self._counted(clients.losses, dual[0])
 
-    def slope(self, seen: Seen, dual: Tensor) -> Density:
+    def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         largest = dual[0].clamp(min=FLOOR)
-        steepness = self.power * (seen.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
-        return torch.where(seen.losses > largest, 0.0, steepness)      # beyond it the density stays at one
+        steepness = self.power * (clients.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
+        return torch.where(clients.losses > largest, 0.0, steepness)      # beyond it the density stays at one
 
     def _counted(self, losses: Tensor, largest: Tensor) -> Tensor:
         """(F / largest)^q, at most one; one for everybody where nobody's loss is positive."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
-from fedtail.quantiles import loss_range, nobody
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.quantiles.base import nobody
 from fedtail.quantiles.multisect import Bracket, multisect
+from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk, check_positive, check_tail_fraction
 from fedtail.risk.superquantile import lowest_of_tail
@@ -28,12 +31,18 @@ class SmoothedSuperquantile(Risk):
     nu -> 0 is the superquantile, nu -> infinity the mean, theta -> 0 the tilted risk with t = 1/nu.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (Digit,)
     tail_fraction: float
     smoothing: float
 
     def __post_init__(self) -> None:
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        theta = self.tail_fraction                    # all tied: everybody contributes by theta
+        return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta), has_slope=True)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
@@ -54,22 +63,18 @@ class SmoothedSuperquantile(Risk):
         bracket = yield from multisect(self, low, ends.high, target, KINK * self.smoothing)
         return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        return seen.mass[:, None] * self._counted(seen.losses[:, None], trial)
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        return clients.mass[:, None] * self._counted(clients.losses[:, None], trial)
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return self._counted(seen.losses, dual[0])
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return self._counted(clients.losses, dual[0])
 
-    def slope(self, seen: Seen, dual: Tensor) -> Density:
-        counted = self._counted(seen.losses, dual[0])
+    def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        counted = self._counted(clients.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
 
     def tail_start(self, dual: Tensor) -> float:
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
-
-    @property
-    def dynamic_range(self) -> float:
-        return -math.log(self.tail_fraction)      # all tied: everybody counts by theta
 
     def _weights(self, present: Present) -> Tensor:
         excess, _ = over_the_boundary(present, self.tail_fraction)
@@ -102,12 +107,18 @@ class QuadraticSuperquantile(Risk):
     the alternating minimisation of [LPMH21, Algorithm 1].
     """
 
+    sends: ClassVar[tuple[type, ...]] = (Digit,)
     tail_fraction: float
     smoothing: float
 
     def __post_init__(self) -> None:
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        theta = self.tail_fraction                    # all tied: everybody contributes by theta
+        return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
@@ -134,18 +145,14 @@ class QuadraticSuperquantile(Risk):
         bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target, resolution)
         return torch.tensor([bracket.linear(target)], dtype=torch.float64)
 
-    def statistic(self, seen: Seen, trial: Tensor) -> Tensor:
-        return seen.mass[:, None] * self._counted(seen.losses[:, None], trial)
+    def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        return clients.mass[:, None] * self._counted(clients.losses[:, None], trial)
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return self._counted(seen.losses, dual[0])
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return self._counted(clients.losses, dual[0])
 
     def tail_start(self, dual: Tensor) -> float:
         return float(dual[0]) + self.smoothing
-
-    @property
-    def dynamic_range(self) -> float:
-        return -math.log(self.tail_fraction)      # all tied: everybody counts by theta
 
     def _weights(self, present: Present) -> Tensor:
         excess, _ = over_the_boundary(present, self.tail_fraction)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk, check_tail_fraction
@@ -34,6 +35,11 @@ class Superquantile(Risk):
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
+    @property
+    def declares(self) -> RiskDeclaration:
+        theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
+        return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta))
+
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
         return (_tail_weights(present, self.tail_fraction) * present.losses).sum().to(losses.dtype)
@@ -45,15 +51,11 @@ class Superquantile(Risk):
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         low, high, share, _ = dual
-        return torch.where(seen.losses >= high, 1.0, share * (seen.losses >= low))
+        return torch.where(clients.losses >= high, 1.0, share * (clients.losses >= low))
 
-    @property
-    def dynamic_range(self) -> float:
-        return -math.log(self.tail_fraction)      # all tied at the boundary: everybody counts by theta
-
-    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float:
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
@@ -75,6 +77,10 @@ class TailFilter(Risk):
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
+    @property
+    def declares(self) -> RiskDeclaration:
+        return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="")
+
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
         return (self.weights(present.losses, present.mass) * present.losses).sum().to(losses.dtype)
@@ -82,10 +88,10 @@ class TailFilter(Risk):
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return (seen.losses >= dual[0]).to(seen.mass.dtype)
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
-    def fewest_counted(self, dual: Tensor, mass: float) -> float:
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float:
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
-from fedtail.privacy.events import Release
-from fedtail.quantiles import extreme_loss
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk, check_positive
 from fedtail.types import Density, Losses, Mass, Weights
@@ -29,6 +30,7 @@ class Tilted(Risk):
     the bound for t > 0, below 0 for t < 0) count as that end.
     """
 
+    sends: ClassVar[tuple[type, ...]] = (Digit,)
     tilt: float
     loss_bound: float | None = None
 
@@ -40,6 +42,12 @@ class Tilted(Risk):
         if self.loss_bound is not None and abs(self.tilt * self.loss_bound) > UNDERFLOW:
             raise ValueError(f"tilt * loss_bound = {self.tilt * self.loss_bound:g} underflows exp (limit {UNDERFLOW:g}). "
                              f"Lower tilt, or tighten loss_bound={self.loss_bound:g}.")
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        asks = self.loss_bound is None and self.tilt != 0
+        return RiskDeclaration(releases=None if asks else (), contributing=1.0, not_private="", has_slope=True,
+                               dynamic_range=abs(self.tilt) * (self.loss_bound or 0.0))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
@@ -62,19 +70,15 @@ class Tilted(Risk):
             shift = yield from extreme_loss(largest=self.tilt > 0)
         return torch.tensor([shift or 0.0], dtype=torch.float64)
 
-    def releases(self) -> tuple[Release, ...]:
-        return super().releases() if self.loss_bound is None and self.tilt != 0 else ()
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
+        return math.inf if self.tilt == 0 else None      # far from the shift a weight may be too small for a float
 
-    @property
-    def dynamic_range(self) -> float:
-        return abs(self.tilt) * (self.loss_bound or 0.0)
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return (self.tilt * (seen.losses - dual[0])).clamp(max=0).exp()
-
-    def slope(self, seen: Seen, dual: Tensor) -> Density:
-        beyond = self.tilt * (seen.losses - dual[0]) > 0      # where the density stays at one
-        return torch.where(beyond, 0.0, self.tilt * self.density(seen, dual))
+    def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
+        return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
 
     def _lifted(self, present: Present) -> tuple[Tensor, Tensor]:
         """The loss that weighs most, and t (F - that loss), at most zero."""

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtail.clients import Seen
-from fedtail.quantiles import extreme_loss
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk
 from fedtail.types import Density, Losses, Mass, Weights
@@ -19,7 +20,12 @@ from fedtail.types import Density, Losses, Mass, Weights
 class Worst(Risk):
     """The largest client loss: theta -> 0 of the superquantile, t -> infinity of the tilted risk. Ties share by mass."""
 
-    not_private: ClassVar[str] = "the largest loss is one client's, and noise that hides one client hides it"
+    sends: ClassVar[tuple[type, ...]] = (Digit,)
+
+    @property
+    def declares(self) -> RiskDeclaration:
+        return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
+                               "hides it")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = Present.of(losses, mass)
@@ -33,11 +39,8 @@ class Worst(Risk):
         largest = yield from extreme_loss()
         return torch.tensor([float("inf") if largest is None else largest], dtype=torch.float64)
 
-    def density(self, seen: Seen, dual: Tensor) -> Density:
-        return (seen.losses >= dual[0]).to(seen.mass.dtype)
-
-    def expected_tail(self, cohort_size: float) -> float:
-        return min(1.0, cohort_size)
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
 
 def _worst(present: Present) -> Tensor:

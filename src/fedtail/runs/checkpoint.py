@@ -18,6 +18,7 @@ from fedtail.runs.files import RunError, write_whole
 from fedtail.training import Trained
 
 FORMAT = "fedtail checkpoint 1"
+FORMER = {"dual": "risk 0", "kept": "iterate 0", "aggregate": "aggregate 0", "optimizer": "server"}      # names in version 0.1
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,18 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _named(k: int, state: State) -> dict[str, Tensor]:
-    optimizer = {f"{k} optimizer {i}": tensor for i, tensor in enumerate(state.optimizer)}
-    optional = {f"{k} dual": state.dual, f"{k} kept": state.kept, f"{k} aggregate": state.aggregate}
-    return {f"{k} params": state.params, **optimizer, **{name: t for name, t in optional.items() if t is not None}}
+    kept = {f"{k} {name} {i}": tensor for name, tensors in state.parts.items() for i, tensor in enumerate(tensors)}
+    return {f"{k} params": state.params, **kept}
 
 
 def _state(k: int, tensors: dict[str, Tensor], round: int) -> State:
-    count = sum(name.startswith(f"{k} optimizer ") for name in tensors)
-    return State(tensors[f"{k} params"], tensors.get(f"{k} dual"), tuple(tensors[f"{k} optimizer {i}"] for i in range(count)),
-                 round, tensors.get(f"{k} kept"), tensors.get(f"{k} aggregate"))
+    parts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        model, _, rest = name.partition(" ")
+        if model == str(k) and rest != "params":
+            part, _, place = FORMER.get(rest, rest).rpartition(" ")
+            parts.setdefault(FORMER.get(part, part), {})[int(place)] = tensor
+    return State(tensors[f"{k} params"], round, {name: tuple(kept[i] for i in sorted(kept)) for name, kept in parts.items()})
 
 
 def _check(tensors: dict[str, Tensor], about: str) -> str:

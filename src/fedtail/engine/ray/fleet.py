@@ -41,8 +41,6 @@ class RayFleet(Simulated):
     modules of yours that nodes cannot import: they are sent too.
     """
 
-    in_one_process = False
-
     def __init__(self, population: Population, task: Task, shards: int | None = None, address: str | None = None,
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: str = "auto",
                  own: Sequence[ModuleType] = ()):

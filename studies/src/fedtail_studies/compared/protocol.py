@@ -139,6 +139,8 @@ def personal(trained: Trained, test: Population, cell: Cell, rounds: int) -> Num
     At the last rate, as printed; where that is a smaller one than the first, at the first too.
     """
     local = trained.algorithm.members[0].local
+    if not isinstance(local, fedtail.LocalSGD):
+        raise TypeError(f"these methods train by LocalSGD, got {type(local).__name__}.")
     first, last = local.learning_rate, local.rate(rounds - 1)
 
     def tuned(rate: float) -> FineTuned:

@@ -1,0 +1,49 @@
+"""What a risk may know of clients: a few numbers each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedtail.types import Density, Losses, Mass
+
+
+@dataclass(frozen=True)
+class ClientStatistics:
+    """All a risk may know of some clients: one number or so per client, float64."""
+
+    losses: Losses                      # rounded once to float32 by the client, whatever the order of addition
+    mass: Mass                          # zero for a client without a finite loss
+    group: Tensor | None = None
+    memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
+
+    def take(self, chosen: Tensor) -> ClientStatistics:
+        """Those of some of the clients."""
+        return ClientStatistics(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
+                                None if self.memory is None else self.memory[chosen])
+
+    def weighted(self, density: Density) -> WeightedClients:
+        """The statistics together with how much of each client's mass contributes."""
+        return WeightedClients(self.losses, self.mass, self.group, self.memory, density)
+
+
+@dataclass(frozen=True)
+class WeightedClients(ClientStatistics):
+    """Client statistics, and the weights under which an aggregator takes these clients' updates."""
+
+    density: Density = None      # type: ignore[assignment]      # (clients,) how much of its mass contributes: the risk's
+
+    @property
+    def weight(self) -> Tensor:
+        """Mass times density, float64."""
+        return self.mass * self.density
+
+    @property
+    def share(self) -> Tensor:
+        """How much a client contributes where all have mass one: its density, and zero for a client without mass."""
+        return (self.mass > 0) * self.density
+
+    def take(self, chosen: Tensor) -> WeightedClients:
+        """Those of some of the clients."""
+        return super().take(chosen).weighted(self.density[chosen])

@@ -1,0 +1,209 @@
+"""What fits what: one place that decides, from what parts, channel, fleet, sampler and population say of themselves.
+
+`refusals` returns everything that stands against a composition, each with its text; `check` raises them all at once, before any
+work starts. A rule is a function of a `Composition` that yields texts: what came, what is needed, what to write instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fedtail.channel.base import Channel, Fleet, refuse_release
+from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
+from fedtail.risk.base import Risk, RiskWrapper
+from fedtail.sampling import Sampler
+
+ENOUGH_IN_TAIL = 10
+RESOLVED = 15.0      # exp(-15) of a weight still leaves updates a few digits in 62 bits
+ROUGHLY = 1.5        # a factor: how far a number that was planned for the population may be from what it is
+CLOSELY = 1.1        # two planned numbers from each other
+
+
+class SmallTailWarning(UserWarning):
+    """Few clients contribute in a round: what the cohort optimises is far from the risk over all clients."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A method's parts, and what they are to run on."""
+
+    sample: Sampler
+    risk: Risk
+    aggregate: Any
+    local: Any
+    population: Any
+    channel: Channel
+    fleet: Fleet
+
+    @property
+    def declared(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
+        return self.risk.declares, self.aggregate.declares, self.local.declares
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the risk and of the aggregator."""
+        return type(self.risk).__name__, type(self.aggregate).__name__
+
+    @property
+    def innermost(self) -> Risk:
+        """The risk within its wrappers."""
+        risk = self.risk
+        while isinstance(risk, RiskWrapper):
+            risk = risk.risk
+        return risk
+
+    @property
+    def cohort_size(self) -> float:
+        """The clients expected in a round."""
+        return self.sample.expected_size(self.population)
+
+
+Rule = Callable[[Composition], Iterator[str]]
+
+
+def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tuple[str, ...]:
+    """Everything that stands against running a method, or any member of a family, so; empty where nothing does."""
+    found = []
+    for member in method.members:
+        parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet)
+        needed = [text for rule in NEEDS for text in rule(parts)]
+        found += needed or [text for rule in RULES for text in rule(parts)]      # without its clients nothing else can be judged
+    return tuple(dict.fromkeys(found))
+
+
+def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
+    """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
+    found = refusals(method, population, channel, fleet)
+    if len(found) == 1:
+        raise ValueError(found[0])
+    if found:
+        raise ValueError("\n".join([f"{len(found)} things do not fit:", *(f"- {text}" for text in found)]))
+    for member in method.members:
+        _warn_of_small_tail(member.risk, member.sample, population)
+
+
+def sampler_fits(parts: Composition) -> Iterator[str]:
+    """The sampler can draw from this population."""
+    yield from _said(lambda: parts.sample.check(parts.population))
+
+
+def risk_has_its_clients(parts: Composition) -> Iterator[str]:
+    """The risk has the clients and groups it needs, and nothing to say against them itself."""
+    declared, name, population = parts.risk.declares, parts.names[0], parts.population
+    if declared.needs_everyone and not parts.sample.takes_everyone(population):
+        yield (f"{name} keeps a lambda on every client and needs everybody every round, which {parts.sample} does not give of "
+               f"{len(population)} clients. Use sample=Everyone(), or GroupAscent.")
+    if declared.needs_groups is not None and population.group is None:
+        yield f"{name} needs a group for each client: Population.from_arrays(..., group=...)."
+    elif declared.needs_groups is not None and int(population.group.max()) >= declared.needs_groups:
+        highest = int(population.group.max())
+        yield f"population.group goes up to {highest}, but groups={declared.needs_groups}. Write groups={highest + 1}."
+    yield from _said(lambda: parts.risk.check(population, parts.sample))
+
+
+def channel_carries_the_rows(parts: Composition) -> Iterator[str]:
+    """What is sent may be seen as this channel shows it."""
+    risk, aggregate, _ = parts.declared
+    names = parts.names
+    yield from _said(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
+    yield from _said(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
+
+
+def noise_makes_it_private(parts: Composition) -> Iterator[str]:
+    """Where updates are noised, one client moves the rest by a bounded amount too."""
+    risk, aggregate, _ = parts.declared
+    if aggregate.mechanism.private and risk.not_private:
+        yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
+               "WeightedMean without privacy.")
+
+
+def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
+    """Public divisors were planned for these cohorts and this theta: else updates would be too short or too long.
+
+    The cohort a risk's own numbers were planned for must be about the sampler's, and a total about what the weights of the risk
+    sum to; where that is not known (`Tilted`), any total will do.
+    """
+    risk, aggregate, _ = parts.declared
+    if aggregate.divides_by_release and not risk.releases_weight:
+        yield (f"{parts.names[1]} needs a total: {parts.names[0]} does not release how much counts. Write total=theta * m, the "
+               "weight the tail is expected to have.")
+    if not aggregate.mechanism.private:
+        return
+    cohort, planned = parts.cohort_size, risk.planned_clients
+    if planned is not None and not _near(planned, cohort, ROUGHLY):
+        yield (f"the histogram is planned for expected_clients={planned:g}, but of this population {cohort:g} are expected in a "
+               f"round. Write expected_clients={cohort:g}.")
+        return
+    if aggregate.total is None or risk.weight is None:
+        return
+    clients, total, inner = planned or cohort, aggregate.total, type(parts.innermost).__name__
+    weight = risk.weight * clients
+    if not _near(total, weight, ROUGHLY if planned is None else CLOSELY):
+        times, wrong = (total / weight, "short") if total > weight else (weight / total, "long")
+        yield (f"updates are divided by total={total:g}, but of {clients:g} clients {inner} counts about {weight:g}: they would "
+               f"be {times:.3g} times too {wrong}. Write total={weight:g}.")
+
+
+def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
+    """An aggregator that uses curvature has a risk that gives it."""
+    risk, aggregate, _ = parts.declared
+    if aggregate.needs_slope and not risk.has_slope:
+        yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
+               "PowerFair as the risk.")
+
+
+def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
+    """Where sums are of integers, weights are not all so small that they vanish."""
+    spread = parts.risk.declares.dynamic_range
+    if not parts.channel.reveals_rows and spread > RESOLVED:
+        yield (f"with {parts.risk} every weight may be as small as exp(-{spread:g}), which the integers of "
+               f"{type(parts.channel).__name__} do not resolve (limit {RESOLVED:g}). Lower tilt, tighten loss_bound or leave it "
+               "out; or raise tail_fraction (theta), or use Worst.")
+
+
+def memory_lasts(parts: Composition) -> Iterator[str]:
+    """What must not be lost is kept where it is not."""
+    keeps = parts.risk.declares.keeps
+    if parts.fleet.forgets and keeps and not keeps.may_be_lost:
+        yield f"{parts.names[0]} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
+
+
+def clients_hide_among_enough(parts: Composition) -> Iterator[str]:
+    """Where sums hide single clients, enough are expected to contribute; what is not known is counted round by round."""
+    channel, cohort = parts.channel, parts.cohort_size
+    expected = parts.risk.declares.expected_contributors(cohort)
+    if expected is not None and expected < channel.minimum_contributors:
+        yield (f"{parts.names[0]} counts about {expected:g} of {cohort:g} clients a round: a sum over so few tells about each "
+               f"(hides_among={channel.minimum_contributors}). Draw more clients, or raise tail_fraction.")
+    yield from channel.refuse_fleet(cohort, parts.fleet)
+
+
+NEEDS: tuple[Rule, ...] = (sampler_fits, risk_has_its_clients)
+RULES: tuple[Rule, ...] = (
+    channel_carries_the_rows, noise_makes_it_private, sums_are_divided_by_what_they_weigh, aggregator_has_its_slope,
+    integers_resolve_the_weights, memory_lasts, clients_hide_among_enough,
+)
+
+
+def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
+    cohort = sample.expected_size(population)
+    expected = risk.declares.expected_contributors(cohort)
+    if expected is not None and expected < min(ENOUGH_IN_TAIL, cohort) and not sample.takes_everyone(population):
+        warnings.warn(f"{type(risk).__name__} counts about {expected:g} of {cohort:g} clients a round; what such a cohort "
+                      "optimises is far from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
+                      SmallTailWarning, stacklevel=5)
+
+
+def _said(check: Callable[[], None]) -> Iterator[str]:
+    """What a check of a part's own says, if it refuses."""
+    try:
+        check()
+    except ValueError as reason:
+        yield str(reason)
+
+
+def _near(one: float, other: float, factor: float) -> bool:
+    return other / factor <= one <= other * factor

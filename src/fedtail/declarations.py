@@ -1,0 +1,66 @@
+"""What parts say of themselves: what they need, reveal, keep and bound.
+
+A part *declares* once, in a frozen record; `fedtail.composition` decides from the records alone what fits what. A wrapper derives
+its record from the inner part's with `dataclasses.replace`, so that nothing an inner part says is forgotten. What a part does not
+declare is unknown, and unknown is refused, or measured, where it matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtail.privacy.events import Release
+from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
+
+UNDECLARED = "it does not declare that one client moves it by a bounded amount (not_private=\"\")"
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """A part keeps something on its clients between rounds."""
+
+    lost: str                            # what it means when a client has lost it
+    may_be_lost: bool = True             # False: such a part is refused where clients may forget
+
+
+@dataclass(frozen=True)
+class RiskDeclaration:
+    """What a risk needs, reveals, keeps and bounds."""
+
+    reads_losses: bool = True            # weights depend on the losses
+    releases: tuple[Release, ...] | None = None      # what `fit` reveals in a round, at most; None: sums without noise
+    mechanism: Mechanism = NoPrivacy()   # of the rows that answer those questions
+    needs_everyone: bool = False         # every client in every round
+    needs_groups: int | None = None      # clients in groups, numbered below this
+    keeps: Keeps | None = None
+    contributing: float | None = None    # the share of a cohort expected to have a non-zero weight; None: not known
+    weight: float | None = None          # what densities sum to, as a share of the cohort; None: not known
+    planned_clients: float | None = None      # the cohort that numbers of its own were planned for
+    releases_weight: bool = False        # the dual tells what the densities sum to (`released_weight`)
+    has_slope: bool = False              # `slope` is there
+    not_private: str = UNDECLARED        # why noise on the sum would not make it private; empty where it does
+    dynamic_range: float = 0.0           # log of how far below its bound every weight may lie at once
+
+    def expected_contributors(self, cohort_size: float) -> float | None:
+        """How many of a cohort have a non-zero weight, about: one at least, where there is a client."""
+        return None if self.contributing is None else max(self.contributing * cohort_size, min(1.0, cohort_size))
+
+
+@dataclass(frozen=True)
+class AggregatorDeclaration:
+    """What an aggregator needs, reveals and bounds."""
+
+    columns: int                         # of a row, beside one for each parameter
+    gathers: bool = False                # asks for single rows, not for their sum
+    mechanism: Mechanism = NoPrivacy()   # of the rows
+    needs_slope: bool = False            # of the risk's density
+    total: float | None = None           # the weight that sums are divided by, where that is a public number
+    divides_by_release: bool = False     # without a total: by the weight the risk releases
+
+
+@dataclass(frozen=True)
+class LocalDeclaration:
+    """What local training needs and leaves out."""
+
+    everyone_trains: bool = False        # every client takes a step, whatever it draws; False: some may take none
+    mean_updates: int = 0                # how often `prepare` has the cohort train, beside the training itself

@@ -1,0 +1,106 @@
+"""What local training is: a part with two halves, like risks and aggregators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedtail.clients import Clients
+from fedtail.declarations import LocalDeclaration
+from fedtail.part import Part
+from fedtail.questions import Conversation
+
+if TYPE_CHECKING:
+    from fedtail.engine.kernels import Kernel
+
+
+class Objective(Protocol):
+    """The number of each client that risks see: what it minimises. Frozen and hashable: losses are kept by it for a round."""
+
+    def losses(self, clients: Clients, model: int) -> Tensor:
+        """Client: one number per client under one of the broadcast models, (clients,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What the server half of local training knows when a round begins."""
+
+    round: int
+    params: Tensor                      # (dim,) the model that clients receive
+    kept: Tensor | None                 # what the server half kept in the round before
+    mean_update: Callable[[Any], Conversation[Tensor | None]]      # the cohort's, trained by another part
+
+
+class Prepared(NamedTuple):
+    """Local training as this round's clients do it, and what the server keeps for the next round."""
+
+    local: Any
+    kept: Tensor | None = None
+
+
+class LocalTraining(Part):
+    """From the model received to a model of each client's own.
+
+    On the client, `models` trains a batch of clients from `start`, penalties being relative to `anchor`; `steps` says how many
+    steps each takes, and whoever takes none contributes nothing. On the server, `prepare` is a conversation that makes the part
+    of this round: a strength that adapts, a gradient that clients correct theirs by. `objective` is what risks see; None is the
+    mean loss.
+    """
+
+    @property
+    def declares(self) -> LocalDeclaration:
+        """What it needs and leaves out; by default some clients may take no step."""
+        return LocalDeclaration()
+
+    @property
+    def objective(self) -> Objective | None:
+        """The number of each client that risks see; None is the mean loss over its examples."""
+        return None
+
+    def prepare(self, start: RoundStart) -> Conversation[Prepared]:
+        """Server: questions before clients train, ending in the part they train by; by default none, and itself."""
+        return Prepared(self)
+        yield
+
+    def steps(self, clients: Clients) -> Tensor:
+        """How many steps each client takes, (clients,)."""
+        raise NotImplementedError
+
+    def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None) -> Tensor:
+        """Client: the model of each after its steps, (clients, dim).
+
+        `anchor` (dim,) is the model received; `start` the model to begin with, one for all (dim,) or one for each (clients, dim).
+        `first` are the gradients of the first step, (clients, dim), where they are known already.
+        """
+        raise NotImplementedError
+
+    def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
+        """Client: one update per client, w_k - w, (clients, dim), from one of the broadcast models."""
+        anchor = clients.params(model)
+        return self.models(clients, anchor, anchor, first).sub_(anchor)
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        raise TypeError(f"{type(self).__name__} has no learning rate. Give the aggregator its lipschitz.")
+
+    def in_one_pass(self, kernel: Kernel) -> bool:
+        """Whether a client's first gradient tells its loss, so that both come from one pass over its data."""
+        return False
+
+    def first_pass(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
+        """Losses (clients,), rounded once to float32, and first gradients (clients, dim); where `in_one_pass`."""
+        raise NotImplementedError
+
+
+def full_gradients(clients: Clients, params: Tensor) -> Tensor:
+    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each (clients, dim)."""
+    from fedtail.local.batches import batches
+
+    one = torch.ones(len(clients), dtype=torch.int64)
+    batch = next(iter(batches(clients, one, one, None)))
+    return clients.kernel.gradients(params.expand(len(clients), -1), batch.inputs, batch.targets, batch.weight)

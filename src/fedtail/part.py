@@ -1,0 +1,31 @@
+"""What every part of a method is: frozen data that can be sent to a node, which builds only the classes it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar
+
+
+class Part:
+    """Something frozen that questions may hold: a node builds it from its class, which it was given, and its fields."""
+
+    sends: ClassVar[tuple[type, ...]] = ()      # classes of parts that its questions hold beside itself and its fields
+
+
+def classes_sent(part: Any) -> Iterator[type]:
+    """The classes that are sent with a part: its own, those of its fields, and those its class declares."""
+    if isinstance(part, (tuple, list)):
+        for one in part:
+            yield from classes_sent(one)
+    elif is_dataclass(part) and not isinstance(part, type):
+        yield from with_declared(type(part))
+        for one in fields(part):
+            yield from classes_sent(getattr(part, one.name))
+
+
+def with_declared(kind: type) -> Iterator[type]:
+    """A class, and those it declares to be sent with it; a user's class that declares nothing is sent alone."""
+    yield kind
+    for other in getattr(kind, "sends", ()):
+        yield from with_declared(other)
