@@ -260,7 +260,7 @@ def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
-@pytest.mark.parametrize("z", [0.05, 0.3, 1.0, 5.0, 50.0])
+@pytest.mark.parametrize("z", [0.05, 0.3, 1.0, 5.0, 50.0, 500.0])
 def test_the_grid_of_losses_is_fine_enough_and_not_too_long(z, rate):
     for scheme, multiplier in (("poisson", z), ("poisson-exchange", z / 2)):
         farthest = GaussianPrivacyLoss(multiplier, sampling_prob=rate).connect_dots_bounds().epsilon_upper
