@@ -206,6 +206,19 @@ def test_a_client_leaves_what_is_done_when_it_is_invited_again():
     assert rounds.sum(1, 8).total.tolist() == [3]
 
 
+def test_who_refused_what_is_kept():
+    clients = LocalClients(range(4), b"run", minimum=3)
+    for round in range(2):
+        with pytest.raises(TooFew, match="0 of 3 clients sent keys"):
+            Rounds(clients).open(Session(b"run", round, (0, 1, 2), 2))
+    assert [one for one, _ in clients.refused] == [0, 1, 2] * 2
+    assert all("hides among 3 or more" in str(why) for _, why in clients.refused)
+    rounds = Rounds(clients)
+    rounds.open(Session(b"run", 2, (0, 1, 2), 3))
+    assert len(clients.refused) == 6
+    assert not rounds.server.refused
+
+
 # All or nothing
 
 
