@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from fedtail.privacy import accounting
-from fedtail.privacy.accountants import PrivacyLosses, RenyiDivergences, Step, _divergences, _interval, _reach
+from fedtail.privacy.accountants import PrivacyLosses, RenyiDivergences, Step, _divergences, _fixed_unit, _interval, _reach
 from fedtail.privacy.accounting import delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.bill import bill_of
 from fedtail.privacy.concentrated import check_target, crossing, delta_of, epsilon_of, rho_for
@@ -260,7 +260,7 @@ def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
-@pytest.mark.parametrize("z", [0.05, 0.3, 1.0, 5.0, 50.0])
+@pytest.mark.parametrize("z", [0.05, 0.3, 1.0, 5.0, 50.0, 500.0])
 def test_the_grid_of_losses_is_fine_enough_and_not_too_long(z, rate):
     for scheme, multiplier in (("poisson", z), ("poisson-exchange", z / 2)):
         farthest = GaussianPrivacyLoss(multiplier, sampling_prob=rate).connect_dots_bounds().epsilon_upper
@@ -281,6 +281,15 @@ def test_the_grid_of_several_steps_is_that_of_their_usual_deviation():
     first, second = math.sqrt(math.expm1(200.0**-2)), math.sqrt(math.expm1(500.0**-2))
     usual = (30 * first**2 + 10 * second**2) / (30 * first + 10 * second)
     assert usual / 32 < _interval(steps) <= usual / 16
+
+
+@pytest.mark.parametrize("interval", [0.5, 0.1, 2.0**-10])
+@pytest.mark.parametrize(("z", "rate"), [(1.0, 0.1), (2.0, 0.25), (0.5, 0.5)])
+def test_the_grid_of_a_cohort_of_fixed_size_ends_no_sooner_than_dp_accountings(z, rate, interval):
+    """What is beyond the last loss counts as lost for certain."""
+    mixture = GaussianPrivacyLoss(z, sampling_prob=rate)
+    beyond = _fixed_unit(Step(z, rate, "fixed"), interval).get_delta_for_epsilon(200.0)
+    assert 0 < beyond <= mixture.get_delta_for_epsilon(mixture.connect_dots_bounds().epsilon_upper)
 
 
 # concentrated privacy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from fractions import Fraction
 
 import mpmath
@@ -11,7 +12,18 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtail.privacy.discrete_gaussian import Table, _between, _exact_one, _happens, as_fraction, exact, probability
+from fedtail.privacy import discrete_gaussian
+from fedtail.privacy.discrete_gaussian import (
+    Table,
+    _between,
+    _exact_one,
+    _happens,
+    _leading_bits,
+    _reach,
+    as_fraction,
+    exact,
+    probability,
+)
 from fedtail.privacy.randomness import ClientRandomness, SeededRandomness, SystemRandomness, below, wide_below
 
 VARIANCES = [Fraction(1, 4), Fraction(1, 2), Fraction(2), Fraction(7, 3), Fraction(40), Fraction(2500)]
@@ -151,6 +163,49 @@ def test_what_63_bits_cannot_hold_is_counted_in_larger_integers():
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > ALPHA    # steps of 1 in 31623 are not seen by 4000 draws
     small = np.array([_exact_one(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
     assert chi_square(small, Fraction(7, 3)) > ALPHA
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(7, 3), Fraction(40)], ids=str)
+def test_arithmetic_of_few_bits_is_never_wrong_and_seldom_unsure(variance):
+    """All numbers of so many bits: the value they lie in, or none where one of its ends is less than two units away."""
+    reach, values = distribution(variance)
+    for bits in (2, 5, 8, 11):
+        ends = [0.0, *(float(value * 2**bits) for value in values)]
+        for number in range(2**bits):
+            place = bisect_right(ends, number) - 1
+            inside = min(number - ends[place], ends[place + 1] - (number + 1))
+            found = _between(variance, number, bits)
+            assert found == place - reach if inside >= 2 else found is None or (inside >= 0 and found == place - reach)
+
+
+@pytest.mark.parametrize("variance", VARIANCES, ids=str)
+def test_the_first_bits_are_bounded_from_both_sides_by_arithmetic_of_any_precision(variance):
+    middle, values = distribution(variance)
+    for bits in (3, 16, 40, 60):
+        reach, (lower, upper) = _reach(variance, bits), _leading_bits(variance, bits)
+        with mpmath.workdps(90):
+            true = [min(int(mpmath.floor(values[x + middle] * 2**63)), 2**63 - 1) for x in range(-reach, reach + 1)]
+            assert 2 * mpmath.fsum(p for p in oracle(variance, 2 * reach)[reach + 1:]) <= mpmath.mpf(2) ** -bits
+        assert all(low <= value <= high < low + 2 ** (65 - bits) for low, value, high in zip(lower, true, upper, strict=True))
+
+
+def test_a_thousand_bits_tell_apart_what_differs_in_the_last():
+    variance, bits = Fraction(7, 3), 1023
+    with mpmath.workdps(400):
+        weights = [mpmath.exp(-mpmath.mpf(3 * x * x) / 14) for x in range(-100, 101)]
+        at = int(mpmath.floor(mpmath.fsum(weights[:102]) / mpmath.fsum(weights) * 2**bits))      # P(X <= 1)
+    assert [_between(variance, at + k, bits) for k in (-3, 0, 3)] == [1, None, 2]
+
+
+@pytest.mark.parametrize(("variance", "fits"), [(Fraction(5791**2), True), (Fraction(5792**2 - 1), True), (Fraction(5792**2), False),
+                                                (Fraction(1, 2**25), True), (Fraction(1, 2**25 + 1), False), (Fraction(3, 2**23 + 1), True)])
+def test_arrays_draw_while_63_bits_hold_a_gap_squared(monkeypatch, variance, fits):
+    """The gap |y| t q - p at |y| = 64 t, beyond which lies e^-64 of the probability."""
+    t, alone = math.isqrt(int(variance)) + 1, []
+    assert fits == (64 * t * t * variance.denominator <= 2**31)
+    monkeypatch.setattr(discrete_gaussian, "_exact_one", lambda *_: alone.append(1) or 7)
+    assert len(exact(variance, 3, SeededRandomness(9))) == 3
+    assert len(alone) == (0 if fits else 3)
 
 
 def test_an_event_of_given_odds_happens_as_often_as_they_say():

@@ -177,6 +177,48 @@ def test_a_round_is_not_opened_again_after_a_row_was_sent():
         participant_refuses(clients.participants[0], wrap(again.id, again), "a round in which this client has sent a row")
 
 
+def sessions_left(participant, sessions):
+    """Those whose messages it no longer takes."""
+    heard = [participant.answer(bundled([wrap(one.id, KeyList(()))]), lambda round, ask: None)[1] for one in sessions]
+    return [one for one, why in zip(sessions, heard, strict=True) if "not in, or no longer" in str(why[0])]
+
+
+def test_a_client_is_in_one_session_of_a_round_and_in_three_unfinished_ones():
+    sessions, participant = [Session(b"run", round, (0, 1, 2), 2) for round in range(5)], Participant(0, b"run")
+    for count, one in enumerate(sessions, 1):
+        participant.answer(bundled([wrap(one.id, one)]), lambda round, ask: None)
+        assert sessions_left(participant, sessions[:count]) == sessions[:max(0, count - 3)]
+    instead = replace(sessions[3], threshold=3)                # with both, it would send two rows in one round
+    participant.answer(bundled([wrap(instead.id, instead)]), lambda round, ask: None)
+    assert sessions_left(participant, [*sessions, instead]) == [sessions[0], sessions[1], sessions[3]]
+
+
+def test_a_client_leaves_what_is_done_when_it_is_invited_again():
+    clients, (lost, done, following) = LocalClients(range(3), b"run"), [Session(b"run", round, (0, 1, 2), 2) for round in range(3)]
+    rounds = Rounds(clients)
+    clients.rows = dict.fromkeys(range(3), np.ones(1, int))
+    for one in (lost, done):
+        rounds.open(one)
+    rounds.sum(1, 8)
+    rounds.open(following)
+    for participant in clients.participants.values():
+        assert sessions_left(participant, [lost, done, following]) == [done]
+    assert rounds.sum(1, 8).total.tolist() == [3]
+
+
+def test_who_refused_what_is_kept():
+    clients = LocalClients(range(4), b"run", minimum=3)
+    for round in range(2):
+        with pytest.raises(TooFew, match="0 of 3 clients sent keys"):
+            Rounds(clients).open(Session(b"run", round, (0, 1, 2), 2))
+    assert [one for one, _ in clients.refused] == [0, 1, 2] * 2
+    assert all("hides among 3 or more" in str(why) for _, why in clients.refused)
+    rounds = Rounds(clients)
+    rounds.open(Session(b"run", 2, (0, 1, 2), 3))
+    assert len(clients.refused) == 6
+    assert not rounds.server.refused
+
+
 # All or nothing
 
 
