@@ -19,10 +19,10 @@ from fedtail.clients import Broadcast
 from fedtail.data.population import Population
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.sgd import LocalSGD
-from fedtail.privacy.cohorts import decisive_share
 from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
+from fedtail.privacy.minimum_cohort import decisive_share
 from fedtail.questions import Conversation, Train, about, converse, side_by_side
 from fedtail.risk.base import Risk
 from fedtail.sampling import Cohort, Sampler

@@ -1,4 +1,4 @@
-"""What happens to a row before it crosses, and to the sum after: nothing, or clipping and noise."""
+"""Mechanisms: what happens to a row before it is sent, and to the sum before it is released: nothing, or clipping and noise."""
 
 from __future__ import annotations
 
@@ -15,35 +15,43 @@ from fedtail.privacy.randomness import Randomness
 
 @runtime_checkable
 class Mechanism(Protocol):
-    """Two halves of one release, and what it costs."""
+    """The client half and the server half of one release, and what it costs."""
 
     @property
-    def private(self) -> bool: ...
+    def private(self) -> bool:
+        """Whether the release has a finite epsilon."""
+        ...
 
     @property
     def minimum(self) -> int:
-        """The fewest clients it may be asked of."""
+        """The smallest cohort it may be used for."""
         ...
 
     @property
     def reveals_exact_sum(self) -> bool:
-        """Whether the sum is exact when it arrives."""
+        """Whether the server receives the sum before noise is added."""
         ...
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry that crosses; None where that is for the rows to say."""
+        """The largest absolute entry that is sent; None where only the rows can say."""
         ...
 
-    def on_client(self, rows: Tensor, random: Randomness) -> Tensor: ...
+    def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
+        """The rows that are sent, (clients, width)."""
+        ...
 
-    def on_server(self, total: Tensor, random: Randomness) -> Tensor: ...
+    def on_server(self, total: Tensor, random: Randomness) -> Tensor:
+        """The released sum, from the sum of what was sent."""
+        ...
 
-    def release(self, width: int, what: str) -> Release: ...
+    def release(self, width: int, what: str) -> Release:
+        """What the release of a sum of `width` entries costs, for the ledger; `what` names it."""
+        ...
 
 
 @dataclass(frozen=True)
 class NoPrivacy:
-    """Rows cross as they are."""
+    """Rows are sent as they are, and the sum is on the ledger as non-private: epsilon is infinite."""
 
     @property
     def private(self) -> bool:
@@ -72,7 +80,7 @@ class NoPrivacy:
 
 @dataclass(frozen=True)
 class NoisySum:
-    """Rows are clipped to L2 norm `clip_norm` (C), and their sum is noised.
+    """Rows are clipped to L2 norm `clip_norm` (C), and noise is added to their sum.
 
     If a client's data are exchanged the sum moves by at most `exchange` times as much as if its row were zeroed. `whole` rows
     are whole numbers already, and within the norm by construction: one that is not is zeroed.

@@ -1,4 +1,4 @@
-"""How a sum is noised: continuous noise by the server, or integer noise in shares from the clients."""
+"""Noise for a sum: continuous, added by the server, or in integers, a share from every client."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Noise(Protocol):
     def minimum(self) -> int: ...
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """What crosses instead of the clipped rows; `whole` says that they are whole numbers already."""
+        """What is sent in place of the clipped rows; `whole` says that they are whole numbers already."""
         ...
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The noised sum, in the units of the rows."""
+        """The released sum, in the units of the rows."""
         ...
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry that crosses."""
+        """The largest absolute entry that is sent."""
         ...
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """What a sum of so many entries costs."""
+        """What the release of a sum of `width` entries costs, for the ledger."""
         ...
 
 
@@ -51,7 +51,7 @@ class Noise(Protocol):
 class GaussianNoise:
     """Normal noise of standard deviation noise_multiplier * clip_norm, added to the sum where it arrives.
 
-    Protects against whoever sees what comes out, not against the server. Floating-point noise is a simulation of a
+    Protects against an observer of the released sum, not against the server. Floating-point noise is a simulation of a
     mechanism: for release, and where the server is not trusted, use `DiscreteNoise`.
     """
 
@@ -85,9 +85,9 @@ class DiscreteNoise:
     """Discrete Gaussian noise in integers, a share from every client: the sum never exists without it.
 
     Rows are scaled, rounded to the nearest integer, and noised so that the shares of `planned_clients` together have standard
-    deviation noise_multiplier times the sensitivity of the integer rows. A cohort smaller than `planned_clients` + `colluders`
-    (who know their own shares) is not asked. `scale` is by default the smallest power of two at which rounding adds less than
-    a hundredth to the sensitivity.
+    deviation noise_multiplier times the sensitivity of the integer rows. A round with fewer than `planned_clients` +
+    `colluders` clients (who know their own shares) is skipped. `scale` is by default the smallest power of two at which
+    rounding adds less than a hundredth to the sensitivity.
     """
 
     reveals_exact_sum: ClassVar[bool] = False
@@ -154,6 +154,7 @@ def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
 
 
 def check_multiplier(noise_multiplier: float) -> None:
+    """Refuse a noise multiplier that is not positive and finite."""
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "
                          "which one a budget needs; without noise leave the private part out.")

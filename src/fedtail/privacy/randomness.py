@@ -26,11 +26,11 @@ class Randomness(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether somebody who holds the seed can draw the same again: then a guarantee is a simulated one."""
+        """Whether the holder of a seed can draw these words again: then a guarantee is a simulated one."""
         ...
 
     def words(self, count: int) -> Words:
-        """So many, fresh at every call."""
+        """`count` uniform words, fresh at every call."""
         ...
 
 
@@ -60,8 +60,8 @@ class SeededRandomness:
 class ClientRandomness:
     """A stream for each of some clients, side by side, for simulation: words are hashed from (seed, names, client, place).
 
-    `count` words are shared out evenly, in the order of the clients; who else is asked, in which chunk or process, changes
-    none of them. The hash is made for simulation (`fedtail.draws`), which is all that a stored seed can be.
+    `count` words are shared out evenly, in the order of the clients; who else is in the cohort, in which chunk or process,
+    changes none of them. The hash is made for simulation (`fedtail.draws`), which is all that a stored seed can be.
     """
 
     replayable: ClassVar[bool] = True

@@ -29,7 +29,7 @@ class TooFew(Refused):
 
 
 class Reader:
-    """Bytes that are taken from the front; too few of them are refused."""
+    """Bytes that are read from the front; reading beyond their end is refused."""
 
     def __init__(self, data: bytes | memoryview):
         self.rest = memoryview(data)
@@ -68,7 +68,7 @@ class Whole:
 
 
 class Fixed:
-    """So many bytes."""
+    """A fixed number of bytes."""
 
     def __init__(self, size: int):
         self.size = size
@@ -146,7 +146,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[T], data: bytes | memoryview) -> T:
-    """The value again; anything but exactly its bytes is `Refused`."""
+    """The value that was encoded; anything but exactly its bytes is `Refused`."""
     reader = Reader(data)
     value = _code(kind).read(reader)      # type: ignore[arg-type]
     if len(reader.rest):
