@@ -449,7 +449,7 @@ def test_what_draws_are_off_is_paid_from_delta():
     assert epsilon > epsilon_at([(exact, 100)], 1e-5)
     with pytest.raises(ValueError) as refused:
         epsilon_at([(off, 1000)], 1e-5)
-    assert str(refused.value) == ("the draws of integer noise are 1e-05 from exact, all together, and (1 + e^epsilon) times that leaves "
+    assert str(refused.value) == ("the draws of integer noise are 1e-05 from exact, in all, and (1 + e^epsilon) times that leaves "
                                   "nothing of delta = 1e-05. Draw exactly, draw less, or allow a larger delta.")
     assert guarantee([(off, 100)], 1e-5).against_server == math.inf      # e^epsilon is too large there
     once, alone = guarantee([(off, 100), (exact, 3)], 1e-5), epsilon_at([(RoundEvent(off.releases, NoSampling()), 1)], 1e-5)

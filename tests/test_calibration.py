@@ -244,7 +244,7 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
     (lambda: decisive_share(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
     (lambda: decisive_share(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or sample more."),
-    (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides all that one of them says, in every round, drowns what so few say together. It takes 100 clients or more, better a thousand."),
+    (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides one of them, in every round, drowns the sum over so few. It takes 100 clients or more, better a thousand."),
 ])
 def test_what_cannot_be_had_is_refused(call, text):
     with pytest.raises(ValueError) as refused:

@@ -575,7 +575,7 @@ def test_too_few_clients_are_told_why_and_may_insist():
     with pytest.raises(ValueError) as error:
         private_quantiles(VALUES[:60], [0.5], **FINE)
     assert str(error.value).startswith("60 clients are too few for a guarantee about single clients: the noise that hides one does not shrink with their number, and at epsilon = 1 the expected error is 0.0")
-    assert str(error.value).endswith("Ask 100 clients or more, or write allow_few=True (--allow-few) to have it all the same.")
+    assert str(error.value).endswith("Ask 100 clients or more, or write allow_few=True (--allow-few) to have it anyway.")
     assert len(private_quantiles(VALUES[:60], [0.5], allow_few=True, **FINE).estimates) == 1
 
 

@@ -462,7 +462,7 @@ def test_runs_rows_and_keys_have_limits_that_are_allowed():
     for width, bits, entry in ((0, 1, 1), (2**28, 8, 1), (5, 9, 2), (5, 32, 4), (5, 33, 5), (2**28, 62, 8)):
         assert Ask(0, (1, 2), width, bits).row_bytes == width * entry
     for width, bits in ((1, 0), (1, 63), (2**28 + 1, 8)):
-        with pytest.raises(Refused, match=f"rows may have up to 268435456 entries modulo 2.1..2.62; asked were {width} modulo 2.{bits}"):
+        with pytest.raises(Refused, match=f"rows may have up to 268435456 entries modulo 2.1..2.62; the query is for {width} modulo 2.{bits}"):
             Ask(0, (1, 2), width, bits)
     for size in (0, 64):
         Keys(1, bytes(32), (bytes(32),), (bytes(32),), bytes(size))

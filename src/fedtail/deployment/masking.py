@@ -49,11 +49,13 @@ class DropoutTolerant:
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        """Begin a round; its session is set up with the first question, or was with the round before."""
         if self._asked:
             self._most = self._asked
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        """The sum over the nodes that stay; there are no retries."""
         counts, threshold, upcoming = self._cohort
         if not self._left:
             self._begin(counts, threshold)
@@ -62,6 +64,7 @@ class DropoutTolerant:
         return self._rounds.sum(width, modulus_bits, context, ahead)
 
     def refused(self) -> list[tuple[int, Refused]]:
+        """Messages refused since the last call, and from which node."""
         return taken_out(self._rounds.server)
 
     def _begin(self, counts: Counts, threshold: int) -> None:
@@ -101,6 +104,7 @@ class AllOrNothing:
         self._counts: Counts = {}
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        """Begin a round over these nodes."""
         self._counts, self._threshold = counts, threshold
 
     def begin(self, nodes: tuple[int, ...]) -> None:
@@ -109,6 +113,7 @@ class AllOrNothing:
             self._rounds = TogetherRounds(self._exchange, Run(self._name, nodes))
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        """The sum over all nodes of the round, with one retry over the rest where some are missing."""
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
@@ -120,6 +125,7 @@ class AllOrNothing:
             return self._rounds.again(again())
 
     def refused(self) -> list[tuple[int, Refused]]:
+        """Messages refused since the last call, and from which node."""
         return taken_out(self._rounds.server if self._rounds else None)
 
     def _enough(self, members: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The message that one exchange carries to a node, its reply, and the report of what became of it. Nothing in here needs torch.
+"""The message that one exchange sends to a node, its reply, and the report of what became of it. Nothing in here needs torch.
 
 A message holds what was broadcast (packed `Open` and `Close`), a question (a packed `Ask`), and messages of secure aggregation.
 The reply names by a digest the message it answers, so that a late answer is not taken for one to another message.

@@ -51,11 +51,17 @@ class Accountant(Protocol):
     name: ClassVar[str]
 
     @property
-    def steps(self) -> Steps: ...
+    def steps(self) -> Steps:
+        """The composed steps, each with how often it was taken."""
+        ...
 
-    def epsilon(self, delta: float) -> float: ...
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon at `delta`."""
+        ...
 
-    def delta(self, epsilon: float) -> float: ...
+    def delta(self, epsilon: float) -> float:
+        """The smallest delta at `epsilon`."""
+        ...
 
 
 def in_one(steps: Steps) -> float:
@@ -82,6 +88,7 @@ class PrivacyLosses:
         return float(_composed(self.steps, _interval(self.steps)).get_epsilon_for_delta(delta))
 
     def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon`, the probability that a round reveals participation added."""
         if self._in_closed_form:
             return _gaussian_delta(in_one(self.steps), epsilon)
         return min(1.0, float(_composed(self.steps, _interval(self.steps)).get_delta_for_epsilon(epsilon)) + self.failure)
@@ -177,12 +184,14 @@ class RenyiDivergences:
     whole: bool = False
 
     def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta`, by the best order."""
         from dp_accounting.rdp import compute_epsilon
 
         orders, divergences = self._total()
         return float(compute_epsilon(orders, divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon`, by the best order."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         orders, divergences = self._total()
@@ -224,7 +233,7 @@ def _mixed(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """To exchange a client is to zero it and to fill it again, so the weak triangle inequality of divergences applies:
+    """Exchanging a client is zeroing it and filling it with other data, so the weak triangle inequality of divergences applies:
     D_a(P, R) <= (a - 1/2) / (a - 1) D_2a(P, Q) + D_{2a-1}(Q, R).
     """
     zeroed, half = replace(step, scheme="poisson"), np.array(orders)
@@ -252,9 +261,11 @@ class Concentrated:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta` of the composed rho."""
         return epsilon_of(self._rho, delta)
 
     def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon` of the composed rho."""
         return delta_of(self._rho, epsilon)
 
     @property

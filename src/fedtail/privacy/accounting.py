@@ -46,6 +46,7 @@ class Guarantee:
 
     @property
     def experimental(self) -> bool:
+        """Whether a note says that a part of the accounting is experimental."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:

@@ -114,7 +114,7 @@ class Attack:
         return float(worth(*self._errors(worth)))
 
     def _errors(self, worth: Worth) -> tuple[np.ndarray, np.ndarray]:
-        """Upper bounds on alpha and beta that hold together, of the threshold that promises the most."""
+        """Upper bounds on alpha and beta that hold jointly, of the threshold that seems best."""
         choosing, testing = ((self.without[k::2], self.present[k::2]) for k in (0, 1))
         pooled = np.concatenate(choosing)
         spread = np.linspace(-1, 1, THRESHOLDS) * math.log(len(pooled))

@@ -138,8 +138,8 @@ def check_rounds(rounds: int) -> None:
 def check_population(population: int) -> None:
     """Refuse a population so small that noise for one client drowns all of them."""
     if population < FEWEST:
-        raise ValueError(f"a guarantee for each of {population} clients will be useless: noise that hides all that one of them "
-                         f"says, in every round, drowns what so few say together. It takes {FEWEST} clients or more, better a "
+        raise ValueError(f"a guarantee for each of {population} clients will be useless: noise that hides one of them, in every "
+                         f"round, drowns the sum over so few. It takes {FEWEST} clients or more, better a "
                          "thousand.")
 
 

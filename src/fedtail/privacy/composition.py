@@ -99,7 +99,7 @@ class ComposedMechanism:
             epsilon, slack = needed + slack, 2 * slack
         if if_none is not None:
             return if_none
-        raise ValueError(f"the draws of integer noise are {self.error:.2g} from exact, all together, and (1 + e^epsilon) times "
+        raise ValueError(f"the draws of integer noise are {self.error:.2g} from exact, in all, and (1 + e^epsilon) times "
                          f"that leaves nothing of delta = {delta:g}. Draw exactly, draw less, or allow a larger delta.")
 
     def delta(self, accountant: Accountant, epsilon: float) -> float:

@@ -27,7 +27,7 @@ LONGEST = 10**10                  # variance of the largest table: some millions
 
 
 def as_fraction(variance: float | Fraction) -> Fraction:
-    """A variance as a ratio of small integers: within a part in 2^20, never below what was asked."""
+    """A variance as a ratio of small integers: within a part in 2^20, never below the given one."""
     if not 0 < variance < math.inf:
         raise ValueError(f"the variance of noise must be positive and finite, got {float(variance):g}.")
     if isinstance(variance, Fraction):

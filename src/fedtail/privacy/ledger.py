@@ -55,8 +55,8 @@ class Terms:
 class Ledger:
     """Records the releases of every round; with a `path` also in a file, on disk before a question is sent.
 
-    A round that failed, was repeated or resumed stays charged. With a budget (`epsilon` in its terms) nothing is released that
-    would exceed it, and nothing without a mechanism.
+    A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `terms`) nothing is released
+    that would exceed it, and nothing without a mechanism.
     """
 
     def __init__(self, terms: Terms = Terms(), path: Path | None = None):

@@ -55,26 +55,33 @@ class NoPrivacy:
 
     @property
     def private(self) -> bool:
+        """False."""
         return False
 
     @property
     def minimum(self) -> int:
+        """One client is enough."""
         return 1
 
     @property
     def reveals_exact_sum(self) -> bool:
+        """True."""
         return True
 
     def bound(self, width: int) -> float | None:
+        """None: only the rows can say."""
         return None
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
+        """The rows as they are."""
         return rows
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
+        """The sum as it is."""
         return total
 
     def release(self, width: int, what: str) -> Release:
+        """A non-private release."""
         return NonPrivateRelease(what)
 
 
@@ -93,21 +100,26 @@ class NoisySum:
 
     @property
     def private(self) -> bool:
+        """True."""
         return True
 
     @property
     def minimum(self) -> int:
+        """The smallest cohort that the noise allows."""
         return self.noise.minimum
 
     @property
     def reveals_exact_sum(self) -> bool:
+        """Whether the noise is added by the server only."""
         return self.noise.reveals_exact_sum
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
+        """Clip the rows, and add the clients' shares of the noise."""
         kept = rows.where(rows.norm(dim=1, keepdim=True) <= self.clip_norm * (1 + 1e-12), 0.0) if self.whole else self.clip(rows)
         return self.noise.on_client(kept, self.clip_norm, self.whole, random)
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
+        """Add the server's part of the noise, and undo the scaling to integers."""
         return self.noise.on_server(total, self.clip_norm, self.whole, random)
 
     def clip(self, rows: Tensor) -> Tensor:
@@ -117,7 +129,9 @@ class NoisySum:
         return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
 
     def bound(self, width: int) -> float | None:
+        """The largest absolute entry of a clipped row with its share of noise."""
         return self.noise.bound(width, self.clip_norm, self.whole)
 
     def release(self, width: int, what: str) -> Release:
+        """The release of such a sum, for the ledger."""
         return self.noise.release(width, self.clip_norm, self.whole, self.exchange, what)

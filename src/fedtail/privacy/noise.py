@@ -25,10 +25,14 @@ class Noise(Protocol):
     reveals_exact_sum: ClassVar[bool]
 
     @property
-    def noise_multiplier(self) -> float: ...
+    def noise_multiplier(self) -> float:
+        """The standard deviation of the noise over the sensitivity (z)."""
+        ...
 
     @property
-    def minimum(self) -> int: ...
+    def minimum(self) -> int:
+        """The fewest clients whose rows may be summed."""
+        ...
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
         """What is sent in place of the clipped rows; `whole` says that they are whole numbers already."""
@@ -63,20 +67,25 @@ class GaussianNoise:
 
     @property
     def minimum(self) -> int:
+        """One client is enough: the server adds the noise."""
         return 1
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The rows as they are: the server adds the noise."""
         return rows
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The sum with normal noise added."""
         words = torch.from_numpy(random.words(total.numel()).astype("uint64") >> 12).double()
         normal = torch.special.ndtri((words + 0.5) * 2.0**-52).reshape(total.shape)
         return total + self.noise_multiplier * clip_norm * normal.to(total.device)
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        """The clip norm."""
         return clip_norm
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        """A Gaussian release, for the ledger."""
         return GaussianRelease(self.noise_multiplier, exchange, what)
 
 
@@ -84,7 +93,7 @@ class GaussianNoise:
 class DiscreteNoise:
     """Discrete Gaussian noise in integers, a share from every client: the sum never exists without it.
 
-    Rows are scaled, rounded to the nearest integer, and noised so that the shares of `planned_clients` together have standard
+    Rows are scaled, rounded to the nearest integer, and given noise so that the sum of `planned_clients` shares has standard
     deviation noise_multiplier times the sensitivity of the integer rows. A round with fewer than `planned_clients` +
     `colluders` clients (who know their own shares) is skipped. `scale` is by default the smallest power of two at which
     rounding adds less than a hundredth to the sensitivity.
@@ -106,9 +115,11 @@ class DiscreteNoise:
 
     @property
     def minimum(self) -> int:
+        """The planned clients and the colluders."""
         return self.planned_clients + self.colluders
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """Integer rows, each with its client's share of discrete Gaussian noise."""
         grid = _grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
         integers = integers.where(integers.norm(dim=1, keepdim=True) <= grid.sensitivity, 0.0)
@@ -116,13 +127,16 @@ class DiscreteNoise:
         return integers + torch.from_numpy(share).to(integers)
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The sum in the units of the rows; the noise is in it already."""
         return total / _grid(self, total.shape[-1], clip_norm, whole).scale
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        """The largest absolute entry of an integer row with its share of noise."""
         grid = _grid(self, width, clip_norm, whole)
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        """The release of a sum of integers with the planned shares, for the ledger."""
         grid = _grid(self, width, clip_norm, whole)
         return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what)
 

@@ -41,6 +41,7 @@ class SystemRandomness:
     replayable: ClassVar[bool] = False
 
     def words(self, count: int) -> Words:
+        """`count` words from the operating system."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -54,6 +55,7 @@ class SeededRandomness:
         self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
 
     def words(self, count: int) -> Words:
+        """The next `count` words of the stream."""
         return self._stream.random_raw(count)
 
 
@@ -70,6 +72,7 @@ class ClientRandomness:
         self._seed, self._names, self._key, self._calls = seed, names, key, 0
 
     def words(self, count: int) -> Words:
+        """The next words of all clients' streams, `count` in all, in the order of the clients."""
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
         self._calls += 1

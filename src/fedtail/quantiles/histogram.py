@@ -95,7 +95,7 @@ def threshold_index(cumulative: np.ndarray, total: float, level: float) -> int:
     """j* of [PLMH22q, eq. (1)], as printed: the edge whose cumulative count is nearest to p, the smaller one of two.
 
     `cumulative` (b,) are the counts at the upper edges, not necessarily monotone. j is in 0, ..., b - 1; the paper's j = b would
-    select nobody above it, or everybody who was clipped.
+    select no client above it, or all that were clipped.
     """
     return int(np.argmin(np.abs(np.append(0.0, cumulative[:-1]) / total - level)))
 
@@ -121,6 +121,6 @@ def tail_boundary(histogram: np.ndarray, edges: Edges, tail_fraction: float) -> 
     place = int(over[-1]) if len(over) else 0
     low = edges.values[place] if place else -math.inf
     high = edges.values[place + 1] if place + 1 < edges.bins else math.inf
-    if not len(over):                                              # theta = 1: everybody, also where no mass was seen
+    if not len(over):                                              # theta = 1: every client, also where there is no mass
         return boundary(low, high, 0.0, total, total)
     return boundary(low, high, float(from_top[place] - histogram[place]), float(histogram[place]), tail)

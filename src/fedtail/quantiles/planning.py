@@ -20,7 +20,7 @@ from fedtail.quantiles.matrix_mechanism import LARGEST
 from fedtail.quantiles.strategies import Strategy, flat, optimal, scale_for, tree
 
 METHODS = ("auto", "flat", "tree", "optimal")
-FEW = 100                   # clients: with fewer, the noise that hides one hides what all of them say
+FEW = 100                   # clients: with fewer, the noise that hides one client hides the sum over all
 WEAKEST = 20.0              # largest epsilon that is suggested as a way out
 FAILURE = 2.0**-40          # probability of a wrap-around that a chosen modulus allows
 WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays within int64
@@ -60,7 +60,7 @@ class QuantilePlan:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise in one coordinate of the sum, with a share from everybody."""
+        """Standard deviation of the noise in one coordinate of the sum, with a share from every client."""
         return math.sqrt(self.clients * self.shares.variance)
 
     @cached_property
@@ -191,7 +191,7 @@ def _too_few(plan: QuantilePlan) -> str:
     return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
             f"shrink with their number, and at epsilon = {plan.epsilon:g} the expected error is {error:.2g}, so that the "
             f"median may well come out as percentile {50 - away:.0f} or {50 + away:.0f}. Ask {FEW} clients or more, or write "
-            "allow_few=True (--allow-few) to have it all the same.")
+            "allow_few=True (--allow-few) to have it anyway.")
 
 
 def _too_large(plan: QuantilePlan, max_error: float) -> str:

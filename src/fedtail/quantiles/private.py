@@ -25,7 +25,7 @@ class QuantileRelease:
 
     plan: QuantilePlan
     noisy: np.ndarray                    # (width,) int64: the sum as decoded
-    simulated: bool                      # the noise can be replayed by whoever knows the seed
+    simulated: bool                      # the noise can be replayed by anyone who knows the seed
 
     @cached_property
     def histogram(self) -> np.ndarray:
@@ -56,18 +56,22 @@ class QuantileRelease:
 
     @property
     def method(self) -> str:
+        """The name of the strategy."""
         return self.plan.method
 
     @property
     def epsilon(self) -> float:
+        """The epsilon that was spent."""
         return self.plan.epsilon
 
     @property
     def delta(self) -> float:
+        """The delta at which epsilon is stated."""
         return self.plan.delta
 
     @property
     def event(self) -> LatticeRelease:
+        """The release as an event for accountants."""
         return self.plan.event
 
     def quantile(self, level: float) -> float:

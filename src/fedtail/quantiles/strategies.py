@@ -64,10 +64,10 @@ class Strategy:
         return min(0, int(self.matrix.min())) * clients, max(0, int(self.matrix.max())) * clients
 
     def estimate(self, noisy: np.ndarray, total: float | None = None, planned: float | None = None) -> np.ndarray:
-        """The histogram nearest to a noisy sum: no count below zero, all together `total` where that is public.
+        """The histogram nearest to a noisy sum: no count below zero, their sum `total` where that is public.
 
-        Without a public total, an estimated one below half of the `planned` number of clients is taken to be that half: whoever
-        divides by it must not divide by nearly nothing.
+        Without a public total, an estimated one below half of the `planned` number of clients is taken to be that half: a
+        division by it must not be by nearly nothing.
         """
         self._check(noisy, total)
         image = self._real.T @ noisy

@@ -78,7 +78,7 @@ def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
 
 
 def carry(steps: Steps[T], exchange: Exchange) -> T:
-    """Carry steps to their end over an exchange. An answer that is no bundle of messages counts as none."""
+    """Run steps to their end over an exchange. An answer that is no bundle of messages is ignored."""
     try:
         contents = next(steps)
         while True:

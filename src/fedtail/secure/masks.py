@@ -32,7 +32,7 @@ class MaskContext:
     """Everything a mask is bound to. Two clients with different contexts derive masks that do not cancel."""
 
     session: Key                    # digest: run, round, invited, threshold, number of queries
-    keys: Key                       # digest: everybody's public keys
+    keys: Key                       # digest: the public keys of all clients
     members: tuple[U64, ...]        # whose rows are summed
     round: U64
     query: U16
@@ -43,7 +43,7 @@ class MaskContext:
 
     @cached_property
     def digest(self) -> bytes:
-        """The context digest, which every row carries."""
+        """The context digest, sent with every row."""
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
     def label(self, purpose: str, *names: int) -> bytes:
@@ -149,7 +149,7 @@ def to_wire(row: np.ndarray, modulus_bits: int) -> bytes:
 
 
 def from_wire(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
-    """The row again, as words; another length, or an entry of M or more, is refused."""
+    """The row of a message, as words; another length, or an entry of M or more, is refused."""
     size, kind = entry_bytes(modulus_bits), word(modulus_bits)
     if len(data) != width * size:
         raise Refused(f"a row has {len(data)} bytes where {width} entries modulo 2^{modulus_bits} have {width * size}.")

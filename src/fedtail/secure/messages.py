@@ -119,8 +119,8 @@ class Ask:
     def __post_init__(self) -> None:
         increasing(self.members, "members")
         if not 1 <= self.modulus_bits <= MOST_BITS or self.width > MOST_ENTRIES:
-            raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; asked were {self.width} modulo "
-                          f"2^{self.modulus_bits}.")
+            raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; the query is for "
+                          f"{self.width} modulo 2^{self.modulus_bits}.")
 
     @property
     def row_bytes(self) -> int:

@@ -62,17 +62,21 @@ class DeploymentFolder:
 
     @property
     def app(self) -> Path:
+        """The Flower app for `flwr run`."""
         return self.path / "app"
 
     @property
     def server(self) -> Path:
+        """What the server needs: certificates and keys."""
         return self.path / "server"
 
     @property
     def home(self) -> Path:
+        """The folder where `flwr` finds its configuration."""
         return self.server / "home"
 
     def node(self, name: str) -> Path:
+        """What one node needs; it is copied there."""
         return self.path / "nodes" / name
 
     def link(self, address: str) -> None:

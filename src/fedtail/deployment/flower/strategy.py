@@ -34,6 +34,7 @@ class TailStrategy(FedAvg):
         self.weights: dict[int, float] = {}              # by node, of the round under way
 
     def summary(self) -> None:
+        """Log the settings, and that the server sees every loss and update."""
         super().summary()
         log.info("\t└──> Tail: worst %g of the nodes by %s", self.tail_fraction, self.loss_key)
         log.warning(SEES)
