@@ -201,7 +201,7 @@ def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> 
 
 
 def width_of(question: Any, dim: int) -> int:
-    """The number of entries in a row for a question."""
+    """How many numbers a row has."""
     if isinstance(question, Train):
         return int(question.aggregate.width(dim))
     nobody = Seen(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
