@@ -24,7 +24,7 @@ from fedtail.deployment.flower.example import METHODS, names, write_example
 from fedtail.deployment.flower.loopback import Loopback, read
 
 NOTES = """\
-An exchange is a letter to every node of the round and their replies. Rounds are those after the first, which also agrees on
+An exchange is a message to every node of the round and their replies. Rounds are those after the first, which also agrees on
 keys. Flower starts a process for every message, and a SuperNode looks for messages every 3 s: that, not the model of 650
 numbers, is what takes the time.
 """

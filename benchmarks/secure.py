@@ -33,10 +33,10 @@ from environments import HERE, commit, machine
 from pages import table
 
 from fedtail.secure import Client, Server, Session
-from fedtail.secure.client import Answered
 from fedtail.secure.frames import unwrap, wrap
 from fedtail.secure.messages import Masked
 from fedtail.secure.primitives import fill
+from fedtail.secure.sum_client import Answered
 
 BITS = 62
 
@@ -81,7 +81,7 @@ def query(count: int, width: int, clock: Clock, server: Server, clients: dict[in
     opened, noise = unwrap(Masked, sent, id, 1 << 30), np.random.default_rng(0)
     adding = 0.0
     for one in range(count - 1):
-        clients[one].state = replace(clients[one].state, members=server.members, answered=(Answered(0, opened.told),))
+        clients[one].state = replace(clients[one].state, members=server.members, answered=(Answered(0, opened.context_digest),))
         other = noise.integers(0, 1 << BITS, width, dtype=np.uint64).tobytes()
         message = wrap(id, replace(opened, sender=one, row=other))
         began = time.perf_counter()

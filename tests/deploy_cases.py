@@ -8,7 +8,7 @@ from dataclasses import replace
 from safetensors.torch import load_file
 
 from fedtail import Everyone, IntegerChannel, train
-from fedtail.deployment.experiment import deployed_experiment
+from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.flower.example import compare, names, write_example
 from fedtail.deployment.flower.loopback import Loopback, read
 

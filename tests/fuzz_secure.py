@@ -203,7 +203,7 @@ def twin_of(machine: Any) -> Any:
         twin._query = query
     if isinstance(machine, Participant):
         twin._clients = {key: copy.copy(one) for key, one in machine._clients.items()}
-        twin._together = {key: copy.copy(one) for key, one in machine._together.items()}
+        twin._all_or_nothing = {key: copy.copy(one) for key, one in machine._all_or_nothing.items()}
     return twin
 
 

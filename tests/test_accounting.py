@@ -19,7 +19,7 @@ from scipy import optimize, stats
 from fedtail.privacy import accounting
 from fedtail.privacy.accountants import PrivacyLosses, RenyiDivergences, Step, _divergences, _fixed_unit, _interval, _reach
 from fedtail.privacy.accounting import delta_at, epsilon_at, guarantee, rounds_affordable
-from fedtail.privacy.bill import bill_of
+from fedtail.privacy.composition import compose_rounds
 from fedtail.privacy.concentrated import check_target, crossing, delta_of, epsilon_of, rho_for
 from fedtail.privacy.discrete_gaussian import probability
 from fedtail.privacy.events import (
@@ -256,7 +256,7 @@ def test_rounds_that_hang_on_one_client_are_paid_from_delta():
 
 def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
     for decisive, accountant in ((0.99e-3 * 1e-5 / 20, "pld"), (1.01e-3 * 1e-5 / 20, "rdp")):
-        assert bill_of(((gaussian(2.0, PoissonSampling(0.1, decisive)), 20),), "zero-out").accountant(delta=1e-5).name == accountant
+        assert compose_rounds(((gaussian(2.0, PoissonSampling(0.1, decisive)), 20),), "zero-out").accountant(delta=1e-5).name == accountant
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
@@ -341,7 +341,7 @@ def test_fixed_size_earns_nothing_where_clients_are_zeroed():
     event = gaussian(10.0, FixedSampling(50, 1000))
     found = guarantee([(event, 10)], 1e-5)
     assert found.epsilon == epsilon_at([(gaussian(10.0), 10)], 1e-5)
-    assert found.notes == ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: draw them by "
+    assert found.notes == ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: use "
                            "Poisson sampling, or use replace-one adjacency",)
     assert not found.experimental
     everybody = guarantee([(gaussian(10.0, FixedSampling(1000, 1000)), 10)], 1e-5, "replace-one")
@@ -445,7 +445,7 @@ def test_one_sum_of_integers_makes_the_whole_round_one_of_integers():
 def test_no_amplification_of_fixed_size_is_claimed_for_integer_noise():
     found = guarantee([(RoundEvent((lattice(),), FixedSampling(50, 1000)), 2)], 1e-5, "replace-one")
     assert found.epsilon == epsilon_at([(RoundEvent((lattice(),), NoSampling()), 2)], 1e-5, "replace-one")
-    assert found.notes == ("no amplification by cohorts of fixed size is claimed for integer noise: draw them by Poisson sampling",)
+    assert found.notes == ("no amplification by cohorts of fixed size is claimed for integer noise: use Poisson sampling",)
 
 
 def test_what_draws_are_off_is_paid_from_delta():
@@ -458,7 +458,7 @@ def test_what_draws_are_off_is_paid_from_delta():
     assert epsilon > epsilon_at([(exact, 100)], 1e-5)
     with pytest.raises(ValueError) as refused:
         epsilon_at([(off, 1000)], 1e-5)
-    assert str(refused.value) == ("the draws of integer noise are 1e-05 from exact, all together, and (1 + e^epsilon) times that leaves "
+    assert str(refused.value) == ("the draws of integer noise are 1e-05 from exact, in all, and (1 + e^epsilon) times that leaves "
                                   "nothing of delta = 1e-05. Draw exactly, draw less, or allow a larger delta.")
     assert guarantee([(off, 100)], 1e-5).against_server == math.inf      # e^epsilon is too large there
     once, alone = guarantee([(off, 100), (exact, 3)], 1e-5), epsilon_at([(RoundEvent(off.releases, NoSampling()), 1)], 1e-5)
@@ -497,15 +497,15 @@ def test_what_costs_nothing_is_affordable_for_ever_and_what_is_not_private_never
 
 # what has no price, and what cannot be asked
 
-def test_what_crossed_without_noise_is_named_and_epsilon_is_infinite():
+def test_what_is_released_without_noise_is_named_and_epsilon_is_infinite():
     bare = RoundEvent((NonPrivateRelease("an update"), GaussianRelease(1.0), NonPrivateRelease("a count")), PoissonSampling(0.1))
     silent = RoundEvent((GaussianRelease(0.0, what="a sum at zero noise"),), NoSampling())
     found = guarantee([(bare, 2), (gaussian(1.0), 1), (silent, 1), (bare, 1)], 1e-5)
     assert (found.epsilon, found.against_server, found.one_participation) == (math.inf, math.inf, math.inf)
     assert found.non_private == ("an update", "a count", "a sum at zero noise")
     assert delta_at([(bare, 1)], 3.0) == 1
-    assert str(found) == ("epsilon inf at delta 1e-05 (zero-out adjacency, none and poisson sampling, pld) against whoever does not know "
-                          "who was asked; inf against a server that does; without noise crossed: an update, a count, a sum at zero noise")
+    assert str(found) == ("epsilon infinity at delta 1e-05 (Poisson sampling kept secret, add-or-remove-one-client); without amplification, against a "
+                          "server that knows the cohort, infinity; released without noise: an update, a count, a sum at zero noise")
 
 
 def test_nothing_costs_nothing():
@@ -523,15 +523,15 @@ class Unheard:
 
 @pytest.mark.parametrize(("rounds", "error", "text"), [
     ([(RoundEvent((Unheard(),), NoSampling()), 1)], TypeError, "no accountant can price Unheard(what='?'). Releases are GaussianRelease, LatticeRelease or NonPrivateRelease."),
-    ([(RoundEvent((), Unheard()), 1)], TypeError, "no accountant knows Unheard(what='?'). Cohorts are drawn by PoissonSampling, FixedSampling or NoSampling."),
+    ([(RoundEvent((), Unheard()), 1)], TypeError, "no accountant knows Unheard(what='?'). Cohorts are sampled by PoissonSampling, FixedSampling or NoSampling."),
     ([(Unheard(), 1)], TypeError, "rounds are pairs of a RoundEvent and a count, got Unheard(what='?')."),
     ([(gaussian(1.0), -1)], ValueError, "a round happens a whole number of times, got -1."),
     ([(gaussian(1.0), 1.5)], ValueError, "a round happens a whole number of times, got 1.5."),
     ([(gaussian(-1.0), 1)], ValueError, "noise_multiplier (z) must not be negative, and exchange must be positive, got GaussianRelease(noise_multiplier=-1.0, exchange=2.0, what='a sum')."),
     ([(gaussian(1.0, PoissonSampling(1.5)), 1)], ValueError, "the rate of Poisson sampling must be in [0, 1], got 1.5."),
     ([(gaussian(1.0, PoissonSampling(-0.1)), 1)], ValueError, "the rate of Poisson sampling must be in [0, 1], got -0.1."),
-    ([(gaussian(1.0, PoissonSampling(0.1, 1.0)), 1)], ValueError, "the share of rounds that hang on one client must be in [0, 1), got 1."),
-    ([(gaussian(1.0, PoissonSampling(0.1, -0.1)), 1)], ValueError, "the share of rounds that hang on one client must be in [0, 1), got -0.1."),
+    ([(gaussian(1.0, PoissonSampling(0.1, 1.0)), 1)], ValueError, "decisive, the probability that the minimum-cohort rule reveals participation, must be in [0, 1), got 1."),
+    ([(gaussian(1.0, PoissonSampling(0.1, -0.1)), 1)], ValueError, "decisive, the probability that the minimum-cohort rule reveals participation, must be in [0, 1), got -0.1."),
     ([(gaussian(1.0, exchange=0.0), 1)], ValueError, "noise_multiplier (z) must not be negative, and exchange must be positive, got GaussianRelease(noise_multiplier=1.0, exchange=0.0, what='a sum')."),
     ([(gaussian(1.0, FixedSampling(0, 4)), 1)], ValueError, "a cohort must be between 1 and the population, got 0 of 4."),
     ([(gaussian(1.0, FixedSampling(5, 4)), 1)], ValueError, "a cohort must be between 1 and the population, got 5 of 4."),
@@ -545,7 +545,7 @@ def test_events_nobody_knows_are_refused(rounds, error, text):
 @pytest.mark.parametrize(("keywords", "text"), [
     ({"adjacency": "add-remove"}, "adjacency must be zero-out or replace-one, got 'add-remove'."),
     ({"accountant": "moments"}, "accountant must be pld, rdp or zcdp, got 'moments'."),
-    ({"accountant": "zcdp"}, "sampling does not amplify concentrated privacy (zcdp). Use pld or rdp, or count every round in full with NoSampling."),
+    ({"accountant": "zcdp"}, "sampling does not amplify concentrated privacy (zcdp). Use pld or rdp, or price every round without amplification, with NoSampling."),
 ])
 def test_accountants_and_neighbours_that_do_not_fit_are_refused(keywords, text):
     with pytest.raises(ValueError) as refused:

@@ -23,9 +23,9 @@ from fedtail.privacy.calibration import (
     smallest_noise,
     split,
 )
-from fedtail.privacy.cohorts import decisive_share, minimum_for, skip_probability
 from fedtail.privacy.discrete_gaussian import as_fraction
 from fedtail.privacy.events import FixedSampling, GaussianRelease, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
+from fedtail.privacy.minimum_cohort import decisive_share, minimum_for, skip_probability
 
 PAPER = (5.0, 1 / 2500, 1000, PoissonSampling(100 / 2500))
 
@@ -151,7 +151,7 @@ def test_how_often_one_client_decides_that_a_round_is_held(rate, population, min
     assert skip_probability(float(Fraction(rate)), population, minimum) == pytest.approx(float(sum(among_all[:minimum])), abs=1e-15)
 
 
-def test_the_decisive_share_against_draws():
+def test_how_often_the_minimum_cohort_reveals_participation_against_draws():
     drawn = np.random.default_rng(0).random((200_000, 12)) < 0.25
     kept = drawn[drawn.sum(1) >= 4]
     decided = kept[:, 0] & (kept.sum(1) == 4)
@@ -240,11 +240,11 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: split(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
     (lambda: split(1.0, 0.25, 0), "a family has one model or more, got models=0."),
     (lambda: noise_for(1.0, 1e-5, 1, FixedSampling(9, 5)), "a cohort must be between 1 and the population, got 9 of 5."),
-    (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Draw more."),
+    (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Sample more."),
     (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
     (lambda: decisive_share(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
-    (lambda: decisive_share(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or draw more."),
-    (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides all that one of them says, in every round, drowns what so few say together. It takes 100 clients or more, better a thousand."),
+    (lambda: decisive_share(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or sample more."),
+    (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides one of them, in every round, drowns the sum over so few. It takes 100 clients or more, better a thousand."),
 ])
 def test_what_cannot_be_had_is_refused(call, text):
     with pytest.raises(ValueError) as refused:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 import fedtail
 from fedtail.cli import app
 from fedtail.privacy.calibration import noise_for
-from fedtail.privacy.cohorts import decisive_share
 from fedtail.privacy.events import PoissonSampling
+from fedtail.privacy.minimum_cohort import decisive_share
 from fedtail.runs import run as run_experiment
 
 from run_cases import METHODS, Onlooker, experiment
@@ -94,8 +94,8 @@ def test_tables_for_people(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     for words in ("10 rounds, 1000 clients, cohorts of 100 by poisson sampling, zero-out, delta 1e-05", "noise multiplier of a whole round",
-                  "noise multiplier of each histogram", "epsilon, by pld", "second opinion, by rdp", "asked every time",
-                  "Epsilon against rounds, at this noise", "if who was asked is known", "largest minimum missed"):
+                  "noise multiplier of each histogram", "epsilon, by pld", "second opinion, by rdp", "without amplification, a client in every round",
+                  "Epsilon against rounds, at this noise", "without amplification", "largest minimum missed"):
         assert words in done.stdout
     body = [line for line in done.stdout.splitlines() if line.startswith(("│", "┃"))]
     assert [line.split("│")[1].strip() for line in body[-6:]] == ["1", "2", "5", "8", "10", "20"]
@@ -116,7 +116,7 @@ def test_doubts_are_on_stderr():
     done = call("--population", "1000", "--cohort", "10", "--rounds", "10", "--delta", "0.01", "--epsilon", "4", "--sampling", "fixed")
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        "warning: cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: draw them by Poisson sampling, or use replace-one adjacency",
+        "warning: cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: use Poisson sampling, or use replace-one adjacency",
         "warning: delta = 0.01 is not below 1 / population = 0.001: publishing all data of a client drawn at random would pass",
         "warning: cohorts of about 10 clients are small: the noise of a sum is the same for any cohort"]
 
@@ -129,8 +129,8 @@ def changed(**settings: str) -> list[str]:
 @pytest.mark.parametrize(("words", "text"), [
     ([], "--population, --rounds, --delta, --cohort must be given too."),
     (changed(cohort=""), "--cohort must be given too."),
-    (changed(epsilon=""), "give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises."),
-    (changed(noise="1"), "give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises."),
+    (changed(epsilon=""), "give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives."),
+    (changed(noise="1"), "give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives."),
     (changed(cohort="1001"), "--cohort must be between 1 and the population of 1000, got 1001."),
     (changed(population="0"), "--population must be 1 or more, got 0."),
     (changed(rounds="0"), "there must be one round or more, got rounds=0."),
@@ -199,7 +199,7 @@ def test_a_run_is_told_from_its_ledger(runs):
     assert "simulated guarantee: the seed is in this folder" in shown
     smaller = json.loads(call(str(runs["seeded"]), "--delta", "0.0001", "--json").stdout)
     assert smaller["epsilon"] > told["epsilon"]
-    assert "epsilon is infinity after 6 rounds: without a mechanism crossed: what Digit asks about the losses; the updates, by WeightedMean" in \
+    assert "epsilon is infinity after 6 rounds: released without a mechanism: what Digit asks about the losses; the updates, by WeightedMean" in \
         call(str(runs["delta_fl"])).stdout
 
 
@@ -208,7 +208,7 @@ def test_only_a_run_nobody_can_replay_is_for_release(runs):
     assert released.exit_code == 0
     assert "The guarantee covers model.safetensors." in released.stdout
     for name, texts in (("seeded", ("is not for release. simulated guarantee: the seed is in this folder", 'randomness = "os"', "DiscreteNoise")),
-                        ("delta_fl", ("epsilon is infinite: without a mechanism crossed",))):
+                        ("delta_fl", ("epsilon is infinite: released without a mechanism",))):
         refused = call(str(runs[name]), "--for-release")
         assert refused.exit_code == 2
         assert all(text in refused.stderr for text in texts)

@@ -83,7 +83,7 @@ def test_the_table_says_what_was_expected_before_what_came_out_and_what_it_cost(
     assert text.index("Expected error") < text.index("Estimates")
     for words in ("share of clients in its bin", "Noise 4.", "scale 256, modulus ", "wrap-around with probability 1e-12 at most.",
                   "in the last, clipped values included.",
-                  "(epsilon, delta) = (1, 1e-05) for one client, zero-out adjacency, no sampling, by concentrated privacy (zCDP), against whoever sees the sum over 800 honest clients or more, and no single row."):
+                  "Epsilon 1 at delta 1e-05 (no sampling, add-or-remove-one-client), by concentrated privacy (zCDP), against an observer of the sum over 800 honest clients or more, and of no single row."):
         assert words in text
     assert "imulated" not in text
 
@@ -92,7 +92,7 @@ def test_repeats_say_that_they_compose_and_a_seed_that_it_is_a_simulation(values
     text = call("values.npy", "--level", "0.9", *FINE, "--repeat", "4", "--seed", "0").stdout
     together = epsilon_of(4 * rho_for(1.0, 1e-5), 1e-5)
     assert "Estimates, +- over 4 releases" in text
-    assert "Simulated guarantee, the seed is known: (epsilon, delta) = (1, 1e-05)" in text
+    assert "Simulated guarantee, the seed is known: epsilon 1 at delta 1e-05" in text
     assert f"That is for one release. These 4 together: epsilon = {together:.3g} at this delta." in text
 
 

@@ -82,7 +82,7 @@ def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kep
         loopback.register("node-4")
         loopback.start_node("node-4")
         deployment.finish("joined")
-        assert "node-4 has come, with 8 clients" in deployment.log("joined")
+        assert "node-4 has joined, with 8 clients" in deployment.log("joined")
         assert "lost" not in deployment.log("joined")
         assert "node-5" not in "".join(deployment.log(name) for name in ("run", "undisturbed", "joined"))
         assert "Failed to activate SuperNode" in read(loopback.log("node-5"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import ssl
 import stat
+import struct
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -15,12 +17,12 @@ from typer.testing import CliRunner
 import fedtail
 from fedtail.cli import app
 from fedtail.deployment import RemoteFleet
-from fedtail.deployment.experiment import channel_for, deployed_experiment, deployed_experiments
+from fedtail.deployment.deployed_experiment import channel_for, deployed_experiment, deployed_experiments
+from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.keys import make_certificates, make_node_key
 from fedtail.deployment.parts import parts_of
-from fedtail.deployment.running import DeployedRun
+from fedtail.deployment.registry import NodeInfo, node_info, read_node_info
 from fedtail.deployment.settings import NodeSettings
-from fedtail.deployment.who import Who, read_who, who_is_here
 from fedtail.runs import find_runs
 from fedtail.runs.files import RunRefused
 from fedtail.wire import pack
@@ -134,11 +136,11 @@ def test_a_nodes_own_settings(tmp_path, file):
     place = tmp_path / "node.toml"
     place.write_text('name = "north"\nexperiment = "experiment.toml"\ndata = "people"\n')
     settings = NodeSettings.read(place)
-    who = read_who(who_is_here(settings))
-    assert who.name == "north"
-    assert len(who.key.unique()) == 3
-    assert not torch.equal(who.key, PEOPLE.key[:3])
-    assert torch.equal(read_who(who_is_here(replace(settings, keys="data"))).key, PEOPLE.key[:3])
+    info = read_node_info(node_info(settings))
+    assert info.name == "north"
+    assert len(info.key.unique()) == 3
+    assert not torch.equal(info.key, PEOPLE.key[:3])
+    assert torch.equal(read_node_info(node_info(replace(settings, keys="data"))).key, PEOPLE.key[:3])
     assert settings.node(0).round == -1
     for text, wrong in (("does not say data", 'name = "n"\nexperiment = "e"\n'), ("has no setting 'nam'", 'nam = "n"\n'),
                         ("minimum must be at least 2", place.read_text() + "minimum = 1\n"), ("keys must be name or data", place.read_text() + 'keys = "x"\n')):
@@ -151,13 +153,16 @@ def test_a_nodes_own_settings(tmp_path, file):
 
 def test_what_a_node_says_of_itself_is_checked():
     key, mass = torch.arange(2), torch.ones(2, dtype=torch.float64)
-    for wrong in (lambda: Who("n", key, mass[:1]), lambda: Who("n", key, -mass), lambda: Who("n", key, mass * torch.nan), lambda: Who("n", key.float(), mass)):
-        with pytest.raises(ValueError, match="does not say who its clients are"):
+    for wrong in (lambda: NodeInfo("n", key, mass[:1]), lambda: NodeInfo("n", key, -mass), lambda: NodeInfo("n", key, mass * torch.nan), lambda: NodeInfo("n", key.float(), mass)):
+        with pytest.raises(ValueError, match="sent no valid node info"):
             wrong()
     with pytest.raises(ValueError, match="a group for each"):
-        Who("n", key, mass, key[:1])
-    with pytest.raises(ValueError, match="a node says a int of itself"):
-        read_who(pack(3))
+        NodeInfo("n", key, mass, key[:1])
+    tensors = {"key": {"tensor": "<i8", "shape": [2], "bytes": bytes([7, *[0] * 7, 8, *[0] * 7])}, "mass": {"tensor": "<f8", "shape": [2], "bytes": struct.pack("<2d", 1, 2)}}
+    old = read_node_info(msgpack.packb({"type": "Who", "fields": {"name": "n", **tensors, "group": None}}))      # as nodes of version 0.1 write it
+    assert (old.name, old.key.tolist(), old.mass.tolist(), old.group) == ("n", [7, 8], [1.0, 2.0], None)
+    with pytest.raises(ValueError, match="a node sent a int as its node info"):
+        read_node_info(pack(3))
 
 
 def test_a_users_own_parts_are_found():
@@ -244,44 +249,44 @@ def flower(monkeypatch):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
 
 
-def test_letters_travel_as_messages_and_failures_are_left_out(flower):
-    from fedtail.deployment.flower.carrier import Carrier
+def test_messages_are_sent_over_flower_and_failures_are_left_out(flower):
+    from fedtail.deployment.flower.transport import FlowerTransport
 
     def echo(message):
         return {"fedtail": {"reply": bytes(message.content["fedtail"]["letter"])[::-1]}}
 
-    carrier = Carrier(GridHere({10: echo, 11: lambda _: None, 12: lambda _: "error", 13: lambda _: {}, 14: lambda _: {"fedtail": {"reply": "text"}}}), timeout=0.5)
-    carrier.ids = {0: 10, 1: 11, 2: 12, 3: 13, 4: 14, 5: 99}
-    assert carrier.exchange(dict.fromkeys(range(6), b"abc")) == {0: b"cba"}
-    assert len(carrier.seconds) == 1
-    assert 0.4 < carrier.seconds[0] < 5
+    transport = FlowerTransport(GridHere({10: echo, 11: lambda _: None, 12: lambda _: "error", 13: lambda _: {}, 14: lambda _: {"fedtail": {"reply": "text"}}}), timeout=0.5)
+    transport.ids = {0: 10, 1: 11, 2: 12, 3: 13, 4: 14, 5: 99}
+    assert transport.exchange(dict.fromkeys(range(6), b"abc")) == {0: b"cba"}
+    assert len(transport.seconds) == 1
+    assert 0.4 < transport.seconds[0] < 5
 
 
 def test_nodes_come_come_back_and_are_left_out(flower):
-    from fedtail.deployment.flower.carrier import Carrier
-    from fedtail.deployment.flower.serving import Nodes
+    from fedtail.deployment.flower.server_app import Nodes
+    from fedtail.deployment.flower.transport import FlowerTransport
 
     def who(name, *keys):
-        said = pack(Who(name, torch.tensor(keys), torch.ones(len(keys), dtype=torch.float64)))
+        said = pack(NodeInfo(name, torch.tensor(keys), torch.ones(len(keys), dtype=torch.float64)))
         return lambda _: {"fedtail": {"who": said}}
 
     grid, log = GridHere({20: who("b", 1, 2), 21: who("a", 3), 22: lambda _: {"fedtail": {"who": b"rubbish"}}}), []
-    nodes = Nodes(Carrier(grid, timeout=0.5), log.append)
+    nodes = Nodes(FlowerTransport(grid, timeout=0.5), log.append)
     nodes.wait(2, 1.0)
     assert nodes.names == ["a", "b"]
     assert nodes.roster.key.tolist() == [3, 1, 2]
     assert any("node 22 is left out" in line for line in log)
     grid.nodes |= {30: who("c", 7, 8), 31: who("thief", 1), 32: who("b", 1, 2), 33: who("a", 3)}
     del grid.nodes[20]
-    nodes.look()
+    nodes.find()
     assert any("node 33 is left out: it calls itself a, and a is here" in line for line in log)
     assert nodes.names == ["a", "b", "c"]
-    assert nodes.carrier.ids == {0: 21, 1: 32, 2: 30}
+    assert nodes.transport.ids == {0: 21, 1: 32, 2: 30}
     assert nodes.roster.node.tolist() == [0, 1, 1, 2, 2]
     assert any("thief is left out: node 3 has clients whose keys others have already" in line for line in log)
     said = len(log)
     for _ in range(5):
-        nodes.look(tries=2)
+        nodes.find(tries=2)
     assert sum("node 33" in line for line in log[said:]) == 2
-    with pytest.raises(RuntimeError, match=r"3 nodes have come in 0\.1 s, and 9 are waited for"):
+    with pytest.raises(RuntimeError, match=r"3 nodes have joined in 0\.1 s, and 9 are waited for"):
         nodes.wait(9, 0.1)

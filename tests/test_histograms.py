@@ -13,16 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
-from scipy.optimize import isotonic_regression, nnls
+from scipy.optimize import nnls
 
 from fedtail import DiscreteNoise, ExactQuantile, GaussianNoise
 from fedtail.client_statistics import ClientStatistics
 from fedtail.privacy.discrete_gaussian import exact
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.randomness import SeededRandomness
-from fedtail.quantiles import NoisyHistogram, estimating, factorisation, reading, strategies
-from fedtail.quantiles.bins import Edges
-from fedtail.quantiles.factorisation import optimal_factor, workload
+from fedtail.quantiles import NoisyHistogram, matrix_mechanism, strategies
+from fedtail.quantiles import histogram as reading
+from fedtail.quantiles.histogram import Edges
+from fedtail.quantiles.matrix_mechanism import optimal_factor, workload
 from fedtail.quantiles.noisy_histogram import trimmed
 from fedtail.quantiles.strategies import Strategy, flat, optimal, printed_cumulative, scale_for, tree
 from fedtail.questions import Statistic
@@ -186,8 +187,8 @@ def test_the_factorisation_lies_between_known_bounds(bins):
 @pytest.mark.parametrize("public_total", [False, True])
 def test_the_factorisation_stops_once_it_is_good_enough(monkeypatch, public_total):
     """To a hundred thousandth, whatever the number of bins, in a tenth of the steps it may take."""
-    taken, root = [], factorisation._square_root
-    monkeypatch.setattr(factorisation, "_square_root", lambda matrix: taken.append(matrix) or root(matrix))
+    taken, root = [], matrix_mechanism._square_root
+    monkeypatch.setattr(matrix_mechanism, "_square_root", lambda matrix: taken.append(matrix) or root(matrix))
     for bins in range(2, 34):
         taken.clear()
         factor = optimal_factor.__wrapped__(bins, None, public_total)
@@ -197,8 +198,8 @@ def test_the_factorisation_stops_once_it_is_good_enough(monkeypatch, public_tota
 
 
 def test_the_factorisation_is_for_so_many_bins_at_most(monkeypatch):
-    assert factorisation.LARGEST == 1024
-    monkeypatch.setattr(factorisation, "LARGEST", 9)
+    assert matrix_mechanism.LARGEST == 1024
+    monkeypatch.setattr(matrix_mechanism, "LARGEST", 9)
     assert optimal(9).bins == 9
     with pytest.raises(ValueError, match="the optimal factorisation of 10 bins would take very long \\(limit 9\\)"):
         optimal(10)
@@ -288,7 +289,7 @@ def test_bins_are_exchanged_until_the_estimate_is_that_of_scipy(bins):
         random = np.random.default_rng(seed)
         matrix, noisy = random.integers(-3, 4, (bins, bins)).astype(float), random.integers(-9, 10, bins).astype(float)
         if np.linalg.svd(matrix, compute_uv=False)[-1] > 0.05:
-            assert estimating.non_negative(matrix.T @ matrix, matrix.T @ noisy) == approx(nnls(matrix, noisy)[0], abs=1e-6)
+            assert matrix_mechanism.non_negative(matrix.T @ matrix, matrix.T @ noisy) == approx(nnls(matrix, noisy)[0], abs=1e-6)
 
 
 def test_a_total_that_the_sum_denies_altogether_is_spread_evenly():
@@ -336,16 +337,6 @@ def test_deviations_are_those_of_the_least_squares_counts(strategy):
 
 
 # readouts
-
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=40))
-def test_isotonic_regression_is_that_of_scipy(values):
-    assert reading.isotonic(np.array(values)) == approx(isotonic_regression(values).x, abs=1e-9)
-
-
-def test_a_noisy_cumulative_becomes_a_distribution_function():
-    heights = reading.monotone_cdf(np.array([-2.0, 3.0, 1.0, 8.0, 12.0]), 10.0)
-    assert heights == approx([0.0, 0.2, 0.2, 0.8, 1.0])
-
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12).filter(any), st.floats(0.01, 0.99))
 def test_a_quantile_is_the_least_value_at_which_the_distribution_reaches_the_level(counts, level):

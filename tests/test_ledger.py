@@ -118,13 +118,13 @@ def test_a_budget_is_never_exceeded_and_nearly_used_up():
 def test_under_a_budget_nothing_crosses_that_was_not_planned_and_does_not_fit():
     ledger = Ledger(Terms(epsilon=1.0, delta=1e-5))
     ledger.open(0, RoundEvent((UPDATE,), POISSON))
-    with pytest.raises(ValueError, match="the losses would cross without noise, which no epsilon covers"):
+    with pytest.raises(ValueError, match="the losses would be released without noise, which no epsilon covers"):
         ledger.charge([BARE])
     ledger.charge([UPDATE])
     with pytest.raises(BudgetSpent, match="the updates was not planned, and would exceed epsilon = 1"):
         ledger.charge([UPDATE] * 100)
     assert ledger.guarantee().epsilon <= 1.0
-    with pytest.raises(RuntimeError, match="asked outside a round"):
+    with pytest.raises(RuntimeError, match="released outside a round"):
         Ledger().charge([UPDATE])
 
 
@@ -175,7 +175,7 @@ def test_more_than_was_planned_may_be_asked_where_it_fits():
 
 def test_questions_that_need_a_budget_or_a_delta_say_so():
     for terms in (Terms(), Terms(delta=1e-5)):
-        with pytest.raises(ValueError, match=r"^there is no budget\. Give the run Terms\(epsilon=\.\.\., delta=\.\.\.\)\.$"):
+        with pytest.raises(ValueError, match=r"^there is no privacy budget\. Give the run Terms\(epsilon=\.\.\., delta=\.\.\.\)\.$"):
             Ledger(terms).affordable(ROUND)
     with pytest.raises(ValueError, match="at which delta"):
         Ledger().guarantee()
@@ -191,8 +191,8 @@ def test_what_a_ledger_says_of_itself():
     bare.open(0, RoundEvent((BARE, UPDATE), POISSON), "in the clear")
     bare.charge([BARE, UPDATE])
     assert statement(bare, 1) == {"private": False, "epsilon": "infinity", "rounds": 1, "channel": "in the clear",
-                                  "why": "without a mechanism crossed: the losses"}
-    assert statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was asked yet", "channel": ""}
+                                  "why": "released without a mechanism: the losses"}
+    assert statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was released yet", "channel": ""}
     for number in range(3):
         a_round(private, number, [COUNTS], [UPDATE])
         a_round(real, number, [COUNTS, COUNTS])
@@ -204,8 +204,10 @@ def test_what_a_ledger_says_of_itself():
     assert statement(real, 3, 1e-4)["delta"] == 1e-4
     assert (obstacles(private), obstacles(real)) == ([SIMULATED, FLOATING], [])
     assert (standing(real), said["guarantee"]) == ([REAL], f"{SIMULATED}; {FLOATING}")
-    assert obstacles(bare) == ["epsilon is infinite: without a mechanism crossed the losses", SIMULATED, FLOATING]
+    assert obstacles(bare) == ["epsilon is infinite: released without a mechanism: the losses", SIMULATED, FLOATING]
     assert said["notes"] == [SEARCHED]
+    assert said["statement"] == str(found) == f"epsilon {found.epsilon:.4g} at delta 1e-05 (Poisson sampling kept secret, " \
+        f"add-or-remove-one-client); without amplification, against a server that knows the cohort, {found.against_server:.4g}"
     sampled = Ledger(Terms(delta=1e-5))
     a_round(sampled, 0, [UPDATE], planned=RoundEvent((UPDATE,), PoissonSampling(0.1, 0.01)))
     said = statement(sampled, 1)

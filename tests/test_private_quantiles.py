@@ -27,13 +27,13 @@ from fedtail.quantiles import (
     planning,
     private,
     private_quantiles,
-    reading,
     tree,
 )
-from fedtail.quantiles.expecting import binning_error, cut_normal, enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles import histogram as reading
+from fedtail.quantiles.expected_error import binning_error, cut_normal, enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles.histogram import quantile_error, threshold_index
 from fedtail.quantiles.planning import shares_for
 from fedtail.quantiles.private import QuantileRelease, check_values, noisy_sum, release
-from fedtail.quantiles.reading import quantile_error, threshold_index
 from fedtail.quantiles.strategies import Strategy, printed_cumulative
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
@@ -318,13 +318,13 @@ def test_a_seeded_release_says_that_it_is_simulated_and_a_real_one_never_repeats
     seeded = [private_quantiles(values, [0.5], range=(0, 10), epsilon=1.0, delta=1e-5, randomness=SeededRandomness(7)) for _ in range(2)]
     assert seeded[0].estimates == seeded[1].estimates
     assert seeded[0].simulated
-    assert seeded[0].statement.startswith("simulated guarantee, the seed is known: (epsilon, delta) = (1, 1e-05) for one client, zero-out adjacency")
+    assert seeded[0].statement.startswith("simulated guarantee, the seed is known: epsilon 1 at delta 1e-05 (no sampling, add-or-remove-one-client)")
     real = [private_quantiles(values, [0.5], range=(0, 10), epsilon=1.0, delta=1e-5) for _ in range(2)]
     assert real[0].estimates != real[1].estimates
     assert not real[0].simulated
     assert real[0].statement == (
-        "(epsilon, delta) = (1, 1e-05) for one client, zero-out adjacency, no sampling, by concentrated privacy (zCDP), against whoever "
-        "sees the sum over 200 honest clients or more, and no single row")
+        "epsilon 1 at delta 1e-05 (no sampling, add-or-remove-one-client), by concentrated privacy (zCDP), against an observer of the sum "
+        "over 200 honest clients or more, and of no single row")
     assert not SystemRandomness().replayable
 
 
@@ -575,7 +575,7 @@ def test_too_few_clients_are_told_why_and_may_insist():
     with pytest.raises(ValueError) as error:
         private_quantiles(VALUES[:60], [0.5], **FINE)
     assert str(error.value).startswith("60 clients are too few for a guarantee about single clients: the noise that hides one does not shrink with their number, and at epsilon = 1 the expected error is 0.0")
-    assert str(error.value).endswith("Ask 100 clients or more, or write allow_few=True (--allow-few) to have it all the same.")
+    assert str(error.value).endswith("Ask 100 clients or more, or write allow_few=True (--allow-few) to have it anyway.")
     assert len(private_quantiles(VALUES[:60], [0.5], allow_few=True, **FINE).estimates) == 1
 
 

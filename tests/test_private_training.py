@@ -35,8 +35,8 @@ from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.calibration import noise_for
-from fedtail.privacy.cohorts import decisive_share, minimum_for
 from fedtail.privacy.events import PoissonSampling
+from fedtail.privacy.minimum_cohort import decisive_share, minimum_for
 from fedtail.quantiles.noisy_histogram import trimmed
 from fedtail.questions import converse
 from fedtail.risk.base import fit_locally

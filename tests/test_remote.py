@@ -12,8 +12,8 @@ import torch
 import fedtail
 from fedtail import Family, IntegerChannel, SecureChannel, train
 from fedtail.deployment import Node, Site
-from fedtail.deployment.letters import Letter, read_letter, replied, written
 from fedtail.deployment.masking import nodes_needed
+from fedtail.deployment.node_messages import NodeMessage, read_message, replied, written
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
 
@@ -69,20 +69,20 @@ def test_nodes_that_start_anew_for_every_letter_train_the_same_model(name, sched
 def test_only_letters_that_ask_for_a_row_wake_the_part_that_computes():
     sites = Sites(restart=True)
     train(RECIPES["delta_fl 12 bits"], TASK, fleet=sites.fleet(), rounds=3, channel=CHANNEL)
-    asked = sum(bool(read_letter(letter).ask) for letters in sites.letters for letter in letters.values())
+    asked = sum(bool(read_message(letter).ask) for letters in sites.letters for letter in letters.values())
     assert sites.woken == asked == 3 * 2 * 5
     assert sum(len(letters) for letters in sites.letters) == (2 + 3 * 4) * 5
 
 
 def test_the_front_of_a_node_needs_no_torch():
-    code = "import sys, fedtail.deployment.site, fedtail.deployment.letters; sys.exit('torch' in sys.modules)"
+    code = "import sys, fedtail.deployment.site, fedtail.deployment.node_messages; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_model_travels_once_a_round():
     sites = Sites()
     train(RECIPES["delta_fl 12 bits"], TASK, fleet=sites.fleet(), rounds=2, channel=CHANNEL)
-    told = [sum(len(read_letter(letter).told) for letter in letters.values()) for letters in sites.letters]
+    told = [sum(len(read_message(letter).broadcasts) for letter in letters.values()) for letters in sites.letters]
     assert told == [0, 0, 5, 0, 0, 0, 10, 0, 0, 0]      # the second round's beginning comes with the first one's end
 
 
@@ -158,17 +158,17 @@ def test_a_node_that_answers_under_masks_only_says_nothing_in_the_clear():
     fleet = Sites(masked_only=True).fleet()
     with pytest.warns(fedtail.algorithm.RoundLostWarning, match="no node answered"):
         train(RECIPES["fedavg"], TASK, fleet=fleet, rounds=1, channel=IntegerChannel())
-    assert set(fleet.reports[0].problems.values()) == {"this node answers under masks only."}
+    assert set(fleet.reports[0].problems.values()) == {"this node answers under masks only (masked_only)."}
     train(RECIPES["fedavg"], TASK, fleet=Sites(masked_only=True).fleet(), rounds=1, channel=CHANNEL)
 
 
 def test_a_site_is_one_node_in_a_run_and_tells_no_data():
     site = Site(lambda: Node(PEOPLE, TASK, workers=1))
-    first = written(Letter(b"run", 3, 1))
+    first = written(NodeMessage(b"run", 3, 1))
     assert replied(first, site.handle(first)).problem == b""
-    other = written(Letter(b"run", 4, 2))
-    assert replied(other, site.handle(other)).problem == b"a letter is for node 4, and this is node 3."
-    with pytest.raises(Refused, match="answer to another letter"):
+    other = written(NodeMessage(b"run", 4, 2))
+    assert replied(other, site.handle(other)).problem == b"a message is for node 4, and this is node 3."
+    with pytest.raises(Refused, match="answer to another message"):
         replied(first, site.handle(other))
     with pytest.raises(Refused):
         replied(first, b"rubbish")
@@ -177,7 +177,7 @@ def test_a_site_is_one_node_in_a_run_and_tells_no_data():
     def broken():
         raise ValueError("the patient's value is 17.5")
 
-    ask = written(Letter(b"run", 3, 1, ask=b"question"))
+    ask = written(NodeMessage(b"run", 3, 1, ask=b"question"))
     said = replied(ask, Site(broken).handle(ask)).problem.decode()
     assert said == "ValueError on the node; its own log says more."
 

@@ -12,8 +12,8 @@ import torch
 import fedtail
 from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
-from fedtail.deployment.letters import Reply, digest, read_letter, replied, written
 from fedtail.deployment.node import PARTS
+from fedtail.deployment.node_messages import Reply, digest, read_message, replied, written
 from fedtail.wire import named, pack, unpack
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
@@ -133,7 +133,7 @@ def test_an_answer_that_comes_late_is_ignored():
     fleet = Sites(fault=fault).fleet()
     found = params_of(train(FEDAVG, TASK, fleet=fleet, rounds=2, channel=IntegerChannel()))
     assert torch.equal(found, simulated(2, without(1)))
-    assert fleet.reports[-1].problems == {1: "an answer to another letter came, too late."}
+    assert fleet.reports[-1].problems == {1: "an answer to another message came, too late."}
 
 
 def test_data_that_are_not_finite_are_left_out_on_the_node():
@@ -183,7 +183,7 @@ def test_all_or_nothing_is_repeated_once_with_the_rest_and_charged_again():
     asked = [len(event.releases) * count for event, count in result.ledger.rounds]
     assert sum(asked) == 4
     assert len(sites.letters) == 1 + 3 + 1
-    again = read_letter(sites.letters[3][0])
+    again = read_message(sites.letters[3][0])
     assert unpack(again.ask, TYPES).attempt == 1
     assert list(sites.letters[3]) == [0, 1, 2, 4]
 
@@ -201,7 +201,7 @@ def test_what_a_node_has_not_heard_does_not_pile_up():
     """Node 3 never gets the keys of the others: every round it is told of the model again, and never computes."""
     sites = Sites(vanish={3: range(1, 99, 2)})
     train(FEDAVG, TASK, fleet=sites.fleet(), rounds=12, channel=CHANNEL)
-    assert len(sites.sites[3]._told) <= 4
+    assert len(sites.sites[3]._broadcasts) <= 4
 
 
 def test_a_repetition_has_fresh_noise():

@@ -23,9 +23,8 @@ from fedtail.secure import (
     TooFew,
     secure_sum,
 )
-from fedtail.secure.bindings import told_by
 from fedtail.secure.frames import invitation, unwrap, wrap
-from fedtail.secure.masks import add_masks, pair_key
+from fedtail.secure.masks import add_masks, mask_context, pair_key
 from fedtail.secure.messages import Ask, KeyList, Keys, Lists, Masked, Run, RunKeyList, RunKeys, Shares, Signed, Unmask, Unmasked
 from fedtail.secure.primitives import agreement
 
@@ -221,7 +220,7 @@ def test_a_late_row_stays_hidden_when_its_sender_was_counted_as_dropped():
     secrets = server._secrets(query)
     assert secrets[13] == clients[13].state.secrets[0].mask      # the server can take all pairs away
     view = words(late, session, width, 16).astype(np.uint32)
-    pairs = [pair_key(agreement(secrets[13])(server._keys[one].masking[0]), query.told, one, 13) for one in (10, 11, 12)]
+    pairs = [pair_key(agreement(secrets[13])(server._keys[one].masking[0]), query.context, one, 13) for one in (10, 11, 12)]
     add_masks(view, pairs, [])                                   # 13 has the largest name, so it subtracted them
     counts = np.bincount(view.astype(np.uint64) & np.uint64(15), minlength=16)
     assert chi2.ppf(1e-5, 15) < ((counts - width / 16) ** 2 / (width / 16)).sum() < chi2.ppf(1 - 1e-5, 15)
@@ -233,10 +232,10 @@ def test_told_something_else_a_client_spoils_the_sum_and_is_found_out():
     server, clients, sent = carried(session, rows, bits, stop={13}, context=b"threshold 0.5")
     ask = wrap(session.id, Ask(0, session.members, 1000, bits))
     other = clients[13].masked(ask, rows[13], b"threshold 0.7")
-    with pytest.raises(Refused, match="client 13 was told something else than this server"):
+    with pytest.raises(Refused, match="client 13 has another context than this server"):
         server.receive(13, other)
     honest = unwrap(Masked, sent[10], session.id, 10**6)
-    lied = replace(unwrap(Masked, other, session.id, 10**6), told=honest.told)      # a server that looks away gets garbage
+    lied = replace(unwrap(Masked, other, session.id, 10**6), context_digest=honest.context_digest)      # a server that looks away gets garbage
     server.receive(13, wrap(session.id, lied))
     request = {one: unwrap(Unmask, message, session.id, 10**6) for one, message in server.unmask().items()}
     for one in session.members[:3]:
@@ -261,8 +260,8 @@ def test_every_thing_told_changes_the_masks(change):
              "name": (replace(session, name=b"other"), keys, ask, b"model"),
              "query": (session, keys, replace(ask, query=1), b"model"),
              "keys": (session, KeyList((Keys(11, bytes(32), (), ()),)), ask, b"model")}[change]
-    assert pair_key(b"s" * 32, told_by(*said), 10, 11) == pair_key(b"s" * 32, told_by(*said), 11, 10)
-    assert pair_key(b"s" * 32, told_by(*said), 10, 11) != pair_key(b"s" * 32, told_by(*other), 10, 11)
+    assert pair_key(b"s" * 32, mask_context(*said), 10, 11) == pair_key(b"s" * 32, mask_context(*said), 11, 10)
+    assert pair_key(b"s" * 32, mask_context(*said), 10, 11) != pair_key(b"s" * 32, mask_context(*other), 10, 11)
 
 
 def test_keys_are_fresh_for_each_query_and_client():
@@ -359,7 +358,7 @@ def test_a_query_is_answered_once_and_never_an_earlier_one(table):
     ask_refused(clients[10], session, replace(ask, query=1), "query 1 was answered")
     ask_refused(clients[10], session, replace(ask, query=2), "beyond the session's 2")
     clients[14].masked(wrap(session.id, replace(ask, query=1)), np.arange(3))
-    ask_refused(clients[14], session, ask, "passed over")
+    ask_refused(clients[14], session, ask, "answered or skipped")
 
 
 def test_a_changed_list_of_members_is_refused(table):
@@ -375,9 +374,9 @@ def test_who_is_asked_must_be_known_and_enough(table):
     ask_refused(clients[10], fresh, Ask(0, (10, 11, 12), 3, 16), "whose keys never came")      # nobody's did yet
     clients[10].shares(heard)
     ask_refused(clients[10], fresh, Ask(0, (10, 11, 12, 14), 3, 16), "whose keys never came")
-    ask_refused(clients[10], fresh, Ask(0, (11, 12, 13), 3, 16), "not about this client")
+    ask_refused(clients[10], fresh, Ask(0, (11, 12, 13), 3, 16), "not for this client")
     ask_refused(clients[10], fresh, Ask(0, (10, 11), 3, 16), "2 members are left, and the threshold is 3", TooFew)
-    ask_refused(clients[10], fresh, Ask(0, (10, 11, 12), 4, 16), "asked was a row of 4 entries, and this client's has 3")
+    ask_refused(clients[10], fresh, Ask(0, (10, 11, 12), 4, 16), "the query is for a row of 4 entries, and this client's has 3")
     ask_refused(clients[10], session, Ask(0, (10, 11, 12), 3, 16), "belongs to another session")
 
 
@@ -463,7 +462,7 @@ def test_runs_rows_and_keys_have_limits_that_are_allowed():
     for width, bits, entry in ((0, 1, 1), (2**28, 8, 1), (5, 9, 2), (5, 32, 4), (5, 33, 5), (2**28, 62, 8)):
         assert Ask(0, (1, 2), width, bits).row_bytes == width * entry
     for width, bits in ((1, 0), (1, 63), (2**28 + 1, 8)):
-        with pytest.raises(Refused, match=f"rows may have up to 268435456 entries modulo 2.1..2.62; asked were {width} modulo 2.{bits}"):
+        with pytest.raises(Refused, match=f"rows may have up to 268435456 entries modulo 2.1..2.62; the query is for {width} modulo 2.{bits}"):
             Ask(0, (1, 2), width, bits)
     for size in (0, 64):
         Keys(1, bytes(32), (bytes(32),), (bytes(32),), bytes(size))
@@ -486,7 +485,7 @@ def test_no_message_of_a_session_is_longer_than_a_receiver_allows(count, queries
 
 
 def test_a_client_hides_among_its_own_minimum():
-    with pytest.raises(Refused, match="the session's threshold is 3, and this client hides among 4 or more"):
+    with pytest.raises(Refused, match="the session's threshold is 3, and this client requires 4 or more"):
         Client(session_of(4, 3), 10, minimum=4)
     with pytest.raises(Refused, match="client 9 is not among the 4 members"):
         Client(session_of(4, 3), 9)
@@ -526,7 +525,7 @@ def test_a_server_refuses_what_is_out_of_order_repeated_or_from_another():
     server.receive(10, shares[10])
     server_refuses(server, 10, shares[10], "or its shares already")
     opened = unwrap(Shares, shares[11], session.id, 10**6)
-    server_refuses(server, 11, wrap(session.id, replace(opened, heard=bytes(32))), "heard another list of keys")
+    server_refuses(server, 11, wrap(session.id, replace(opened, heard=bytes(32))), "answers another list of keys")
     server_refuses(server, 11, wrap(session.id, replace(opened, boxes=b"")), "not a box for each")
     for one in (11, 12, 13):
         server.receive(one, shares[one])
@@ -548,7 +547,7 @@ def test_a_server_refuses_what_is_out_of_order_repeated_or_from_another():
     requests = server.unmask()
     given = {one: clients[one].unmask(message) for one, message in requests.items()}
     opened = unwrap(Unmasked, given[10], session.id, 10**6)
-    for change, text in (({"query": 1}, "answers another query"), ({"heard": bytes(32)}, "heard other lists"),
+    for change, text in (({"query": 1}, "answers another query"), ({"heard": bytes(32)}, "answers other lists"),
                          ({"shares": b""}, "not a share for each"), ({"shares": b"\xff" * len(opened.shares)}, "not a number of the field")):
         server_refuses(server, 10, wrap(session.id, replace(opened, **change)), text)
     for one in (10, 11, 12):

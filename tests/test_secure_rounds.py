@@ -157,12 +157,12 @@ def test_invitations_that_are_refused():
     participant = Participant(0, b"run", minimum=2)
     for wrong, text in ((replace(session, name=b"other"), "is for another run"), (replace(session, members=(1, 2, 3)), "not among the 3 members")):
         participant_refuses(participant, wrap(wrong.id, wrong), text)
-    participant_refuses(Participant(0, b"run", minimum=3), wrap(session.id, session), "hides among 3 or more")
+    participant_refuses(Participant(0, b"run", minimum=3), wrap(session.id, session), "requires 3 or more")
     participant_refuses(participant, wrap(bytes(32), session), "does not fit its own digest")
     participant_refuses(participant, wrap(session.id, Ask(0, (0, 1), 1, 8)), "a session that this client is not in")
     participant.answer(bundled([wrap(session.id, session)]), lambda round, ask: None)
     participant_refuses(participant, wrap(session.id, session), "came already")
-    participant_refuses(participant, wrap(session.id, Keys(1, bytes(32), (), ())), "Keys is nothing that a server says")
+    participant_refuses(participant, wrap(session.id, Keys(1, bytes(32), (), ())), "Keys is no message of a server")
     with pytest.raises(Refused):
         participant.answer(b"rubbish", lambda round, ask: None)
 
@@ -310,14 +310,14 @@ def test_what_an_all_or_nothing_client_refuses():
     client.hear(wrap(run.id, keys))
     client.hear(wrap(run.id, keys))
     refuses(client.hear, wrap(run.id, RunKeyList(keys.entries[:3])), "another list of keys came than before")
-    refuses(answer, wrap(run.id, asked(0, 0, 1, everybody)), "a repetition of nothing")
-    refuses(answer, wrap(run.id, asked(0, 0, 0, (1, 2, 3))), "not about this client")
-    refuses(answer, wrap(run.id, asked(0, 0, 0, (0, 1))), "2 members are asked, and this client hides among 3", TooFew)
-    refuses(answer, wrap(run.id, asked(0, 0, 0, everybody, width=4)), "asked was a row of 4")
+    refuses(answer, wrap(run.id, asked(0, 0, 1, everybody)), "a retry of nothing")
+    refuses(answer, wrap(run.id, asked(0, 0, 0, (1, 2, 3))), "not for this client")
+    refuses(answer, wrap(run.id, asked(0, 0, 0, (0, 1))), "the query has 2 members, and this client requires 3", TooFew)
+    refuses(answer, wrap(run.id, asked(0, 0, 0, everybody, width=4)), "the query is for a row of 4")
     refuses(answer, wrap(bytes(32), asked(0, 0, 0, everybody)), "another session")
     answer(wrap(run.id, asked(5, 1, 0, everybody)))
     for again in (asked(5, 1, 0, everybody), asked(5, 1, 0, (0, 1, 2)), asked(5, 1, 1, everybody), asked(5, 1, 2, (0, 1, 2))):
-        refuses(answer, wrap(run.id, again), "was answered; again is for fewer members, and at most 1 times")
+        refuses(answer, wrap(run.id, again), "was answered; a retry is for fewer members, and at most 1 times")
     for past in (asked(4, 9, 0, everybody), asked(5, 0, 0, everybody)):
         refuses(answer, wrap(run.id, past), "in the past")
     answer(wrap(run.id, asked(5, 1, 1, (0, 1, 2))))
@@ -352,14 +352,14 @@ def test_what_an_all_or_nothing_server_refuses():
     message = server.ask(0, 0, 3, 16, b"told")[0]
     client.hear(listed[0])
     odd = TogetherClient.restore(client.save())
-    with pytest.raises(Refused, match="was told something else"):
+    with pytest.raises(Refused, match="has another context"):
         server.receive(0, odd.masked(message, np.arange(3), b"other"))
     row = client.masked(message, np.arange(3), b"told")
     opened = unwrap(MaskedForAll, row, run.id, 10**6)
     for wrong, text in ((replace(opened, attempt=1), "another query or attempt"), (replace(opened, round=1), "another query or attempt")):
         with pytest.raises(Refused, match=text):
             server.receive(0, wrap(run.id, wrong))
-    with pytest.raises(Refused, match="was not asked, answered already, or speaks for another"):
+    with pytest.raises(Refused, match="is no member of the query, answered already, or speaks for another"):
         server.receive(1, row)
     server.receive(0, row)
     with pytest.raises(Refused, match="answered already"):
@@ -478,7 +478,7 @@ def test_a_server_that_lies_about_survivors_gets_a_smaller_sum_from_unsigned_cli
     session = replace(signed_session(), signed=0)
     server, clients, sent = rows_sent(session)
     shares = {one: unwrap(Unmasked, clients[one].unmask(requested(server, one, view(one))), session.id, 10**6).shares for one in range(7)}
-    told, total = server._query.told, np.zeros(3, np.uint32)
+    told, total = server._query.context, np.zeros(3, np.uint32)
 
     def secret(one, wanted):
         givers = [k for k in range(7) if (one in VIEWS[k]) == wanted][:4]

@@ -16,10 +16,10 @@ from fedtail.channel.base import Channel, Fleet, RoundLost
 from fedtail.clients import Broadcast
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.base import LocalTraining, RoundStart
-from fedtail.privacy.cohorts import decisive_share
 from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
+from fedtail.privacy.minimum_cohort import decisive_share
 from fedtail.questions import Conversation, Train, about, converse, side_by_side, with_objective
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler

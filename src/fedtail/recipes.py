@@ -16,7 +16,7 @@ from fedtail.aggregation import CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.local import LocalSGD, Proximal
 from fedtail.privacy import DiscreteNoise, GaussianNoise, Noise
-from fedtail.privacy.cohorts import minimum_for
+from fedtail.privacy.minimum_cohort import minimum_for
 from fedtail.quantiles import ExactQuantile, NoisyHistogram, Quantile
 from fedtail.risk import (
     Ascent,

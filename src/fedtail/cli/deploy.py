@@ -28,7 +28,7 @@ def init(
 
     Copy nodes/NAME to each node, name its data in node.toml, and follow the commands that are printed.
     """
-    from fedtail.deployment.experiment import deployed_experiments
+    from fedtail.deployment.deployed_experiment import deployed_experiments
     from fedtail.deployment.flower.folder import commands, write_deployment
 
     deployed_experiments(experiment)

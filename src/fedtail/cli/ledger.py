@@ -1,4 +1,4 @@
-"""`fedtail privacy RUN`: what a run has cost, from its ledger, and whether its model may be handed out."""
+"""`fedtail privacy RUN`: the privacy statement of a run, from its ledger, and whether its model may be released."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from fedtail.privacy.ledger import Ledger
     from fedtail.runs import RunFolder
 
-COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: keep them back."
-COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who answered: keep them back."
+COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: do not release them."
+COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who participated: do not release them."
 
 
 def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
-    """Print the statement of a run; with `for_release`, refuse where it is a simulated one."""
+    """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
     from fedtail.privacy.statement import obstacles, statement
     from fedtail.runs import RunFolder
 
@@ -43,7 +43,7 @@ def rounds_so_far(folder: RunFolder) -> int:
 
 
 def ledger_of(folder: RunFolder) -> Ledger:
-    """The ledger of a run, under the terms it began with."""
+    """The ledger of a run, with the privacy budget it began with."""
     from fedtail.privacy.ledger import Ledger, Terms
     from fedtail.runs.reading import LEDGER
 
@@ -57,13 +57,14 @@ def show(folder: RunFolder, found: dict[str, Any]) -> None:
         typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
         return
     second = found["second_opinion"]
+    typer.echo(found["statement"])
     lines = [
         (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _number(found["epsilon"])),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
         ("what the server sees", found["channel"]), ("adjacency", found["adjacency"]),
         ("sampling", found["sampling"]), ("against", found["observer"]),
-        ("against a server that knows who was asked: asked once", _number(found["one_participation"])),
-        ("against a server that knows who was asked: asked every time", _number(found["against_server"])),
+        ("without amplification, a client in one round", _number(found["one_participation"])),
+        ("without amplification, a client in every round", _number(found["against_server"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])

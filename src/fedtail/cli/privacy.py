@@ -1,4 +1,4 @@
-"""`fedtail privacy`: the noise that a promise takes, or the promise that noise keeps."""
+"""`fedtail privacy`: the noise that a privacy budget needs, or the guarantee that noise gives."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ POINTS = 24                                # of the plot
 @told
 def privacy(
     run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
-                                      help="A run folder: what that run has cost, instead of a plan."),
+                                      help="A run folder: its privacy statement, instead of a plan."),
     population: int | None = typer.Option(None, "--population", metavar="N", show_default=False,
                                           help="How many clients there are."),
     cohort: int | None = typer.Option(None, "--cohort", metavar="M", show_default=False,
-                                      help="How many of them a round asks, on average."),
+                                      help="How many of them are sampled in a round, on average."),
     rounds: int | None = typer.Option(None, "--rounds", metavar="T", show_default=False, help="How many rounds."),
     delta: float | None = typer.Option(None, "--delta", show_default=False, help="Well below one over the population."),
-    epsilon: float | None = typer.Option(None, "--epsilon", show_default=False, help="What to promise; prints the noise."),
+    epsilon: float | None = typer.Option(None, "--epsilon", show_default=False, help="The budget; prints the noise it needs."),
     noise: float | None = typer.Option(None, "--noise", metavar="Z", show_default=False,
                                        help="The noise multiplier of a whole round; prints epsilon instead."),
     quantile_ratio: float | None = typer.Option(None, "--quantile-ratio", metavar="R", show_default=False,
                                                 help="Cost of a quantile over that of an update; without, no quantile."),
     models: int = typer.Option(1, "--models", help="Models of a family, each with an update and a quantile."),
-    sampling: str = typer.Option("poisson", "--sampling", metavar="|".join(SAMPLINGS), help="How cohorts are drawn."),
+    sampling: str = typer.Option("poisson", "--sampling", metavar="|".join(SAMPLINGS), help="How cohorts are sampled."),
     minimum: int | None = typer.Option(None, "--minimum", metavar="M", show_default=False,
                                        help="Rounds of fewer clients are skipped (Poisson sampling)."),
     adjacency: str = typer.Option("zero-out", "--adjacency", metavar="|".join(ADJACENCIES),
-                                  help="What could be different: a client is silent, or has other data."),
+                                  help="Neighbouring data: a client's rows are zeroed, or others."),
     accountant: str | None = typer.Option(None, "--accountant", metavar="|".join(ACCOUNTANTS), show_default=False,
                                           help="By default pld, the sharpest."),
     plot: Path | None = typer.Option(None, "--plot", metavar="FILE.html", show_default=False,
@@ -54,11 +54,11 @@ def privacy(
     for_release: bool = typer.Option(False, "--for-release", help="Refuse a RUN whose guarantee is only a simulated one."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Say which noise keeps a promise of differential privacy for clients, or with --noise what a noise promises.
+    """Say which noise a budget of client-level differential privacy needs, or with --noise which epsilon a noise gives.
 
-    With a RUN, say what it has cost, from its ledger.
+    With a RUN, print its privacy statement, from its ledger.
 
-    All that a round releases is composed first, then amplified once by how its cohort was drawn. A noise multiplier is the
+    The releases of a round are composed first, then amplified once by how its cohort was sampled. A noise multiplier is the
     standard deviation of the noise over the largest norm of one client's row.
     """
     if run is not None or for_release:
@@ -86,7 +86,7 @@ def privacy(
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked on the command line."""
+    """The options of the command line."""
 
     population: int
     rounds: int
@@ -104,9 +104,9 @@ class Request:
 
     @property
     def event(self) -> Sampling:
-        """How cohorts are drawn, for the accountant."""
-        from fedtail.privacy.cohorts import decisive_share
+        """How cohorts are sampled, for the accountant."""
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
+        from fedtail.privacy.minimum_cohort import decisive_share
 
         if self.sampling == "none" or self.cohort is None:
             return NoSampling()
@@ -117,10 +117,10 @@ class Request:
 
 
 def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
-    """The smallest cohort that is asked: where noise comes in shares, by default one that is rarely missed."""
+    """The minimum cohort: where noise comes in shares, by default one that is rarely missed."""
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
-    from fedtail.privacy.cohorts import minimum_for
+    from fedtail.privacy.minimum_cohort import minimum_for
 
     return minimum_for(cohort / population, population)
 
@@ -142,7 +142,7 @@ def check(request: Request, anyway: bool) -> None:
         if value not in known:
             raise ValueError(f"{name} must be {', '.join(filter(None, known[:-1]))} or {known[-1]}, got {value}.")
     if (request.epsilon is None) == (request.noise is None):
-        raise ValueError("give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises.")
+        raise ValueError("give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives.")
     if request.population < 1:
         raise ValueError(f"--population must be 1 or more, got {request.population}.")
     if request.cohort is not None and not 1 <= request.cohort <= request.population:
@@ -169,9 +169,9 @@ def solved(request: Request) -> NoiseLevels:
 
 
 def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
-    """One JSON object. With --epsilon that is what is promised; `epsilon_spent` may be a little less."""
-    from fedtail.privacy.bill import sampling_rate
+    """One JSON object. With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less."""
     from fedtail.privacy.calibration import doubts
+    from fedtail.privacy.composition import sampling_rate
 
     bought = found.guarantee
     second = bought.second_opinion
@@ -191,14 +191,15 @@ def show(request: Request, found: NoiseLevels) -> None:
     from fedtail.cli.tables import show_table
     from fedtail.privacy.calibration import doubts
 
-    drawn = "everybody in every round" if request.sampling == "none" else \
+    drawn = "every client in every round" if request.sampling == "none" else \
         f"cohorts of {request.cohort} by {request.sampling} sampling"
     title = f"{request.rounds} rounds, {request.population} clients, {drawn}, {request.adjacency}, delta {request.delta:g}"
+    typer.echo(str(found.guarantee))
     show_table(title, ["what", "value"], [[name, value] for name, value in lines(request, found)])
     shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
     rows = [[str(count), _number(bought.epsilon), _number(bought.against_server)]
             for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
-    show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "if who was asked is known"], rows)
+    show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
     for note in (*found.guarantee.notes, *doubts(request.population, request.event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
 
@@ -213,13 +214,13 @@ def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
         ("noise multiplier of each update", _upwards(found.update)),
         (f"epsilon, by {bought.accountant}", _number(bought.epsilon)),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
-        ("against a server that knows who was asked: asked once", _number(bought.one_participation)),
-        ("against a server that knows who was asked: asked every time", _number(bought.against_server)),
+        ("without amplification, a client in one round", _number(bought.one_participation)),
+        ("without amplification, a client in every round", _number(bought.against_server)),
         *_skipping(request)]
 
 
 def _skipping(request: Request) -> list[tuple[str, str]]:
-    from fedtail.privacy.cohorts import minimum_for, skip_probability
+    from fedtail.privacy.minimum_cohort import minimum_for, skip_probability
 
     if request.sampling != "poisson" or request.cohort is None:
         return []
@@ -234,7 +235,7 @@ def _skipping(request: Request) -> list[tuple[str, str]]:
 
 
 def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
-    """What the noise of a request promises after so many rounds."""
+    """The guarantees that the noise of a request gives after so many rounds."""
     return [solved(replace(request, rounds=count)).guarantee for count in counts]
 
 

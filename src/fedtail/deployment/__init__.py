@@ -1,4 +1,4 @@
-"""Clients in other processes, whatever carries the bytes.
+"""Deployments: clients that live at nodes, in processes of their own, over any transport of bytes.
 
 The names below load when they are first used, so that what a node does without tensors starts without torch.
 """
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedtail.deployment.node import PARTS, Node
+    from fedtail.deployment.node_messages import Answers
+    from fedtail.deployment.registry import Roster
     from fedtail.deployment.remote import RemoteFleet
-    from fedtail.deployment.report import Answers
-    from fedtail.deployment.roster import Roster
     from fedtail.deployment.site import Site
 
-_HOME = {"PARTS": "node", "Node": "node", "RemoteFleet": "remote", "Answers": "report", "Roster": "roster", "Site": "site"}
+_HOME = {"PARTS": "node", "Answers": "node_messages", "Node": "node", "RemoteFleet": "remote", "Roster": "registry",
+         "Site": "site"}
 
 __all__ = ["PARTS", "Answers", "Node", "RemoteFleet", "Roster", "Site"]
 

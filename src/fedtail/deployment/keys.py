@@ -20,8 +20,8 @@ SSH = serialization.Encoding.OpenSSH
 def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
     """An authority of one's own, `ca.crt`, and a certificate of the server for these names and addresses.
 
-    The authority's key is not kept: nobody can sign another server for these nodes. To change the server's names, make both
-    again and give every node the new `ca.crt`.
+    The authority's key is not stored: nobody can sign another server for these nodes. To change the server's names, make both
+    anew and give every node the new `ca.crt`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))

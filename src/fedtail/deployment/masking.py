@@ -1,8 +1,8 @@
-"""Which exchanges a masked sum over nodes takes.
+"""Masking schedules: which exchanges with the nodes a secure sum takes.
 
-"simple"    keys and shares before the round's first question, two exchanges; then two for each question
-"ahead"     keys and shares of the next round travel with the first question: two exchanges for each question
-"together"  all or nothing, one exchange for each question; if a node is missing, the rest are asked once more
+"simple"    dropout-tolerant: keys and shares before the round's first question, two exchanges; then two for each question
+"ahead"     dropout-tolerant: keys and shares of the next round travel with the first question, two exchanges for each question
+"together"  all-or-nothing: one exchange for each question; if a node is missing, one retry with the rest
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from fedtail.secure.all_or_nothing import Missing, TogetherServer
 from fedtail.secure.encoding import Refused, TooFew
+from fedtail.secure.exchanges import Exchange, Rounds, TogetherRounds
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
-from fedtail.secure.rounds import Exchange, Rounds, TogetherRounds
-from fedtail.secure.server import Server, Sum
-from fedtail.secure.together import Missing, TogetherServer
+from fedtail.secure.sum_server import Server, Sum
 
 Counts = Mapping[int, int]              # clients by node
 USUAL = 2                               # questions a round, until it is known
 
 
 class Masking(Protocol):
-    """Sums over nodes, question by question."""
+    """Secure sums over nodes, question by question."""
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
-        """A round begins; `threshold` clients or more are to be summed over. `upcoming` is the next round's cohort."""
+        """Begin a round whose sums are over `threshold` clients or more. `upcoming` is the next round's cohort."""
         ...
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """`again` is called before a question is repeated: it charges for that, and gives the new context."""
+        """The sum over the nodes of the round. Before a retry `again` is called: it charges for it, and gives the new context."""
         ...
 
     def refused(self) -> list[tuple[int, Refused]]:
-        """What came and was not taken, from whom, since this was last asked."""
+        """Messages refused since the last call, and from which node."""
         ...
 
 
-class Surviving:
-    """Sums that survive nodes which vanish; with `ahead`, keys travel with the round before."""
+class DropoutTolerant:
+    """Dropout-tolerant secure sums, which go on without nodes that vanish; with `ahead`, keys travel with the round before."""
 
     def __init__(self, exchange: Exchange, name: bytes, ahead: bool):
         self._rounds, self._name, self._ahead = Rounds(exchange), name, ahead
@@ -49,11 +49,13 @@ class Surviving:
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        """Begin a round; its session is set up with the first question, or was with the round before."""
         if self._asked:
             self._most = self._asked
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        """The sum over the nodes that stay; there are no retries."""
         counts, threshold, upcoming = self._cohort
         if not self._left:
             self._begin(counts, threshold)
@@ -62,10 +64,11 @@ class Surviving:
         return self._rounds.sum(width, modulus_bits, context, ahead)
 
     def refused(self) -> list[tuple[int, Refused]]:
+        """Messages refused since the last call, and from which node."""
         return taken_out(self._rounds.server)
 
     def _begin(self, counts: Counts, threshold: int) -> None:
-        """The session that was set up ahead, if it is for this cohort and came about; else a new one."""
+        """The session that was set up ahead, if it is for this cohort and complete; else a new one."""
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
         self._session = prepared if prepared is not None and prepared.members == tuple(sorted(counts)) else None
         if self._session is not None and self._session.threshold == nodes_needed(counts, threshold):
@@ -74,16 +77,16 @@ class Surviving:
                 self._left = self._session.queries
                 return
             except TooFew:
-                pass                                                # some have come since, perhaps
+                pass                                                # more nodes may be there by now
         fresh = self._new(counts, threshold)
         if fresh is None:
-            raise TooFew(f"{sum(counts.values())} clients at {len(counts)} nodes are drawn; needed are {threshold} or more "
+            raise TooFew(f"{sum(counts.values())} clients at {len(counts)} nodes are sampled; needed are {threshold} or more "
                          "clients at 2 or more nodes.")
         self._rounds.open(fresh)
         self._session, self._left = fresh, fresh.queries
 
     def _new(self, counts: Counts, threshold: int) -> Session | None:
-        """None where the cohort is too small to be summed over."""
+        """A new session; None where the cohort is too small to be summed over."""
         if len(counts) < 2 or sum(counts.values()) < threshold:
             return None
         self._number += 1
@@ -92,7 +95,7 @@ class Surviving:
 
 
 class AllOrNothing:
-    """Keys are agreed once, with the nodes that are there at the beginning; whoever comes later is not asked."""
+    """All-or-nothing secure sums. Keys are agreed once, with the first nodes; a node that joins later does not participate."""
 
     def __init__(self, exchange: Exchange, name: bytes):
         self._exchange, self._name = exchange, name
@@ -101,14 +104,16 @@ class AllOrNothing:
         self._counts: Counts = {}
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+        """Begin a round over these nodes."""
         self._counts, self._threshold = counts, threshold
 
     def begin(self, nodes: tuple[int, ...]) -> None:
-        """Agree on keys, once."""
+        """Agree on keys with these nodes, once for the run."""
         if self._rounds is None:
             self._rounds = TogetherRounds(self._exchange, Run(self._name, nodes))
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+        """The sum over all nodes of the round, with one retry over the rest where some are missing."""
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
@@ -120,6 +125,7 @@ class AllOrNothing:
             return self._rounds.again(again())
 
     def refused(self) -> list[tuple[int, Refused]]:
+        """Messages refused since the last call, and from which node."""
         return taken_out(self._rounds.server if self._rounds else None)
 
     def _enough(self, members: tuple[int, ...]) -> None:
@@ -130,6 +136,7 @@ class AllOrNothing:
 
 
 def taken_out(server: Server | TogetherServer | None) -> list[tuple[int, Refused]]:
+    """What a server refused, which is then forgotten there."""
     if server is None:
         return []
     found, server.refused = server.refused, []
@@ -137,7 +144,7 @@ def taken_out(server: Server | TogetherServer | None) -> list[tuple[int, Refused
 
 
 def nodes_needed(counts: Counts, threshold: int) -> int:
-    """So many nodes that any of them hold `threshold` clients together; and more than half, so that no two groups can differ."""
+    """The threshold in nodes: any so many hold `threshold` clients, and are more than half, so that two groups overlap."""
     held, needed = 0, 0
     for few in sorted(counts.values()):
         if held >= threshold:

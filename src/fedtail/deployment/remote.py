@@ -1,4 +1,4 @@
-"""A fleet whose clients live elsewhere, behind one function that exchanges bytes."""
+"""A fleet whose clients live at remote nodes, behind one function that exchanges bytes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost
 from fedtail.clients import Broadcast, ClientMemory
-from fedtail.deployment.letters import Letter, Reply, replied, written
-from fedtail.deployment.masking import AllOrNothing, Masking, Surviving
+from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, told_digest
-from fedtail.deployment.report import Answers
-from fedtail.deployment.roster import Roster
+from fedtail.deployment.node_messages import Answers, NodeMessage, Reply, replied, written
+from fedtail.deployment.registry import Roster
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
@@ -30,11 +29,11 @@ LONGEST = 200                                                        # of what a
 
 
 class RemoteFleet:
-    """Asks nodes by letters; each returns one partial sum for each question, in the clear or under masks.
+    """Sends questions to nodes; each returns one partial sum for each question, in the clear or under masks.
 
-    Whoever is missing from what `exchange` returns has failed, and so has whoever answers with something else than it should;
-    their clients are out of that question, and `reports` says so. `schedule` is how masked sums share their exchanges (see
-    `fedtail.deployment.masking`). `forgets` says whether nodes may lose what their clients remember.
+    A node that is missing from what `exchange` returns has failed, and so has one whose answer is malformed; their
+    clients do not contribute to that question, and `reports` says so. `schedule` is how masked sums share their exchanges
+    (see `fedtail.deployment.masking`). `forgets` says whether nodes may lose what their clients remember.
     """
 
     in_one_process = False
@@ -48,7 +47,7 @@ class RemoteFleet:
         self.reports: list[Answers] = []                     # of the round under way, or the last one
         self._types, self._run, self._letters = named(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "together"
-                                  else Surviving(self._exchange_masked, self._run, schedule == "ahead"))
+                                  else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
         self._counts: dict[int, int] = {}                    # clients asked in this round, by node
         self._untold: dict[int, list[bytes]] = {}            # what each node has still to be told
@@ -57,13 +56,13 @@ class RemoteFleet:
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round. Where keys travel ahead the next one is drawn with it, and kept."""
+        """The cohort of a round. Where keys travel ahead, the next round's is sampled with it, and stored."""
         cohort = self._drawn.pop(round, None) or draw(round)
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Nothing is sent yet: it travels with the first question."""
+        """Begin a round. Nothing is sent yet: the broadcast travels with the first question."""
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round = self.population.counts(cohort), -1
         for node in self._counts:
@@ -82,7 +81,7 @@ class RemoteFleet:
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
                        again: Callable[[], None]) -> list[Tensor]:
-        """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a repetition."""
+        """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a retry."""
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         self._asking = self._asks(questions, encoding)
 
@@ -103,7 +102,7 @@ class RemoteFleet:
         return list(torch.from_numpy(found.total).split(widths))
 
     def close(self, finished: bool) -> None:
-        """Nothing is sent: it travels with the next round."""
+        """End a round. Nothing is sent: it travels with the next round."""
         for node in self._counts:
             if not self._untold[node]:                       # who never heard of the round need not hear of its end
                 self._untold[node] = [pack(Close(self._broadcast.round, finished))]
@@ -112,14 +111,14 @@ class RemoteFleet:
         self._counts = {}
 
     def view(self) -> None:
-        """Nothing that only a simulator could see; `reports` says who answered."""
+        """None: a server has no view of single clients; `reports` says which answered."""
 
     def memory(self) -> ClientMemory:
-        """Nodes keep their own; none of it is seen here."""
+        """Empty: nodes store what their clients remember, and none of it is seen here."""
         return ClientMemory(self.population.key, {})
 
     def recall(self, memory: ClientMemory) -> None:
-        """Nodes remember by themselves."""
+        """Does nothing: nodes store what their clients remember."""
 
     def _open_masked(self, threshold: int) -> None:
         if self._masked_round == self._broadcast.round:
@@ -135,17 +134,17 @@ class RemoteFleet:
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Messages of the secure sum; those that ask for a row travel with the question itself."""
+        """Exchange messages of the secure sum; those that ask for a row travel with the question itself."""
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
         return {node: reply.secure for node, reply in self._exchange_letters(contents, asks).items()}
 
     def _exchange_letters(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
-        """Replies in the order of the nodes; who failed is left out and noted."""
+        """Send messages and return the replies in the order of the nodes; a node that failed is left out and noted."""
         letters = {}
         for node, bundle in secure.items():
             self._letters += 1
             told = tuple(self._untold[node]) if node in asks else ()
-            letters[node] = written(Letter(self._run, node, self._letters, told, asks.get(node, b""), bundle))
+            letters[node] = written(NodeMessage(self._run, node, self._letters, told, asks.get(node, b""), bundle))
         came, self._exchanges = self.exchange(letters), self._exchanges + 1
         replies = {}
         for node, letter in letters.items():
@@ -165,7 +164,7 @@ class RemoteFleet:
         return replies
 
     def _sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
-        """What a node answered in the clear, if it is what was asked for."""
+        """The sums of a node in the clear; None where the answer is malformed."""
         if reply.problem:
             return None
         try:
@@ -191,7 +190,7 @@ def asks_for_row(bundle: bytes) -> bool:
 
 
 def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
-    """Refuse what is no sum: another shape or type, numbers that are not finite, integers beyond the modulus."""
+    """Refuse an answer that is no sum: another shape or type, numbers that are not finite, integers beyond the modulus."""
     bits = getattr(encoding, "modulus_bits", None)
     wanted = torch.float64 if bits is None else torch.int64
     if not isinstance(one, Tensor) or one.dtype != wanted or tuple(one.shape) != (*lead, width):

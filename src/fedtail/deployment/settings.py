@@ -1,4 +1,4 @@
-"""What a node is told by its own operator, in a file that never leaves it. Reading it needs no torch."""
+"""The settings of a node, from its own operator, in a file that never leaves it. Reading it needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NodeSettings:
     """A node's own settings; paths are relative to the file.
 
     `experiment` is this node's copy of the experiment: its model, and the parts it is willing to run. `data` is an `.npz` or
-    `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. A row is masked among `minimum`
+    `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. A row is summed over `minimum`
     nodes or more, and with `masked_only` nothing is answered in the clear. `keys` "name" makes clients' keys from the node's
     name, so that nodes need not agree on them; "data" takes those of a saved population.
     """
@@ -44,6 +44,7 @@ class NodeSettings:
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
+        """The settings in a file, usually node.toml."""
         place = Path(path)
         if not place.is_file():
             raise ValueError(f"there is no file {place}. `fedtail deploy init` writes one to start from.")
@@ -58,17 +59,18 @@ class NodeSettings:
         return cls(folder=place.resolve().parent, **given)
 
     def site(self, seed: int = 0) -> Site:
-        """The node as letters meet it; data and model are read when they are first needed."""
+        """The node as the transport sees it; data and model are read when they are first needed."""
         return Site(lambda: self.node(seed), self.minimum, self.masked_only)
 
     def population(self) -> Population:
+        """The clients of this node, with their data."""
         from fedtail.data.opening import open_any
 
         return open_any(self.folder / self.data, **self.columns)
 
     def node(self, seed: int) -> Node:
         """The part that computes: this node's data, with the model and the parts of its own experiment file."""
-        from fedtail.deployment.experiment import deployed_experiments
+        from fedtail.deployment.deployed_experiment import deployed_experiments
         from fedtail.deployment.node import Node
         from fedtail.deployment.parts import parts_of
 

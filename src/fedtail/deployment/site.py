@@ -1,4 +1,4 @@
-"""The front of a node: it reads letters, keeps the secrets of secure sums, and wakes the part that computes when it must.
+"""The front of a node: it reads messages, holds the secrets of secure aggregation, and loads the part that computes when it must.
 
 Nothing in here needs torch: of the exchanges of a secure round only those that ask for a row do.
 """
@@ -10,47 +10,57 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.letters import Letter, Reply, digest, read_letter, written
+from fedtail.deployment.node_messages import NodeMessage, Reply, digest, read_message, written
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
 from fedtail.secure.participant import Participant
 
 log = logging.getLogger("fedtail.node")
-MOST_TOLD = 4          # beginnings and ends of rounds that are kept for the computing part; each beginning holds a model
+MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computing part; each beginning holds a model
 
 
 class Computing(Protocol):
-    """What a site wakes: see `Node`."""
+    """The part of a node that computes: see `Node`."""
 
-    def tell(self, message: bytes) -> None: ...
+    def tell(self, message: bytes) -> None:
+        """Take the beginning or the end of a round."""
+        ...
 
-    def answer(self, ask: bytes) -> bytes: ...
+    def answer(self, ask: bytes) -> bytes:
+        """The packed answer to a question, in the clear."""
+        ...
 
-    def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]: ...
+    def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
+        """The answer as one row of integers, and the context digest it is masked with."""
+        ...
 
-    def save(self) -> bytes: ...
+    def save(self) -> bytes:
+        """The state, for another process."""
+        ...
 
-    def recall(self, saved: bytes) -> None: ...
+    def recall(self, saved: bytes) -> None:
+        """Take over a saved state; empty is a fresh start."""
+        ...
 
 
 @dataclass(frozen=True)
 class SiteState:
-    """All that has to survive between two letters."""
+    """The state of a node between two messages."""
 
     run: Blob = b""
     me: U64 = 0
-    told: tuple[Blob, ...] = ()         # what the computing part has not heard yet
+    broadcasts: tuple[Blob, ...] = ()   # what the computing part has not received yet
     participant: Blob = b""
     node: Blob = b""
 
 
 class Site:
-    """One node of a deployment: `handle(letter) -> reply`, bytes both ways, no transport in here.
+    """One node of a deployment: `handle(message) -> reply`, bytes both ways, whatever the transport.
 
-    `node` makes the part that holds the data, when it is first needed. A row is masked among `minimum` nodes or more; with
-    `masked_only` nothing is answered in the clear. Between letters everything can be saved and given to a new process; keep
-    one copy, where only this node reads it. What goes wrong here is told by its kind only, and logged here in full.
+    `node` makes the part that holds the data, when it is first needed. A row is summed over `minimum` nodes or more; with
+    `masked_only` nothing is answered in the clear. Between messages the state can be saved and given to a new process; keep
+    only one copy, where only this node reads it. An error is reported to the server by its type only, and logged here in full.
     """
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = False,
@@ -59,63 +69,64 @@ class Site:
         self._node: Computing | None = None
         self.minimum, self.masked_only, self.repetitions = minimum, masked_only, repetitions
         self._run, self._me = b"", 0
-        self._told: list[bytes] = []
+        self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
         self._saved_node = b""
 
     def save(self) -> bytes:
-        """Everything to go on with, secrets included: for a place that only this node reads."""
+        """The whole state, secrets included: for a place that only this node reads."""
         participant = self._participant.save() if self._participant else b""
-        return encode(SiteState(self._run, self._me, tuple(self._told), participant,
+        return encode(SiteState(self._run, self._me, tuple(self._broadcasts), participant,
                                 self._node.save() if self._node is not None else self._saved_node))
 
     def recall(self, saved: bytes) -> Site:
-        """Go on from what was saved."""
+        """Take over a saved state."""
         state = decode(SiteState, saved)
-        self._run, self._me, self._told, self._saved_node = state.run, state.me, list(state.told), state.node
+        self._run, self._me, self._broadcasts, self._saved_node = state.run, state.me, list(state.broadcasts), state.node
         self._participant = Participant.restore(state.participant, self._identity) if state.participant else None
         self._node = None
         return self
 
     def handle(self, content: bytes) -> bytes:
+        """The reply to a message of the server; an error becomes a reply too."""
         about = digest(content)
         try:
-            letter = read_letter(content)
-            self._begin(letter)
-            self._told = [*self._told, *letter.told][-MOST_TOLD:]
-            if letter.secure:
-                return written(self._masked(about, letter))
-            return written(Reply(about, self._in_the_clear(letter)))
+            message = read_message(content)
+            self._begin(message)
+            self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
+            if message.secure:
+                return written(self._masked(about, message))
+            return written(Reply(about, self._in_the_clear(message)))
         except Exception as why:
             return written(Reply(about, problem=in_words(why).encode()))
 
-    def _begin(self, letter: Letter) -> None:
-        if letter.run != self._run:
-            self._run, self._me, self._told, self._saved_node = letter.run, letter.to, [], b""
+    def _begin(self, message: NodeMessage) -> None:
+        if message.run != self._run:
+            self._run, self._me, self._broadcasts, self._saved_node = message.run, message.to, [], b""
             self._participant = None
             if self._node is not None:
                 self._node.recall(b"")
-        if letter.to != self._me:
-            raise Refused(f"a letter is for node {letter.to}, and this is node {self._me}.")
+        if message.to != self._me:
+            raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
-    def _in_the_clear(self, letter: Letter) -> bytes:
-        if not letter.ask:
+    def _in_the_clear(self, message: NodeMessage) -> bytes:
+        if not message.ask:
             return b""
         if self.masked_only:
-            raise Refused("this node answers under masks only.")
-        return self._awake().answer(letter.ask)
+            raise Refused("this node answers under masks only (masked_only).")
+        return self._awake().answer(message.ask)
 
-    def _masked(self, about: bytes, letter: Letter) -> Reply:
+    def _masked(self, about: bytes, message: NodeMessage) -> Reply:
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity)
-        answer, refused = self._participant.answer(letter.secure, lambda _, ask: self._row(letter, ask))
+        answer, refused = self._participant.answer(message.secure, lambda _, ask: self._row(message, ask))
         return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
 
-    def _row(self, letter: Letter, ask: Ask) -> tuple[Any, bytes]:
-        if not letter.ask:
+    def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
+        if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            return self._awake().row(letter.ask, ask.modulus_bits)
+            return self._awake().row(message.ask, ask.modulus_bits)
         except Refused:
             raise
         except Exception as why:
@@ -125,14 +136,14 @@ class Site:
         if self._node is None:
             self._node = self._make()
             self._node.recall(self._saved_node)
-        while self._told:
-            self._node.tell(self._told.pop(0))
+        while self._broadcasts:
+            self._node.tell(self._broadcasts.pop(0))
         return self._node
 
 
 def in_words(why: Exception) -> str:
-    """What may be told of an error: a refusal is about the letter; anything else could hold data, and only its kind is told."""
+    """What may be sent of an error: a refusal is about the message; anything else could hold data, and only its type is sent."""
     if isinstance(why, Refused):
         return str(why)
-    log.error("a letter could not be answered", exc_info=why)
+    log.error("a message could not be answered", exc_info=why)
     return f"{type(why).__name__} on the node; its own log says more."

@@ -1,9 +1,8 @@
-"""Differential privacy: noise, what it costs, and one ledger."""
+"""Differential privacy: mechanisms, accountants and one ledger."""
 
 from fedtail.privacy.accounting import Guarantee, delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.audit import Attack, gaussian_epsilon
 from fedtail.privacy.calibration import NoiseLevels, noise_for, smallest_noise
-from fedtail.privacy.cohorts import decisive_share, minimum_for
 from fedtail.privacy.discrete_gaussian import Table, exact, probability
 from fedtail.privacy.events import (
     FixedSampling,
@@ -16,6 +15,7 @@ from fedtail.privacy.events import (
 )
 from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
+from fedtail.privacy.minimum_cohort import decisive_share, minimum_for
 from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 

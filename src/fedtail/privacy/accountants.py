@@ -1,6 +1,6 @@
-"""Three ways to add up what rounds cost, by `dp-accounting`: privacy losses, Rényi divergences, concentrated privacy.
+"""Three accountants over `dp-accounting`: privacy loss distributions (PLD), Rényi divergences (RDP), concentrated privacy (zCDP).
 
-Each takes steps and how often each was taken, and gives epsilon for a delta or delta for an epsilon. All are upper bounds.
+Each composes steps, given how often each was taken, and gives epsilon for a delta or delta for an epsilon. All are upper bounds.
 """
 
 from __future__ import annotations
@@ -29,49 +29,56 @@ ROUNDING = 2.0**-50                                         # absolute error of 
 
 @dataclass(frozen=True)
 class Step:
-    """One round as an accountant sees it: all its releases together are one Gaussian sum.
+    """One round as an accountant sees it: all its releases, composed into one Gaussian sum.
 
-    `multiplier` (z) is the deviation of the noise over how far the sum moves if a client that takes part is zeroed (schemes
-    "none", "poisson" and "poisson-exchange") or exchanged ("none", "fixed"). `rate` (q) is how likely a client takes part.
+    `multiplier` (z) is the standard deviation of the noise over the sensitivity: how far the sum moves if a participating client
+    is zeroed (schemes "none", "poisson" and "poisson-exchange") or exchanged ("none", "fixed"). `rate` (q) is the probability
+    that a client participates.
     """
 
     multiplier: float
     rate: float = 1.0
     scheme: Scheme = "none"
-    decisive: float = 0.0           # how likely it took part for sure, in a round of Poisson sampling that was held
+    revealed: float = 0.0           # probability that the minimum-cohort rule reveals participation, and nothing is amplified
 
 
 Steps = tuple[tuple[Step, int], ...]
 
 
 class Accountant(Protocol):
-    """Prices steps."""
+    """Gives epsilon for a delta, and delta for an epsilon, of composed steps."""
 
     name: ClassVar[str]
 
     @property
-    def steps(self) -> Steps: ...
+    def steps(self) -> Steps:
+        """The composed steps, each with how often it was taken."""
+        ...
 
-    def epsilon(self, delta: float) -> float: ...
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon at `delta`."""
+        ...
 
-    def delta(self, epsilon: float) -> float: ...
+    def delta(self, epsilon: float) -> float:
+        """The smallest delta at `epsilon`."""
+        ...
 
 
 def in_one(steps: Steps) -> float:
-    """z of all steps together if every one counts in full: (sum of count / z^2)^(-1/2)."""
+    """z of all steps composed without amplification: (sum of count / z^2)^(-1/2)."""
     total = math.fsum(count / step.multiplier**2 for step, count in steps)
     return total**-0.5 if total else math.inf
 
 
 @dataclass(frozen=True)
 class PrivacyLosses:
-    """The distribution of the privacy loss, convolved: exact up to the grid, which is rounded upwards. For continuous noise."""
+    """Privacy loss distributions (PLD), convolved: exact up to a grid that is rounded upwards. For continuous noise."""
 
     name: ClassVar[str] = "pld"
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
-        """With what rounds cost in which the client took part for sure paid out of delta, as if it failed there."""
+        """Epsilon at `delta`, of which the probability that a round reveals participation is spent first."""
         if (delta := delta - self.failure) <= 0:
             return math.inf
         if self._in_closed_form:
@@ -81,14 +88,15 @@ class PrivacyLosses:
         return float(_composed(self.steps, _interval(self.steps)).get_epsilon_for_delta(delta))
 
     def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon`, the probability that a round reveals participation added."""
         if self._in_closed_form:
             return _gaussian_delta(in_one(self.steps), epsilon)
         return min(1.0, float(_composed(self.steps, _interval(self.steps)).get_delta_for_epsilon(epsilon)) + self.failure)
 
     @property
     def failure(self) -> float:
-        """How likely any of the rounds was not amplified."""
-        return math.fsum(count * step.decisive for step, count in self.steps)
+        """A bound on the probability that the minimum-cohort rule reveals participation in any of the rounds."""
+        return math.fsum(count * step.revealed for step, count in self.steps)
 
     @property
     def _in_closed_form(self) -> bool:
@@ -132,9 +140,9 @@ def _composed(steps: Steps, interval: float) -> Any:
 
 @lru_cache(maxsize=64)
 def _unit(step: Step, interval: float) -> Any:
-    """The losses of one step.
+    """The privacy loss distribution of one step.
 
-    Under replace-one adjacency a client drawn by Poisson sampling adds x or x', of norm at most 1/z each, or nothing. Among all
+    Under replace-one adjacency a client of a Poisson sample adds x or x', of norm at most 1/z each, or nothing. Among all
     such pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y the hockey-stick
     divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so that it is
     largest at the smallest covariance. Which is the pair that dp-accounting takes, doubling the sensitivity by itself.
@@ -151,7 +159,7 @@ def _unit(step: Step, interval: float) -> Any:
 
 
 def _fixed_unit(step: Step, interval: float) -> Any:
-    """The losses of a cohort of fixed size, a client of which is exchanged.
+    """The privacy loss distribution for a cohort of fixed size, a client of which is exchanged.
 
     The dominating pair has delta'(epsilon') = q delta(epsilon) with epsilon' = log(1 + q (e^epsilon - 1)) >= 0, delta being that
     of the unsampled sum, and is symmetric: delta'(-epsilon') = 1 - e^-epsilon' + e^-epsilon' delta'(epsilon').
@@ -176,12 +184,14 @@ class RenyiDivergences:
     whole: bool = False
 
     def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta`, by the best order."""
         from dp_accounting.rdp import compute_epsilon
 
         orders, divergences = self._total()
         return float(compute_epsilon(orders, divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon`, by the best order."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         orders, divergences = self._total()
@@ -198,7 +208,7 @@ class RenyiDivergences:
 def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
     if step.scheme == "poisson-exchange":
         return _exchanged(step, orders)
-    if step.decisive:
+    if step.revealed:
         return _mixed(step, orders)
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
@@ -216,14 +226,14 @@ def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _mixed(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """A round that is not amplified with a probability that anybody may know: the moments of the two mix."""
+    """A round that is not amplified with probability `revealed`, which is public: the moments of both cases mix."""
     less = np.array(orders) - 1
-    amplified, full = _divergences(replace(step, decisive=0.0), orders), _divergences(Step(step.multiplier), orders)
-    return np.logaddexp(less * amplified + math.log1p(-step.decisive), less * full + math.log(step.decisive)) / less
+    amplified, full = _divergences(replace(step, revealed=0.0), orders), _divergences(Step(step.multiplier), orders)
+    return np.logaddexp(less * amplified + math.log1p(-step.revealed), less * full + math.log(step.revealed)) / less
 
 
 def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """To exchange a client is to zero it and to fill it again, so the weak triangle inequality of divergences applies:
+    """Exchanging a client is zeroing it and filling it with other data, so the weak triangle inequality of divergences applies:
     D_a(P, R) <= (a - 1/2) / (a - 1) D_2a(P, Q) + D_{2a-1}(Q, R).
     """
     zeroed, half = replace(step, scheme="poisson"), np.array(orders)
@@ -234,7 +244,7 @@ def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """dp-accounting warns of each fractional order at which its series does not converge; such an order counts as infinite."""
+    """dp-accounting warns of each fractional order at which its series does not converge; such an order is taken as infinite."""
     log = logging.getLogger("absl")
     before, log.disabled = log.disabled, True
     try:
@@ -251,9 +261,11 @@ class Concentrated:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta` of the composed rho."""
         return epsilon_of(self._rho, delta)
 
     def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon` of the composed rho."""
         return delta_of(self._rho, epsilon)
 
     @property

@@ -1,4 +1,4 @@
-"""What rounds cost: every round's releases are composed first and amplified once by how its cohort was drawn, then rounds add up.
+"""The privacy cost of rounds: releases of a round are composed, amplified once by sampling, then rounds are composed.
 
     rounds = [(RoundEvent((GaussianRelease(5.8), GaussianRelease(1.3)), PoissonSampling(0.04)), 1000)]
     guarantee(rounds, delta=1e-4)
@@ -11,23 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fedtail.privacy.bill import AccountantName, bill_of
+from fedtail.privacy.composition import AccountantName, compose_rounds
 from fedtail.privacy.concentrated import check_delta
 from fedtail.privacy.events import Adjacency, RoundEvent
 
 Rounds = Sequence[tuple[RoundEvent, int]]
-MOST = 1_000_000                # rounds that anybody asks about
+SAMPLED = {"fixed": "fixed-size", "poisson": "Poisson"}
+NEIGHBOURS = {"zero-out": "add-or-remove-one-client", "replace-one": "replace-one-client"}
+MOST = 1_000_000                # rounds: more are not looked for
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(`epsilon`, `delta`)-privacy of one client against whoever sees all that was released, but not who was asked.
+    """(`epsilon`, `delta`)-differential privacy of one client, with amplification by sampling that is kept secret.
 
-    `adjacency` says what neighbours are: one client zeroed, or its data exchanged. `second_opinion` is another accountant's
-    epsilon. `against_server` is epsilon for somebody who knows who was asked, the server, and a client that was asked every
-    time; `one_participation` for a client that was asked once. Both are infinite where draws of integer noise are not exact and
-    e^epsilon times their error exceeds delta. `non_private` names what crossed without noise, and then
-    every epsilon is infinite. `notes` say what was not claimed, or is experimental.
+    It holds against an observer of every release who does not know the cohorts. `adjacency` is the neighbouring relation:
+    zero-out (one client added or removed, by zeroing its rows) or replace-one (its data exchanged). `second_opinion` is another
+    accountant's epsilon. `against_server` is epsilon without amplification, against a server that knows the cohorts, for a
+    client that participates in every round; `one_participation` for one that participates once. Both are infinite where draws of
+    integer noise are not exact and e^epsilon times their error exceeds delta. `non_private` names what was released without
+    noise, and then every epsilon is infinite. `notes` say what was not claimed, or is experimental.
     """
 
     epsilon: float
@@ -43,70 +46,90 @@ class Guarantee:
 
     @property
     def experimental(self) -> bool:
+        """Whether a note says that a part of the accounting is experimental."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
-        how = f"{self.adjacency} adjacency, {self.sampling} sampling, {self.accountant}"
-        crossed = f"; without noise crossed: {', '.join(self.non_private)}" if self.non_private else ""
-        return (f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({how}) against whoever does not know who was asked; "
-                f"{self.against_server:.4g} against a server that does{crossed}")
+        found = in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.against_server)
+        return found + (f"; released without noise: {', '.join(self.non_private)}" if self.non_private else "")
+
+
+def in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, against_server: float | str) -> str:
+    """The privacy statement in one line: epsilon with amplification by secret sampling, then epsilon without it.
+
+    `sampling` names the kinds of sampling as `Guarantee.sampling` does; an infinite epsilon may be the word "infinity".
+
+    >>> in_words(5.0, 1e-4, "replace-one", "none", 5.0)
+    'epsilon 5 at delta 0.0001 (no sampling, replace-one-client)'
+    """
+    kinds = [SAMPLED[name] for name in sampling.split(" and ") if name in SAMPLED]
+    drawn = f"{' and '.join(kinds)} sampling kept secret" if kinds else "no sampling"
+    text = f"epsilon {_digits(epsilon)} at delta {delta:g} ({drawn}, {NEIGHBOURS[adjacency]})"
+    more = f"; without amplification, against a server that knows the cohort, {_digits(against_server)}" if kinds else ""
+    return text + more
+
+
+def _digits(epsilon: float | str) -> str:
+    return "infinity" if epsilon in ("infinity", math.inf) else f"{epsilon:.4g}"
 
 
 def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
               accountant: AccountantName | None = None) -> Guarantee:
-    """The price of rounds, each with how often it happened.
+    """The privacy guarantee of `rounds`, pairs of a round and how often it was held, at `delta`.
 
     Continuous noise is priced by privacy loss distributions, integer noise by Rényi divergences at whole orders or, where
-    nothing was sampled, by concentrated privacy; `accountant` asks for another one, refused where it would not be valid.
+    nothing was sampled, by concentrated privacy; `accountant` chooses another one, refused where it would not be valid.
     """
     check_delta(delta)
-    bill = bill_of(tuple(rounds), adjacency)
-    chosen = bill.accountant(accountant, delta)
-    other = bill.second(chosen.name)
+    mechanism = compose_rounds(tuple(rounds), adjacency)
+    chosen = mechanism.accountant(accountant, delta)
+    other = mechanism.second(chosen.name)
     return Guarantee(
-        epsilon=bill.epsilon(chosen, delta), delta=delta, adjacency=adjacency, sampling=bill.sampling, accountant=chosen.name,
-        second_opinion=(other.name, bill.epsilon(other, delta, math.inf)) if other else None,
-        against_server=bill.epsilon(bill.in_full, delta, math.inf), one_participation=bill.worst_round(delta),
-        non_private=bill.non_private, notes=bill.notes)
+        epsilon=mechanism.epsilon(chosen, delta), delta=delta, adjacency=adjacency, sampling=mechanism.sampling,
+        accountant=chosen.name,
+        second_opinion=(other.name, mechanism.epsilon(other, delta, math.inf)) if other else None,
+        against_server=mechanism.epsilon(mechanism.without_amplification, delta, math.inf),
+        one_participation=mechanism.worst_round(delta),
+        non_private=mechanism.non_private, notes=mechanism.notes)
 
 
 def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
                accountant: AccountantName | None = None) -> float:
-    """Epsilon alone."""
+    """The epsilon of `rounds` at `delta`, with amplification by sampling: that of `guarantee`, computed alone."""
     check_delta(delta)
-    bill = bill_of(tuple(rounds), adjacency)
-    return bill.epsilon(bill.accountant(accountant, delta), delta)
+    mechanism = compose_rounds(tuple(rounds), adjacency)
+    return mechanism.epsilon(mechanism.accountant(accountant, delta), delta)
 
 
 def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",
              accountant: AccountantName | None = None) -> float:
-    """The delta at which rounds are (`epsilon`, delta)-private; 1 where nothing is promised."""
+    """The delta at which rounds are (`epsilon`, delta)-private; 1 where something was released without noise."""
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon:g}.")
-    bill = bill_of(tuple(rounds), adjacency)
-    return bill.delta(bill.accountant(accountant), epsilon)
+    mechanism = compose_rounds(tuple(rounds), adjacency)
+    return mechanism.delta(mechanism.accountant(accountant), epsilon)
 
 
 def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta: float, adjacency: Adjacency = "zero-out",
                       most: int = MOST) -> int:
-    """How many more rounds like `following` fit in (`epsilon`, `delta`) after what was done, `most` being enough.
+    """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`.
 
-    Asked again after one of those rounds it answers one less at once.
+    Called again after one of those rounds it answers one less, from a cache.
     """
     check_delta(delta)
     others = tuple((event, count) for event, count in done if event != following)
     already = sum(count for event, count in done if event == following)
-    enough = 1 << (most + already - 1).bit_length()       # the same for many rounds to come, so that the answer is remembered
+    enough = 1 << (most + already - 1).bit_length()       # unchanged for many rounds, so that the cache has the answer
     return min(most, max(0, _affordable(others, following, epsilon, delta, adjacency, enough) - already))
 
 
 @lru_cache(maxsize=256)
 def _affordable(others: tuple[tuple[RoundEvent, int], ...], following: RoundEvent, epsilon: float, delta: float,
                 adjacency: Adjacency, most: int) -> int:
-    """In all, from none of them on."""
+    """How many rounds like `following` fit in all, those already held included."""
     def fits(count: int, accountant: AccountantName | None = None) -> bool:
-        bill = bill_of((*others, (following, count)), adjacency)
-        return bill.delta(bill.accountant(accountant, delta), epsilon) <= delta
+        mechanism = compose_rounds((*others, (following, count)), adjacency)
+        return mechanism.delta(mechanism.accountant(accountant, delta), epsilon) <= delta
 
     if not fits(0):
         return 0

@@ -26,7 +26,7 @@ Worth = Callable[[np.ndarray, np.ndarray], np.ndarray]      # bounds on false al
 class Attack:
     """Scores of independent runs, `without` one client and with it `present`: a larger score says that it is there.
 
-    The same runs are compared as the guarantee compares: under zero-out adjacency the client that is not there sends zeros, and
+    Runs are compared as the guarantee compares them: under zero-out adjacency the client that is left out sends zeros, and
     its share of the noise; under replace-one adjacency it sends something else. How a score is computed must not depend on
     the runs that are scored; it may use everything that was released and everything about the other clients. Every bound
     is wrong, that is, above the truth, with probability 1 - `confidence` at most, over the runs; and a small one proves nothing,
@@ -66,10 +66,10 @@ class Attack:
         return max(0.0, float(_apart(*self._errors(_apart))))
 
     def mu_if_normal(self) -> float:
-        """The same from several times fewer runs, given that scores are normal with one variance, with the client and without.
+        """A lower bound on mu from several times fewer runs, given normal scores of one variance with the client and without.
 
-        As they are where an attack adds up Gaussian sums, and a client contributes the same in every run. The bound is that of
-        a noncentral t distribution, and exact; scores more than 100 standard deviations apart count as 100.
+        Scores are normal where an attack adds up Gaussian sums, and a client contributes the same in every run. The bound is
+        that of a noncentral t distribution, and exact; scores more than 100 standard deviations apart are taken as 100.
         """
         from scipy.optimize import brentq
         from scipy.stats import nct
@@ -95,7 +95,7 @@ class Attack:
         return gaussian_epsilon(self.mu(), delta)
 
     def epsilon_if_normal(self, delta: float) -> float:
-        """The same by `mu_if_normal`."""
+        """A lower bound on epsilon at `delta` for such a mechanism, given normal scores: by `mu_if_normal`."""
         return gaussian_epsilon(self.mu_if_normal(), delta)
 
     def epsilon_of_any_shape(self, delta: float) -> float:
@@ -114,7 +114,7 @@ class Attack:
         return float(worth(*self._errors(worth)))
 
     def _errors(self, worth: Worth) -> tuple[np.ndarray, np.ndarray]:
-        """Upper bounds on alpha and beta that hold together, of the threshold that promises the most."""
+        """Upper bounds on alpha and beta that hold jointly, of the threshold that seems best."""
         choosing, testing = ((self.without[k::2], self.present[k::2]) for k in (0, 1))
         pooled = np.concatenate(choosing)
         spread = np.linspace(-1, 1, THRESHOLDS) * math.log(len(pooled))

@@ -1,4 +1,4 @@
-"""Noise for a promise: the smallest that keeps rounds within (epsilon, delta), split between quantiles and updates."""
+"""Noise for a privacy budget: the smallest that keeps rounds within (epsilon, delta), split between quantiles and updates."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedtail.privacy.accounting import Guarantee, epsilon_at, guarantee
-from fedtail.privacy.bill import AccountantName, sampling_rate
+from fedtail.privacy.composition import AccountantName, sampling_rate
 from fedtail.privacy.concentrated import check_target
 from fedtail.privacy.discrete_gaussian import as_fraction
 from fedtail.privacy.events import Adjacency, GaussianRelease, LatticeRelease, RoundEvent, Sampling
 
 CLOSE = 2e-5                    # relative: how near to the smallest noise
-LEAST, GREATEST = 1e-2, 1e6     # noise multipliers that are looked at
+LEAST, GREATEST = 1e-2, 1e6     # noise multipliers that are tried
 LARGE = 2.0**12                 # sensitivity in integers
 FEWEST = 100                    # clients of a population that noise for one of them does not drown
 
 
 @dataclass(frozen=True)
 class NoiseLevels:
-    """Noise multipliers (z) and what they buy.
+    """Noise multipliers (z) and the guarantee they give.
 
-    `whole_round` is that of everything one cohort releases, `quantile` and `update` those of each histogram and of each
+    `whole_round` is that of all releases of one cohort composed, `quantile` and `update` those of each histogram and of each
     update; without a quantile the first of the two is None.
     """
 
@@ -35,7 +35,7 @@ class NoiseLevels:
 def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
               models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None,
               discrete: bool = False) -> NoiseLevels:
-    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private, each client counting as one.
+    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private for one client.
 
     `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23, section 7.7]; 0 or None
     is no quantile. A family of `models` releases so many histograms and updates in every round. `discrete` is for noise in
@@ -50,7 +50,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, qua
 
 def levels(noise: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
            adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None, discrete: bool = False) -> NoiseLevels:
-    """What given `noise`, z of the whole round, buys."""
+    """The noise multipliers of a round composed to `noise` (z), and the guarantee of `rounds` such rounds."""
     quantile, update = split(noise, quantile_ratio, models)
     event = round_event(noise, sampling, quantile_ratio, models, discrete)
     check_rounds(rounds)
@@ -130,20 +130,21 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float]:
 
 
 def check_rounds(rounds: int) -> None:
+    """Refuse a number of rounds that is none."""
     if not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"there must be one round or more, got rounds={rounds!r}.")
 
 
 def check_population(population: int) -> None:
-    """Refuse what would be useless."""
+    """Refuse a population so small that noise for one client drowns all of them."""
     if population < FEWEST:
-        raise ValueError(f"a guarantee for each of {population} clients will be useless: noise that hides all that one of them "
-                         f"says, in every round, drowns what so few say together. It takes {FEWEST} clients or more, better a "
+        raise ValueError(f"a guarantee for each of {population} clients will be useless: noise that hides one of them, in every "
+                         f"round, drowns the sum over so few. It takes {FEWEST} clients or more, better a "
                          "thousand.")
 
 
 def doubts(population: int, sampling: Sampling, delta: float) -> list[str]:
-    """What is defined and can be asked for, but is probably not meant."""
+    """Warnings about settings that are valid, but probably not meant."""
     found, cohort = [], sampling_rate(sampling) * population
     if delta >= 1 / population:
         found.append(f"delta = {delta:g} is not below 1 / population = {1 / population:.2g}: publishing all data of a client "

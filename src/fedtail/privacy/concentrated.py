@@ -62,6 +62,7 @@ def crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[f
 
 
 def check_target(epsilon: float, delta: float) -> None:
+    """Refuse a privacy budget that means nothing."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon:g}. It bounds what the data of one client can "
                          "change: 1 is strong, 10 is weak.")
@@ -69,6 +70,7 @@ def check_target(epsilon: float, delta: float) -> None:
 
 
 def check_delta(delta: float) -> None:
+    """Refuse a delta that is no probability."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta:g}. It is a probability, and should be well below one over the "
                          "number of clients: write 1e-5 or less.")

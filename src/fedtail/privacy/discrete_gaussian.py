@@ -27,7 +27,7 @@ LONGEST = 10**10                  # variance of the largest table: some millions
 
 
 def as_fraction(variance: float | Fraction) -> Fraction:
-    """A variance as a ratio of small integers: within a part in 2^20, never below what was asked."""
+    """A variance as a ratio of small integers: within a part in 2^20, never below the given one."""
     if not 0 < variance < math.inf:
         raise ValueError(f"the variance of noise must be positive and finite, got {float(variance):g}.")
     if isinstance(variance, Fraction):
@@ -57,7 +57,7 @@ def exact(variance: float | Fraction, count: int, random: Randomness) -> np.ndar
 
 
 def _exact_one(p: int, q: int, t: int, random: Randomness) -> int:
-    """One draw, in integers of any size; the same steps."""
+    """One draw by the steps of `exact`, in integers of any size."""
     while True:
         low = wide_below(t, random)
         if not _happens(low, t, random):
@@ -123,7 +123,7 @@ def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) 
 
 
 def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
-    """The same for ratios up to 1: events of probability ratio / k, k = 1, 2, ..., until one fails; true if that k is odd."""
+    """True with probability exp(-ratio), ratio up to 1: events of probability ratio / k until one fails; true if k is odd."""
     k, going = np.ones(len(numerator), dtype=np.int64), np.arange(len(numerator))
     while len(going):
         going = going[below(denominator * k[going], random) < numerator[going]]
@@ -141,11 +141,12 @@ class Table:
     """
 
     variance: Fraction
-    reach: int                                       # values from -reach to reach are told apart by the table
+    reach: int                                       # values from -reach to reach are distinguished by the table
     leading: np.ndarray = field(repr=False)          # (2 reach + 1,) uint64: floor(2^63 P(X <= x))
 
     @classmethod
     def of(cls, variance: float | Fraction) -> Table:
+        """The table for a variance, cached."""
         return _table(as_fraction(variance))
 
     def sample(self, count: int, random: Randomness) -> np.ndarray:
@@ -241,7 +242,7 @@ def _weights(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def probability(x: int, variance: float | Fraction) -> float:
-    """P(X = x)."""
+    """P(X = x) for the discrete Gaussian X of this variance."""
     ratio = as_fraction(variance)
     reach = max(abs(x), _table(ratio).reach)
     with localcontext() as context:

@@ -1,4 +1,4 @@
-"""What a round released, as data. Mechanisms make these, accountants price them, and they meet nowhere else."""
+"""The releases of a round, as data: mechanisms make them and accountants price them; the two meet nowhere else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LatticeRelease:
 
     sensitivity: float                  # L2 norm of one client's integer row, at most
     variance: Fraction                  # of a share
-    honest: int                         # shares that are counted on
+    honest: int                         # shares that the guarantee relies on
     width: int                          # coordinates
     exchange: float = 2.0
     error: float = 0.0                  # total variation distance of all its draws together from exact ones
@@ -43,6 +43,7 @@ class LatticeRelease:
 
     @cached_property
     def shares(self) -> NoiseShares:
+        """The noise shares as planned."""
         return NoiseShares(self.variance, self.honest, self.width)
 
     def multiplier(self, adjacency: Adjacency) -> float:
@@ -52,7 +53,7 @@ class LatticeRelease:
 
 @dataclass(frozen=True)
 class NonPrivateRelease:
-    """Something that crossed without noise: no finite epsilon covers it."""
+    """Something released without noise: no finite epsilon covers it."""
 
     what: str
 
@@ -62,9 +63,10 @@ Release = GaussianRelease | LatticeRelease | NonPrivateRelease
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Every client takes part independently with probability `rate` (q).
+    """Every client participates independently with probability `rate` (q).
 
-    Where small cohorts are not asked, `decisive` is how often a round was held only because a given client came.
+    Where rounds with too small a cohort are skipped, `decisive` is the probability that this minimum-cohort rule reveals the
+    participation of a given client: that a round was held only because it was sampled. See `decisive_share`.
     """
 
     rate: float
@@ -73,7 +75,7 @@ class PoissonSampling:
 
 @dataclass(frozen=True)
 class FixedSampling:
-    """`cohort` of `population` clients, without replacement, all equally likely. Amplification needs replace-one adjacency."""
+    """`cohort` of `population` clients, uniformly without replacement. Amplification needs replace-one adjacency."""
 
     cohort: int
     population: int
@@ -81,7 +83,7 @@ class FixedSampling:
 
 @dataclass(frozen=True)
 class NoSampling:
-    """Everybody takes part, or nobody may claim not to have."""
+    """No amplification: every client participates, or cohorts are public."""
 
 
 Sampling = PoissonSampling | FixedSampling | NoSampling
@@ -89,7 +91,7 @@ Sampling = PoissonSampling | FixedSampling | NoSampling
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """All that one cohort released: composed first, amplified once by how the cohort was drawn."""
+    """All releases of one cohort: composed first, amplified once by how the cohort was sampled."""
 
     releases: tuple[Release, ...]
     sampling: Sampling

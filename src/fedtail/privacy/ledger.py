@@ -1,4 +1,4 @@
-"""One ledger for a run: every sum that crosses is written down, private or not, before it is asked for."""
+"""The privacy ledger of a run: every release is written down, private or not, before the clients are asked for it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class BudgetSpent(Exception):
-    """Another round would cost more than was promised; nothing of it was asked."""
+    """Another round would exceed the privacy budget; nothing of it was released."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run promises: at most (`epsilon`, `delta`) for any one client, and where its randomness comes from.
+    """The privacy budget of a run, (`epsilon`, `delta`) for any one client, and where its randomness comes from.
 
-    Without `epsilon` the run goes on whatever it costs, and the ledger says what that was. `randomness` "seed" replays: cohorts
-    and noise follow from the run's seed, and the guarantee is a simulated one for whoever has it. With "os" both come from the
-    operating system and are kept nowhere.
+    Without `epsilon` there is no limit, and the ledger says what was spent. With `randomness` "seed" cohorts and noise follow
+    from the run's seed, so that the run can be replayed and the guarantee is only simulated. With "os" both come from the
+    operating system and are stored nowhere.
     """
 
     epsilon: float | None = None
@@ -48,45 +48,46 @@ class Terms:
 
     @property
     def replayable(self) -> bool:
+        """Whether cohorts and noise can be drawn again from a seed: then the guarantee is a simulated one."""
         return self.randomness == "seed"
 
 
 class Ledger:
-    """Counts what crossed, by round; in a file too where it has one, on disk before the question goes out.
+    """Records the releases of every round; with a `path` also in a file, on disk before a question is sent.
 
-    A round that failed, was repeated or resumed stays charged. With an epsilon in its terms, nothing is asked that would
-    exceed it, and nothing at all without a mechanism.
+    A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `terms`) nothing is released
+    that would exceed it, and nothing without a mechanism.
     """
 
     def __init__(self, terms: Terms = Terms(), path: Path | None = None):
         self.terms = terms
         self._file = LedgerFile(path) if path else None
         self._done: Counter[RoundEvent] = Counter(self._file.read() if self._file else ())
-        self.channels: tuple[str, ...] = self._file.channels if self._file else ()      # what the server saw
+        self.channels: tuple[str, ...] = self._file.channels if self._file else ()      # what the server saw, in words
         self._planned: RoundEvent | None = None
         self._asked: tuple[Release, ...] = ()
-        self._left: tuple[RoundEvent, int] | None = None       # rounds of one kind that still fit
+        self._left: tuple[RoundEvent, int] | None = None       # rounds of one kind that still fit the budget
 
     def copy(self) -> Ledger:
-        """The same history, in memory, to go on from."""
+        """A ledger in memory with this history, to go on from without writing to this one's file."""
         twin = Ledger(self.terms)
         twin._done, twin.channels = Counter(dict(self.rounds)), self.channels
         return twin
 
     @property
     def rounds(self) -> tuple[tuple[RoundEvent, int], ...]:
-        """What was released, the round under way included: equal rounds counted."""
+        """The rounds so far, the one under way included, each with how often it was held."""
         under_way = Counter([self._event()] if self._planned and self._asked else [])
         return tuple((self._done + under_way).items())
 
     @property
     def non_private(self) -> tuple[str, ...]:
-        """What crossed without a mechanism, by name."""
+        """Names of what was released without a mechanism."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
     def open(self, round: int, planned: RoundEvent, channel: str = "") -> None:
-        """A round begins that will release at most what is planned; refused where that would exceed the budget.
+        """Begin a round that will release at most `planned`; `BudgetSpent` where that would exceed the budget.
 
         `channel` says in words what the server sees.
         """
@@ -102,9 +103,9 @@ class Ledger:
             self._file.open(round, planned.sampling, channel)
 
     def charge(self, releases: Sequence[Release]) -> None:
-        """These are about to be asked for. When this returns they are on the ledger, and on disk."""
+        """Charge releases before clients are asked for them. When this returns they are on the ledger, and on disk."""
         if self._planned is None:
-            raise RuntimeError("something was asked outside a round. Ask through Channel.open.")
+            raise RuntimeError("something was released outside a round. Ask through Channel.open.")
         if self.terms.epsilon is not None:
             self._refuse_unplanned(releases)
         if self._file:
@@ -112,13 +113,13 @@ class Ledger:
         self._asked += tuple(releases)
 
     def close(self) -> None:
-        """The round is over, however it ended."""
+        """End the round, however it went: what was charged stays charged."""
         if self._planned and self._asked:
             self._done[self._event()] += 1
         self._planned, self._asked = None, ()
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """What the run has cost so far. `delta` is by default the one of its terms."""
+        """The privacy guarantee of the run so far, at `delta` (by default that of its budget)."""
         from fedtail.privacy.accounting import guarantee
 
         chosen = delta if delta is not None else self.terms.delta
@@ -128,11 +129,11 @@ class Ledger:
         return guarantee(self.rounds, chosen, self.terms.adjacency)
 
     def affordable(self, planned: RoundEvent) -> int:
-        """How many more rounds of this kind the budget holds."""
+        """How many more rounds like `planned` the privacy budget allows."""
         from fedtail.privacy.accounting import rounds_affordable
 
         if self.terms.epsilon is None or self.terms.delta is None:
-            raise ValueError("there is no budget. Give the run Terms(epsilon=..., delta=...).")
+            raise ValueError("there is no privacy budget. Give the run Terms(epsilon=..., delta=...).")
         return rounds_affordable(self.rounds, planned, self.terms.epsilon, self.terms.delta, self.terms.adjacency)
 
     def _affords(self, planned: RoundEvent) -> int:
@@ -143,8 +144,8 @@ class Ledger:
         assert self._planned is not None
         for release in releases:
             if isinstance(release, NonPrivateRelease):
-                raise ValueError(f"{release.what} would cross without noise, which no epsilon covers. Use private parts "
-                                 "(PrivateMean, Binned), or leave epsilon out of the terms.")
+                raise ValueError(f"{release.what} would be released without noise, which no epsilon covers. Use private parts "
+                                 "(PrivateMean, Binned), or leave epsilon out of the privacy budget.")
         more = Counter(self._asked) + Counter(releases) - Counter(self._planned.releases)
         if more and self.affordable(replace(self._event(), releases=self._asked + tuple(releases))) < 1:
             raise BudgetSpent(f"{', '.join(release.what for release in more)} was not planned, and would exceed epsilon = "

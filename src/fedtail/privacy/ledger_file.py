@@ -1,4 +1,4 @@
-"""The ledger on disk: lines that only grow, each there before what it speaks of is asked."""
+"""The ledger on disk: an append-only file whose lines are written before the releases they record are asked for."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ KINDS: dict[str, type] = {kind.__name__: kind for kind in (
 
 
 class LedgerError(RuntimeError):
-    """A ledger that cannot be read: what it says cannot be trusted, and nothing may be asked."""
+    """A ledger that cannot be read: what was spent is unknown, so nothing more may be released."""
 
 
 class LedgerFile:
-    """Three kinds of lines: a release is described once, then a round is opened, then releases are asked for by number.
+    """Three kinds of lines: a release is described once, a round is opened, and its releases are charged by their numbers.
 
     Private releases are forced to disk before they are asked for, and so is the first of each kind that is not private, after
-    which epsilon is infinite anyhow. A line cut short by a crash was never asked for, and is removed.
+    which epsilon is infinite anyhow. A line cut short by a crash was never released, and is removed.
     """
 
     def __init__(self, path: Path):
@@ -62,15 +62,17 @@ class LedgerFile:
                 else:
                     asked += tuple(known[number] for number in line["ask"])
         except (KeyError, IndexError, TypeError, ValueError) as reason:
-            raise LedgerError(f"{self.path} is damaged ({reason}). What was spent cannot be told, so nothing more may be "
-                              "asked. Start again in another folder.") from reason
+            raise LedgerError(f"{self.path} is damaged ({reason}). What was spent is unknown, so nothing more may be "
+                              "released. Start again in another folder.") from reason
         yield from [RoundEvent(asked, sampling)] if sampling is not None and asked else []
         self._numbers = {release: number for number, release in enumerate(known)}
 
     def open(self, round: int, sampling: Sampling, channel: str = "") -> None:
+        """Write that a round begins, how its cohort is sampled and what the server sees."""
         self._write({"open": round, "sampling": _plain(sampling), "channel": channel}, safely=False)
 
     def charge(self, releases: Sequence[Release]) -> None:
+        """Write releases of the open round; on disk when this returns, wherever epsilon depends on it."""
         new = [release for release in dict.fromkeys(releases) if release not in self._numbers]
         for release in new:
             self._numbers[release] = len(self._numbers)
@@ -86,7 +88,7 @@ class LedgerFile:
         try:
             return [json.loads(line) for line in whole.splitlines()]
         except ValueError as reason:
-            raise LedgerError(f"{self.path} is damaged ({reason}). What was spent cannot be told, so nothing more may be asked. "
+            raise LedgerError(f"{self.path} is damaged ({reason}). What was spent is unknown, so nothing more may be released. "
                               "Start again in another folder.") from reason
 
     def _write(self, line: dict[str, Any], safely: bool) -> None:

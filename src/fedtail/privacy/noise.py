@@ -1,4 +1,4 @@
-"""How a sum is noised: continuous noise by the server, or integer noise in shares from the clients."""
+"""Noise for a sum: continuous, added by the server, or in integers, a share from every client."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ class Noise(Protocol):
     reveals_exact_sum: ClassVar[bool]
 
     @property
-    def noise_multiplier(self) -> float: ...
+    def noise_multiplier(self) -> float:
+        """The standard deviation of the noise over the sensitivity (z)."""
+        ...
 
     @property
-    def minimum(self) -> int: ...
+    def minimum(self) -> int:
+        """The fewest clients whose rows may be summed."""
+        ...
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """What crosses instead of the clipped rows; `whole` says that they are whole numbers already."""
+        """What is sent in place of the clipped rows; `whole` says that they are whole numbers already."""
         ...
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The noised sum, in the units of the rows."""
+        """The released sum, in the units of the rows."""
         ...
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry that crosses."""
+        """The largest absolute entry that is sent."""
         ...
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """What a sum of so many entries costs."""
+        """What the release of a sum of `width` entries costs, for the ledger."""
         ...
 
 
@@ -52,7 +56,7 @@ class Noise(Protocol):
 class GaussianNoise(Part):
     """Normal noise of standard deviation noise_multiplier * clip_norm, added to the sum where it arrives.
 
-    Protects against whoever sees what comes out, not against the server. Floating-point noise is a simulation of a
+    Protects against an observer of the released sum, not against the server. Floating-point noise is a simulation of a
     mechanism: for release, and where the server is not trusted, use `DiscreteNoise`.
     """
 
@@ -64,20 +68,25 @@ class GaussianNoise(Part):
 
     @property
     def minimum(self) -> int:
+        """One client is enough: the server adds the noise."""
         return 1
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The rows as they are: the server adds the noise."""
         return rows
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The sum with normal noise added."""
         words = torch.from_numpy(random.words(total.numel()).astype("uint64") >> 12).double()
         normal = torch.special.ndtri((words + 0.5) * 2.0**-52).reshape(total.shape)
         return total + self.noise_multiplier * clip_norm * normal.to(total.device)
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        """The clip norm."""
         return clip_norm
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        """A Gaussian release, for the ledger."""
         return GaussianRelease(self.noise_multiplier, exchange, what)
 
 
@@ -85,10 +94,10 @@ class GaussianNoise(Part):
 class DiscreteNoise(Part):
     """Discrete Gaussian noise in integers, a share from every client: the sum never exists without it.
 
-    Rows are scaled, rounded to the nearest integer, and noised so that the shares of `planned_clients` together have standard
-    deviation noise_multiplier times the sensitivity of the integer rows. A cohort smaller than `planned_clients` + `colluders`
-    (who know their own shares) is not asked. `scale` is by default the smallest power of two at which rounding adds less than
-    a hundredth to the sensitivity.
+    Rows are scaled, rounded to the nearest integer, and given noise so that the sum of `planned_clients` shares has standard
+    deviation noise_multiplier times the sensitivity of the integer rows. A round with fewer than `planned_clients` +
+    `colluders` clients (who know their own shares) is skipped. `scale` is by default the smallest power of two at which
+    rounding adds less than a hundredth to the sensitivity.
     """
 
     reveals_exact_sum: ClassVar[bool] = False
@@ -107,9 +116,11 @@ class DiscreteNoise(Part):
 
     @property
     def minimum(self) -> int:
+        """The planned clients and the colluders."""
         return self.planned_clients + self.colluders
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """Integer rows, each with its client's share of discrete Gaussian noise."""
         grid = _grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
         integers = integers.where(integers.norm(dim=1, keepdim=True) <= grid.sensitivity, 0.0)
@@ -117,13 +128,16 @@ class DiscreteNoise(Part):
         return integers + torch.from_numpy(share).to(integers)
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
+        """The sum in the units of the rows; the noise is in it already."""
         return total / _grid(self, total.shape[-1], clip_norm, whole).scale
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
+        """The largest absolute entry of an integer row with its share of noise."""
         grid = _grid(self, width, clip_norm, whole)
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
+        """The release of a sum of integers with the planned shares, for the ledger."""
         grid = _grid(self, width, clip_norm, whole)
         return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what)
 
@@ -155,6 +169,7 @@ def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
 
 
 def check_multiplier(noise_multiplier: float) -> None:
+    """Refuse a noise multiplier that is not positive and finite."""
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "
                          "which one a budget needs; without noise leave the private part out.")

@@ -26,11 +26,11 @@ class Randomness(Protocol):
 
     @property
     def replayable(self) -> bool:
-        """Whether somebody who holds the seed can draw the same again: then a guarantee is a simulated one."""
+        """Whether the holder of a seed can draw these words again: then a guarantee is a simulated one."""
         ...
 
     def words(self, count: int) -> Words:
-        """So many, fresh at every call."""
+        """`count` uniform words, fresh at every call."""
         ...
 
 
@@ -41,6 +41,7 @@ class SystemRandomness:
     replayable: ClassVar[bool] = False
 
     def words(self, count: int) -> Words:
+        """`count` words from the operating system."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -54,14 +55,15 @@ class SeededRandomness:
         self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
 
     def words(self, count: int) -> Words:
+        """The next `count` words of the stream."""
         return self._stream.random_raw(count)
 
 
 class ClientRandomness:
     """A stream for each of some clients, side by side, for simulation: words are hashed from (seed, names, client, place).
 
-    `count` words are shared out evenly, in the order of the clients; who else is asked, in which chunk or process, changes
-    none of them. The hash is made for simulation (`fedtail.draws`), which is all that a stored seed can be.
+    `count` words are shared out evenly, in the order of the clients; who else is in the cohort, in which chunk or process,
+    changes none of them. The hash is made for simulation (`fedtail.draws`), which is all that a stored seed can be.
     """
 
     replayable: ClassVar[bool] = True
@@ -70,6 +72,7 @@ class ClientRandomness:
         self._seed, self._names, self._key, self._calls = seed, names, key, 0
 
     def words(self, count: int) -> Words:
+        """The next words of all clients' streams, `count` in all, in the order of the clients."""
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
         self._calls += 1

@@ -61,7 +61,7 @@ class NoiseShares:
         return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
 
     def reach(self, clients: int, failure: float) -> int:
-        """How far the noise of so many clients goes in any coordinate, but with probability `failure` (beta)."""
+        """A bound on the noise of `clients` shares in every coordinate, exceeded with probability `failure` (beta) at most."""
         return math.ceil(math.sqrt(2 * clients * self.variance * math.log(2 * self.width / failure)))
 
     def wraps(self, clients: int, low: int, high: int, modulus: int) -> float:
@@ -86,7 +86,9 @@ class Ring:
         return cls(1 << (high - low + 2 * reach).bit_length(), low - reach)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
+        """Integers modulo M."""
         return np.mod(rows, self.modulus)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
+        """The sum in [low, low + M) that a sum modulo M stands for."""
         return np.mod(total - self.low, self.modulus) + self.low

@@ -1,13 +1,12 @@
 """Quantiles of one number per client, through sums only."""
 
 from fedtail.quantiles.base import Quantile, boundary, check_quantile, nobody
-from fedtail.quantiles.bins import Edges
+from fedtail.quantiles.histogram import Edges, tail_boundary
 from fedtail.quantiles.majorise import MajoriseMinimise
 from fedtail.quantiles.noisy_histogram import NoisyHistogram
 from fedtail.quantiles.planning import QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import QuantileRelease, private_quantiles
 from fedtail.quantiles.radix import ExactQuantile, extreme_loss, loss_range
-from fedtail.quantiles.reading import tail_boundary
 from fedtail.quantiles.strategies import Strategy, flat, optimal, tree
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import DiscreteNoise, Noise
-from fedtail.quantiles.bins import Edges
+from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.strategies import SCALE, Strategy, flat, optimal, scale_for, tree
 from fedtail.questions import Conversation, Statistic, StatisticPart
 

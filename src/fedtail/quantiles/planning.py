@@ -1,4 +1,4 @@
-"""Everything about a private release of quantiles that is known before anything is spent."""
+"""The plan of a private release of quantiles: strategy, noise, modulus and expected error, before any privacy is spent."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fedtail.privacy.concentrated import check_target, epsilon_of, rho_for
 from fedtail.privacy.discrete_gaussian import Table
 from fedtail.privacy.events import Adjacency, LatticeRelease
 from fedtail.privacy.shares import NoiseShares, Ring
-from fedtail.quantiles.bins import Edges
-from fedtail.quantiles.expecting import enough_bins, enough_clients, enough_noise, expected_error
-from fedtail.quantiles.factorisation import LARGEST
+from fedtail.quantiles.expected_error import enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles.histogram import Edges
+from fedtail.quantiles.matrix_mechanism import LARGEST
 from fedtail.quantiles.strategies import Strategy, flat, optimal, scale_for, tree
 
 METHODS = ("auto", "flat", "tree", "optimal")
-FEW = 100                   # clients: with fewer, the noise that hides one hides what all of them say
-WEAKEST = 20.0              # epsilon that is worth naming as a way out
+FEW = 100                   # clients: with fewer, the noise that hides one client hides the sum over all
+WEAKEST = 20.0              # largest epsilon that is suggested as a way out
 FAILURE = 2.0**-40          # probability of a wrap-around that a chosen modulus allows
 WIDEST = 2**46              # modulus: a sum of 2^17 numbers below it stays within int64
 
 
 @dataclass(frozen=True, eq=False)
 class QuantilePlan:
-    """Rows, noise, modulus and expected error of one release over `clients` clients; `release` spends it."""
+    """Strategy, noise, modulus and expected error of one release over `clients` clients; `release` carries it out."""
 
     clients: int
     levels: tuple[float, ...]
@@ -44,11 +44,12 @@ class QuantilePlan:
 
     @property
     def method(self) -> str:
+        """The name of the strategy."""
         return self.strategy.name
 
     @cached_property
     def table(self) -> Table:
-        """The sampler of a share, exact."""
+        """The exact sampler of one client's share of noise."""
         return Table.of(self.shares.variance)
 
     @cached_property
@@ -59,17 +60,17 @@ class QuantilePlan:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise in one coordinate of the sum, with a share from everybody."""
+        """Standard deviation of the noise in one coordinate of the sum, with a share from every client."""
         return math.sqrt(self.clients * self.shares.variance)
 
     @cached_property
     def expected_error(self) -> tuple[float, ...]:
-        """For each level p, the expected |F(estimate) - p|, F the distribution of the clients' values; see `expecting`."""
+        """For each level p, the expected |F(estimate) - p|, F the distribution of the clients' values."""
         return tuple(expected_error(self.strategy, self.deviation, self.clients, level, self.public_total)
                      for level in self.levels)
 
     def epsilon_of(self, releases: int) -> float:
-        """Epsilon, at the same delta, of so many releases like this one, together."""
+        """Epsilon, at the plan's delta, of so many releases like this one composed."""
         return epsilon_of(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
 
 
@@ -118,7 +119,7 @@ def _candidates(method: str, bins: int, level: float | None, public_total: bool)
 def noised(
     build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
 ) -> tuple[Strategy, NoiseShares]:
-    """Rows at a scale, and the noise for them."""
+    """A strategy at a scale, and the noise shares that keep its release within the budget."""
     rho = rho_for(epsilon, delta)
     strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
     moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
@@ -126,7 +127,7 @@ def noised(
 
 
 def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
-    """The smallest shares whose sum is rho-concentrated private, what they lack to a discrete Gaussian included."""
+    """The smallest shares whose sum is rho-zCDP, their distance from a discrete Gaussian included."""
     deviation = sensitivity / math.sqrt(2 * rho)
     for step in range(60):
         shares = NoiseShares.summing_to(deviation, honest, width)
@@ -190,7 +191,7 @@ def _too_few(plan: QuantilePlan) -> str:
     return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
             f"shrink with their number, and at epsilon = {plan.epsilon:g} the expected error is {error:.2g}, so that the "
             f"median may well come out as percentile {50 - away:.0f} or {50 + away:.0f}. Ask {FEW} clients or more, or write "
-            "allow_few=True (--allow-few) to have it all the same.")
+            "allow_few=True (--allow-few) to have it anyway.")
 
 
 def _too_large(plan: QuantilePlan, max_error: float) -> str:

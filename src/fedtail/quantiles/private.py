@@ -1,4 +1,4 @@
-"""Quantiles of one number per client, with differential privacy: what an analyst calls."""
+"""Private quantiles of one number per client: `private_quantiles`, for federated analytics."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtail.privacy.accounting import NEIGHBOURS
 from fedtail.privacy.events import LatticeRelease
 from fedtail.privacy.randomness import Randomness, SystemRandomness
-from fedtail.quantiles import reading
-from fedtail.quantiles.bins import Edges
+from fedtail.quantiles.histogram import Edges
+from fedtail.quantiles.histogram import cdf as cdf_of
+from fedtail.quantiles.histogram import quantiles as quantiles_of
 from fedtail.quantiles.planning import QuantilePlan, plan_quantiles
 
-PIECE = 1 << 20      # noise drawn at once
+PIECE = 1 << 20      # draws of noise at once
 
 
 @dataclass(frozen=True, eq=False)
 class QuantileRelease:
-    """What came out: one noisy sum, and all that can be read off it at no further cost."""
+    """One noisy histogram, released, and all that can be read off it at no further privacy cost."""
 
     plan: QuantilePlan
     noisy: np.ndarray                    # (width,) int64: the sum as decoded
-    simulated: bool                      # the noise can be replayed by whoever knows the seed
+    simulated: bool                      # the noise can be replayed by anyone who knows the seed
 
     @cached_property
     def histogram(self) -> np.ndarray:
@@ -33,6 +35,7 @@ class QuantileRelease:
 
     @property
     def levels(self) -> tuple[float, ...]:
+        """The levels (p) that were planned for."""
         return self.plan.levels
 
     @cached_property
@@ -53,35 +56,39 @@ class QuantileRelease:
 
     @property
     def method(self) -> str:
+        """The name of the strategy."""
         return self.plan.method
 
     @property
     def epsilon(self) -> float:
+        """The epsilon that was spent."""
         return self.plan.epsilon
 
     @property
     def delta(self) -> float:
+        """The delta at which epsilon is stated."""
         return self.plan.delta
 
     @property
     def event(self) -> LatticeRelease:
+        """The release as an event for accountants."""
         return self.plan.event
 
     def quantile(self, level: float) -> float:
-        """Of any level, read off the same histogram, inside its bin."""
-        return float(reading.quantiles(self.histogram, self.plan.edges, np.array([level]))[0])
+        """The quantile at any level, interpolated inside its bin of the released histogram."""
+        return float(quantiles_of(self.histogram, self.plan.edges, np.array([level]))[0])
 
     def cdf(self, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
         """The estimated share of clients at or below each value."""
-        return reading.cdf(self.histogram, self.plan.edges, values)
+        return cdf_of(self.histogram, self.plan.edges, values)
 
     @property
     def statement(self) -> str:
-        """The guarantee in words."""
+        """The privacy statement in a line."""
         plan = self.plan
-        text = (f"(epsilon, delta) = ({plan.epsilon:g}, {plan.delta:g}) for one client, {plan.adjacency} adjacency, no sampling, "
-                f"by concentrated privacy (zCDP), against whoever sees the sum over {plan.shares.honest} honest clients or more, "
-                "and no single row")
+        text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} (no sampling, {NEIGHBOURS[plan.adjacency]}), by concentrated "
+                f"privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, and of no "
+                "single row")
         return f"simulated guarantee, the seed is known: {text}" if self.simulated else text
 
 
@@ -95,12 +102,13 @@ def private_quantiles(
     """Several quantiles, the distribution function and the histogram of one value per client, out of one private release.
 
     `values` (clients,) are clipped to `range`, which must be chosen without looking at them, as must `bins` or the `edges` that
-    may be given instead. How many were clipped is not told: they are in the first and the last bin. Every client adds its
-    share of discrete Gaussian noise to an integer row; what is clients is the sum modulo M.
+    may be given instead. How many were clipped is not released: they are in the first and the last bin. Every client adds its
+    share of discrete Gaussian noise to an integer row; released is the sum modulo M.
 
-    `method` is flat, tree or optimal, or auto: that of the smallest expected error. `adjacency` zero-out protects what a client
-    sends; replace-one, what it sends instead of something else. Of `minimum` clients (by default all) who must answer,
-    `colluders` tell each other their noise. The number of clients is public, unless `public_total` is off: then it is estimated.
+    `method` is flat, tree or optimal, or auto: that of the smallest expected error. `adjacency` is the neighbouring
+    relation: zero-out (a client is added or removed, by zeroing its row) or replace-one (it has another value). Of `minimum`
+    clients (by default all) who must answer, `colluders` know each other's noise. The number of clients is public, unless
+    `public_total` is off: then it is estimated.
     `scale` (c) and `modulus` (M) are chosen unless given. `max_error` refuses a release whose expected |F(estimate) - level| is
     larger. With `SeededRandomness` the guarantee is a simulated one, and the result says so.
 
@@ -119,14 +127,14 @@ def private_quantiles(
 
 
 def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = SystemRandomness()) -> QuantileRelease:
-    """Spend a plan: the noisy sum over these clients."""
+    """Carry out a plan: the noisy sum over these clients is released, and the plan's epsilon spent."""
     if len(values) != plan.clients:
         raise ValueError(f"the plan is for {plan.clients} clients, got {len(values)} values. Plan again.")
     return QuantileRelease(plan, noisy_sum(plan, values, randomness), randomness.replayable)
 
 
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
-    """Every client's row and share of noise modulo M, summed modulo M and decoded: (width,) int64. In pieces of clients."""
+    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64. A piece of clients at a time."""
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)
     for start in range(0, len(values), step):
@@ -137,7 +145,7 @@ def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) ->
 
 
 def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
-    """One number per client, float64."""
+    """The values as float64, refused unless there is one number per client."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1:
         raise ValueError(f"values must be one number per client, got an array of shape {numbers.shape}. Pass a single column.")
@@ -147,7 +155,7 @@ def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
 
 
 def edges_of(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
-    """Bins from a range, or as given."""
+    """The bins: equal ones over a range, or those with the given edges."""
     if (range is None) == (edges is None):
         raise ValueError("bins come from range=(low, high) and bins=, or from edges=[...]. Write one of the two (--range or "
                          "--edges).")

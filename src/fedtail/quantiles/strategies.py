@@ -1,4 +1,4 @@
-"""What clients send so that a noisy sum tells a histogram: a column of an integer matrix, by the bin of their value."""
+"""Strategies of the matrix mechanism: which integer row a client sends for its bin, so that a noisy sum gives a histogram."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtail.quantiles import estimating
-from fedtail.quantiles.factorisation import optimal_factor
+from fedtail.quantiles import matrix_mechanism
 
 SCALE = 256              # c: of a row of norm one. Rounding the optimal rows of 64 bins then costs a 400th of the accuracy
 SHARE = 4.0              # variance of a share aimed at: there the sum of shares is a discrete Gaussian to 16 digits
@@ -18,7 +17,7 @@ BLOCK = 256              # columns compared at once
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """Whose value is in bin j sends column j of `matrix` (V), plus a share of noise; the sum over clients is V h + noise.
+    """A client whose value is in bin j sends column j of `matrix` (V), plus a share of noise; the sum is V h + noise.
 
     How much one client can move the sum is computed from the integers themselves. `needs_total` says that the columns leave
     the number of clients out, because it is public. `printed` replaces the sensitivity by a larger one of the papers.
@@ -37,6 +36,7 @@ class Strategy:
 
     @property
     def bins(self) -> int:
+        """Bins of the histogram (b)."""
         return self.matrix.shape[1]
 
     @cached_property
@@ -64,29 +64,29 @@ class Strategy:
         return min(0, int(self.matrix.min())) * clients, max(0, int(self.matrix.max())) * clients
 
     def estimate(self, noisy: np.ndarray, total: float | None = None, planned: float | None = None) -> np.ndarray:
-        """The histogram nearest to a noisy sum: no count below zero, all together `total` where that is public.
+        """The histogram nearest to a noisy sum: no count below zero, their sum `total` where that is public.
 
-        Without a public total, an estimated one below half of the `planned` number of clients is taken to be that half: whoever
-        divides by it must not divide by nearly nothing.
+        Without a public total, an estimated one below half of the `planned` number of clients is taken to be that half: a
+        division by it must not be by nearly nothing.
         """
         self._check(noisy, total)
         image = self._real.T @ noisy
-        result = estimating.non_negative(self._gram, image, total)
+        result = matrix_mechanism.non_negative(self._gram, image, total)
         if total is None and planned is not None and result.sum() <= planned / 2:
-            return estimating.non_negative(self._gram, image, planned / 2)
+            return matrix_mechanism.non_negative(self._gram, image, planned / 2)
         return result
 
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
-        """The same without the bounds at zero: unbiased, and consistent for a tree."""
+        """The least-squares histogram, without bounds at zero: unbiased, and consistent for a tree."""
         self._check(noisy, total)
-        return estimating.least_squares(self._real, noisy.astype(np.float64), total)
+        return matrix_mechanism.least_squares(self._real, noisy.astype(np.float64), total)
 
     def edge_deviations(self, public_total: bool, level: float | None = None) -> np.ndarray:
         """Standard deviation of each estimated count below an inner edge, for noise of deviation one: (bins - 1,).
 
         Of H_j by least squares; without a public total, of H_j - p n, both estimated, which decides the quantile of `level` (p).
         """
-        spread = estimating.covariance(self._real, public_total)
+        spread = matrix_mechanism.covariance(self._real, public_total)
         sums = np.tril(np.ones((self.bins, self.bins)))[:-1] - (0.0 if public_total else level or 0.0)
         return np.sqrt(np.maximum(((sums @ spread) * sums).sum(1), 0.0))
 
@@ -145,7 +145,7 @@ def optimal(bins: int, scale: int = SCALE, level: float | None = None, public_to
         raise ValueError(f"level (p) must be in (0, 1), got {level:g}. For the worst 20% of clients it is 0.8.")
     if level is not None and public_total:
         raise ValueError("with a public total every level has the same rows. Leave out level, or public_total.")
-    matrix = np.rint(scale * optimal_factor(bins, level, public_total).matrix).astype(np.int64)
+    matrix = np.rint(scale * matrix_mechanism.optimal_factor(bins, level, public_total).matrix).astype(np.int64)
     return Strategy("optimal", matrix, scale, needs_total=public_total)
 
 

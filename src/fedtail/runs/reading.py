@@ -90,13 +90,15 @@ class RunFolder:
 
     @property
     def promise(self) -> str | None:
-        """The guarantee in a line; None where there is none."""
+        """The privacy statement in a line; None where there is no guarantee."""
+        from fedtail.privacy.accounting import in_words
+
         found = self.privacy
         if not found.get("private"):
             return None
-        simulated = ", simulated" if found["guarantee"].startswith("simulated") else ""
-        how = f"{found['adjacency']}, {found['sampling']} sampling, {found['accountant']}{simulated}"
-        return f"epsilon {found['epsilon']:.4g} at delta {found['delta']:g} ({how})"
+        simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
+        parts = (found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "against_server"))
+        return simulated + in_words(*parts)
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ Blob = Annotated[bytes, None]       # of any length, which is written before it
 
 
 class Refused(ValueError):
-    """A message that is malformed, repeated, late, too early or against the rules. Whoever refused it is as before."""
+    """A message that is malformed, repeated, late, too early or against the rules. Refusing it changes no state."""
 
 
 class TooFew(Refused):
@@ -29,27 +29,33 @@ class TooFew(Refused):
 
 
 class Reader:
-    """Bytes that are taken from the front; too few of them are refused."""
+    """Bytes that are read from the front; reading beyond their end is refused."""
 
     def __init__(self, data: bytes | memoryview):
         self.rest = memoryview(data)
 
     def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
         if size > len(self.rest):
             raise Refused(f"a message ends {size - len(self.rest)} bytes too early.")
         taken, self.rest = self.rest[:size], self.rest[size:]
         return bytes(taken)
 
     def number(self, size: int) -> int:
+        """The next integer, of `size` bytes."""
         return int.from_bytes(self.take(size), "big")
 
 
 class Code(Protocol):
     """How one kind of value is written and read."""
 
-    def write(self, value: Any, out: list[bytes]) -> None: ...
+    def write(self, value: Any, out: list[bytes]) -> None:
+        """Append the bytes of a value."""
+        ...
 
-    def read(self, data: Reader) -> Any: ...
+    def read(self, data: Reader) -> Any:
+        """Read a value."""
+        ...
 
 
 class Whole:
@@ -59,26 +65,30 @@ class Whole:
         self.size = size
 
     def write(self, value: int, out: list[bytes]) -> None:
+        """Append the integer, refused where it does not fit."""
         if not 0 <= value < 1 << 8 * self.size:
             raise Refused(f"{value} does not fit in {self.size} bytes.")
         out.append(int(value).to_bytes(self.size, "big"))
 
     def read(self, data: Reader) -> int:
+        """Read the integer."""
         return data.number(self.size)
 
 
 class Fixed:
-    """So many bytes."""
+    """A fixed number of bytes."""
 
     def __init__(self, size: int):
         self.size = size
 
     def write(self, value: bytes, out: list[bytes]) -> None:
+        """Append the bytes, refused where their number is another."""
         if len(value) != self.size:
             raise Refused(f"{len(value)} bytes came where {self.size} are needed.")
         out.append(value)
 
     def read(self, data: Reader) -> bytes:
+        """Read the bytes."""
         return data.take(self.size)
 
 
@@ -86,9 +96,11 @@ class Lengthy:
     """Bytes after their number."""
 
     def write(self, value: bytes, out: list[bytes]) -> None:
+        """Append the length and the bytes."""
         out += [len(value).to_bytes(4, "big"), value]
 
     def read(self, data: Reader) -> bytes:
+        """Read the length, then the bytes."""
         return data.take(data.number(4))
 
 
@@ -99,11 +111,13 @@ class Many:
         self.one = one
 
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
+        """Append the number of values and each of them."""
         out.append(len(value).to_bytes(4, "big"))
         for each in value:
             self.one.write(each, out)
 
     def read(self, data: Reader) -> tuple[Any, ...]:
+        """Read the number of values, then each of them."""
         count = data.number(4)
         if count > len(data.rest):                    # every value has at least a byte: do not begin what cannot end
             raise Refused(f"a message announces {count} values and has {len(data.rest)} bytes left.")
@@ -118,10 +132,12 @@ class Record:
         self.fields = [(one.name, _code(hints[one.name])) for one in fields(kind)]
 
     def write(self, value: Any, out: list[bytes]) -> None:
+        """Append the fields in order."""
         for name, code in self.fields:
             code.write(getattr(value, name), out)
 
     def read(self, data: Reader) -> Any:
+        """Read the fields in order and build the record."""
         return self.kind(*[code.read(data) for _, code in self.fields])
 
 
@@ -146,7 +162,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[T], data: bytes | memoryview) -> T:
-    """The value again; anything but exactly its bytes is `Refused`."""
+    """The value that was encoded; anything but exactly its bytes is `Refused`."""
     reader = Reader(data)
     value = _code(kind).read(reader)      # type: ignore[arg-type]
     if len(reader.rest):

@@ -2,8 +2,8 @@
 
     "fts" | version | kind | session | body | first 16 bytes of SHA-256 of all before
 
-The session is a digest of who takes part in what, so a message of another round or run is refused. The checksum turns damage on
-the way into a refusal; it is no protection against forgery, which is the business of the transport (TLS) and of signatures.
+The session is a digest of its members, threshold and round, so a message of another round or run is refused. The checksum turns
+damage on the way into a refusal; against forgery there are the transport (TLS) and signatures.
 """
 
 from __future__ import annotations
@@ -85,5 +85,5 @@ def bundled(messages: list[bytes]) -> bytes:
 
 
 def unbundled(content: bytes) -> tuple[bytes, ...]:
-    """The messages again; each has still to be unwrapped."""
+    """The messages of an exchange; each has still to be unwrapped."""
     return decode(Bundle, content).messages

@@ -1,4 +1,4 @@
-"""Who clients are, against a server that would swap their keys: Ed25519 keys, pinned out of band."""
+"""Identities of clients, against a server that would swap their keys: Ed25519 keys, pinned out of band."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedtail.secure.primitives import digest, identity_public_key, sign, signed_
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's own identity key, and the public keys of the others as it knows them by another way than the server."""
+    """A client's own identity key, and the public keys of the others, obtained otherwise than through the server."""
 
     secret: bytes = field(repr=False)
     pinned: Mapping[int, bytes]
 
     @property
     def public(self) -> bytes:
-        """What the others pin."""
+        """The public key, which the other clients pin."""
         return identity_public_key(self.secret)
 
     def signed(self, session: bytes, keys: Any) -> Any:
-        """The same keys with a signature, for one session."""
+        """Keys with this client's signature, for one session."""
         return replace(keys, signature=sign(self.secret, _text(session, keys)))
 
     def check(self, session: bytes, keys: Any) -> None:
@@ -33,10 +33,11 @@ class Identity:
                           "swapped.")
 
     def sign(self, text: bytes) -> bytes:
+        """This client's signature of a text."""
         return sign(self.secret, text)
 
     def vouches(self, sender: int, signature: bytes, text: bytes) -> bool:
-        """Whether the one pinned as `sender` signed this text."""
+        """Whether the client pinned as `sender` signed this text."""
         return sender in self.pinned and signed_by(self.pinned[sender], signature, text)
 
 

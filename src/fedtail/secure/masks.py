@@ -1,8 +1,9 @@
-"""Rows of integers modulo M = 2^bits, and the masks that hide them.
+"""Rows of integers modulo M = 2^bits, the masks that hide them, and the context that keys and digests are bound to.
 
-A mask is the key stream of a key that is derived for one pair of clients, one query and everything the clients were told. The
-one with the smaller name adds it, the other subtracts it, so masks cancel between two who were told the same and nowhere else.
-Words of 32 or 64 bits are uniform, and so are their lowest `bits`: M divides 2^32 or 2^64.
+A mask is the key stream of a key that is derived for one pair of clients, one query and its whole context: session, keys, members
+and what the server broadcast. The client with the smaller name adds it, the other subtracts it, so masks cancel between two
+clients with the same context and nowhere else. Words of 32 or 64 bits are uniform, and so are their lowest `bits`: M divides
+2^32 or 2^64.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedtail.secure.encoding import U8, U16, U32, U64, Key, Refused, encode
 from fedtail.secure.primitives import CipherContext, derive, digest, fill, key_stream
+
+if TYPE_CHECKING:
+    from fedtail.secure.messages import Ask, AskAll, KeyList, Run, RunKeyList, Session
 
 VERSION = 1
 MOST_BITS = 62
@@ -24,21 +28,22 @@ STREAMS = 1 << 10    # open at a time
 
 
 @dataclass(frozen=True)
-class Told:
-    """Everything a client was told when it masks a row. Two who were told anything else derive other masks."""
+class MaskContext:
+    """Everything a mask is bound to. Two clients with different contexts derive masks that do not cancel."""
 
     session: Key                    # digest: run, round, invited, threshold, number of queries
-    keys: Key                       # digest: everybody's public keys
+    keys: Key                       # digest: the public keys of all clients
     members: tuple[U64, ...]        # whose rows are summed
     round: U64
     query: U16
     attempt: U16
     width: U32
     modulus_bits: U8
-    context: Key                    # digest of what the caller says: question, model, dual, ...
+    context: Key                    # digest of what was broadcast: question, model, dual, ...
 
     @cached_property
     def digest(self) -> bytes:
+        """The context digest, sent with every row."""
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
     def label(self, purpose: str, *names: int) -> bytes:
@@ -47,14 +52,45 @@ class Told:
         return f"fedtail secure {VERSION}: {purpose}".encode() + b"".join(n.to_bytes(8, "big") for n in numbers)
 
 
-def pair_key(shared: bytes, told: Told, one: int, other: int) -> bytes:
+def pair_key(shared: bytes, context: MaskContext, one: int, other: int) -> bytes:
     """The key of the mask between two clients, from what their key pairs share."""
-    return derive(shared, told.digest, told.label("mask of a pair", min(one, other), max(one, other)))
+    return derive(shared, context.digest, context.label("mask of a pair", min(one, other), max(one, other)))
 
 
-def self_key(seed: bytes, told: Told, one: int) -> bytes:
+def self_key(seed: bytes, context: MaskContext, one: int) -> bytes:
     """The key of the mask that a client adds alone, which protects its row if it comes too late."""
-    return derive(seed, told.digest, told.label("mask of one", one))
+    return derive(seed, context.digest, context.label("mask of one", one))
+
+
+def commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:
+    """A commitment to a seed: it fixes the seed and, a seed being 32 random bytes, reveals nothing of it."""
+    return digest("fedtail secure: seed", session.id, sender.to_bytes(8, "big"), query.to_bytes(2, "big"), seed)
+
+
+def key_digest(session: Session, keys: KeyList) -> bytes:
+    """A digest of the public keys of all clients."""
+    return digest("fedtail secure: list of keys", session.id, encode(keys))
+
+
+def box_key(shared: bytes, about: bytes, sender: int, to: int) -> bytes:
+    """The key of the boxes from one client to another, for one list of keys; the query is the number of the box."""
+    names = sender.to_bytes(8, "big") + to.to_bytes(8, "big")
+    return derive(shared, about, f"fedtail secure {VERSION}: sealed shares".encode() + names)
+
+
+def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> MaskContext:
+    """The context of a query in a session; `context` is what was broadcast with it."""
+    said = digest("fedtail secure: context", context)
+    heard = key_digest(session, keys)
+    return MaskContext(session.id, heard, ask.members, session.round, ask.query, 0, ask.width, ask.modulus_bits, said)
+
+
+def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) -> MaskContext:
+    """The context of an all-or-nothing query, with its round and attempt; `context` is what was broadcast with it."""
+    heard = digest("fedtail secure: list of keys", run.id, encode(keys))
+    said = digest("fedtail secure: context", context)
+    return MaskContext(run.id, heard, asked.ask.members, asked.round, asked.ask.query, asked.attempt, asked.ask.width,
+                       asked.ask.modulus_bits, said)
 
 
 def word(modulus_bits: int) -> np.dtype:
@@ -113,7 +149,7 @@ def to_wire(row: np.ndarray, modulus_bits: int) -> bytes:
 
 
 def from_wire(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
-    """The row again, as words; another length, or an entry of M or more, is refused."""
+    """The row of a message, as words; another length, or an entry of M or more, is refused."""
     size, kind = entry_bytes(modulus_bits), word(modulus_bits)
     if len(data) != width * size:
         raise Refused(f"a row has {len(data)} bytes where {width} entries modulo 2^{modulus_bits} have {width * size}.")

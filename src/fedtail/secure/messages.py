@@ -1,7 +1,7 @@
-"""What client and server say to each other, as frozen data that checks itself.
+"""The messages of secure aggregation between client and server, as frozen data that checks itself.
 
-Every answer carries a digest of what it answers (`heard`, `told`), so a client that was told something else, by damage on the way
-or by design, is found out at once instead of spoiling a sum.
+Every answer carries a digest of what it answers (`heard`, `context_digest`), so a client that received something else, by damage
+on the way or by design, is found out at once instead of spoiling a sum.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ MOST_MEMBERS = 1 << 14
 MOST_QUERIES = 1 << 8
 MOST_ENTRIES = 1 << 28
 PAIR = 2 * SIZE                 # a share of the seed, a share of the mask key
-BOX = PAIR + TAG                # the same, sealed
+BOX = PAIR + TAG                # those two, sealed
 
 
 def increasing(names: Any, what: str) -> None:
-    """Lists are sorted and name nobody twice, so there is one way to write them."""
+    """Refuse names that are not sorted, or not distinct: there is one way to write a list."""
     if any(one >= after for one, after in pairwise(names)):
         raise Refused(f"{what} must be in increasing order, each once.")
 
 
 @dataclass(frozen=True)
 class Session:
-    """One round: who is invited, how many must stay, and how many queries at most. Also the invitation itself.
+    """One round of dropout-tolerant secure aggregation: its members, threshold and number of queries. Also the invitation itself.
 
     A sum over one client is its row, so the threshold is 2 or more. Twice the threshold exceeds the members, so that no two
     groups can be asked for different halves of one client's secrets. `signed`: clients sign their keys and the lists of
     survivors, against a server that departs from the protocol; it may have c clients on its side while 2t > members + c.
     """
 
-    name: Blob                      # the run, the same for all its rounds
+    name: Blob                      # of the run, for all its rounds
     round: U64
     members: tuple[U64, ...]        # increasing
     threshold: U32
@@ -69,7 +69,7 @@ class Session:
 
     @property
     def most_bytes(self) -> int:
-        """No message but a row is longer."""
+        """The longest message, a row apart."""
         return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
 
 
@@ -90,7 +90,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeyList:
-    """Everybody's keys, to everybody."""
+    """The public keys of all clients, sent to all of them."""
 
     entries: tuple[Keys, ...]
 
@@ -103,13 +103,13 @@ class Shares:
     """A client's shares of its secrets, sealed: for each other client, in order, a box for each query."""
 
     sender: U64
-    heard: Key                      # digest of the list of keys it heard
+    heard: Key                      # digest of the list of keys it received
     boxes: Blob
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A query: whose rows are summed, how wide they are, modulo what."""
+    """A query: whose rows are summed, how wide they are, and the modulus."""
 
     query: U16
     members: tuple[U64, ...]
@@ -119,11 +119,12 @@ class Ask:
     def __post_init__(self) -> None:
         increasing(self.members, "members")
         if not 1 <= self.modulus_bits <= MOST_BITS or self.width > MOST_ENTRIES:
-            raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; asked were {self.width} modulo "
-                          f"2^{self.modulus_bits}.")
+            raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; the query is for "
+                          f"{self.width} modulo 2^{self.modulus_bits}.")
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one row."""
         return self.width * entry_bytes(self.modulus_bits)
 
 
@@ -133,13 +134,13 @@ class Masked:
 
     sender: U64
     query: U16
-    told: Key
+    context_digest: Key
     row: Blob
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Whose row came and whose did not."""
+    """Whose row arrived (alive) and whose did not (dropped)."""
 
     query: U16
     alive: tuple[U64, ...]
@@ -151,13 +152,14 @@ class Lists:
         if not set(self.alive).isdisjoint(self.dropped):
             raise Refused("somebody is listed both as alive and as dropped: that would ask for both halves of a secret.")
 
-    def digest(self, told: bytes) -> bytes:
-        return digest("fedtail secure: survivors", told, encode(self))
+    def digest(self, context_digest: bytes) -> bytes:
+        """A digest of the lists of one query."""
+        return digest("fedtail secure: survivors", context_digest, encode(self))
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """Will you sign these lists?"""
+    """A request to sign these lists."""
 
     lists: Lists
 
@@ -196,7 +198,7 @@ class Unmasked:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the two-exchange mode: all or nothing, keys agreed once. Also the invitation itself."""
+    """A run of all-or-nothing secure aggregation, whose keys are agreed once. Also the invitation itself."""
 
     name: Blob
     members: tuple[U64, ...]
@@ -210,10 +212,12 @@ class Run:
 
     @cached_property
     def id(self) -> bytes:
+        """A digest of all of it, in every message."""
         return digest("fedtail secure: run", bytes([VERSION]), encode(self))
 
     @property
     def most_bytes(self) -> int:
+        """The longest message, a row apart."""
         return 1024 + len(self.members) * 256
 
 
@@ -232,7 +236,7 @@ class RunKeys:
 
 @dataclass(frozen=True)
 class RunKeyList:
-    """Everybody's key, to everybody."""
+    """The public keys of all clients, sent to all of them."""
 
     entries: tuple[RunKeys, ...]
 
@@ -242,7 +246,7 @@ class RunKeyList:
 
 @dataclass(frozen=True)
 class AskAll:
-    """A query that everybody listed must answer; `attempt` counts repetitions with fewer."""
+    """A query that all its members must answer; `attempt` counts retries, each over fewer members."""
 
     round: U64
     attempt: U16
@@ -260,6 +264,6 @@ class MaskedForAll:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What travels in one exchange: messages of one or more sessions. Each has its own frame."""
+    """The content of one exchange: messages of one or more sessions, each in its own frame."""
 
     messages: tuple[Blob, ...]

@@ -1,4 +1,4 @@
-"""A client over many rounds: it takes what one exchange brought, for whichever session, and gives what goes back."""
+"""A client of secure aggregation over many rounds: it answers the messages of an exchange, whichever session they belong to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.secure.client import Client, ClientState
+from fedtail.secure.all_or_nothing import AllOrNothingState, TogetherClient
 from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, encode
 from fedtail.secure.frames import bundled, invitation, peek, unbundled
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask, Confirm, KeyList, Run, RunKeyList, Session, Unmask
 from fedtail.secure.primitives import Randomness, system
-from fedtail.secure.together import TogetherClient, TogetherState
+from fedtail.secure.sum_client import Client, ClientState
 
 RowFor = Callable[[int, Ask], tuple[Any, bytes]]      # (round, ask) -> (the row, the context)
 LIVE = 3                                              # unfinished sessions: this round's, one that was lost, and the next one's
@@ -20,7 +20,7 @@ LIVE = 3                                              # unfinished sessions: thi
 
 @dataclass(frozen=True)
 class ParticipantState:
-    """All that a participant remembers."""
+    """The state of a participant."""
 
     me: U64
     name: Blob
@@ -28,37 +28,37 @@ class ParticipantState:
     repetitions: U16
     next_round: U64                                   # the first round in which it has not sent a row
     clients: tuple[ClientState, ...]
-    together: tuple[TogetherState, ...]
+    all_or_nothing: tuple[AllOrNothingState, ...]
 
 
 class Participant:
-    """One client of the run `name`. It agrees to thresholds of `minimum` or more, and never to the same round twice."""
+    """One client of the run `name`. It agrees to thresholds of `minimum` or more, and never twice to one round."""
 
     def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 1, identity: Identity | None = None,
                  random: Randomness = system):
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
         self._identity, self._random, self._next_round = identity, random, 0
         self._clients: dict[bytes, Client] = {}
-        self._together: dict[bytes, TogetherClient] = {}
+        self._all_or_nothing: dict[bytes, TogetherClient] = {}
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Participant:
-        """A participant that was saved. Restoring an older state would forget what was answered: keep one copy."""
+        """A participant that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         state = decode(ParticipantState, saved)
         one = cls(state.me, state.name, state.minimum, state.repetitions, identity, random)
         one._next_round = state.next_round
         one._clients = {c.session.id: Client.restore(encode(c), identity, random) for c in state.clients}
-        one._together = {c.run.id: TogetherClient.restore(encode(c), identity) for c in state.together}
+        one._all_or_nothing = {c.run.id: TogetherClient.restore(encode(c), identity) for c in state.all_or_nothing}
         return one
 
     def save(self) -> bytes:
-        """Everything to go on with, secrets included: for a place that only this client reads."""
+        """The whole state, secrets included: for a place that only this client reads."""
         return encode(ParticipantState(self.me, self.name, self.minimum, self.repetitions, self._next_round,
                                        tuple(one.state for one in self._clients.values()),
-                                       tuple(one.state for one in self._together.values())))
+                                       tuple(one.state for one in self._all_or_nothing.values())))
 
     def answer(self, content: bytes, row_for: RowFor) -> tuple[bytes, list[Refused]]:
-        """What goes back, and what was refused; a refused message does not keep the others of its exchange from an answer."""
+        """The answer to one exchange, and what was refused; a refused message does not keep the others from an answer."""
         answers, refused = [], []
         for message in unbundled(content):
             try:
@@ -73,13 +73,13 @@ class Participant:
             return self._invited(invitation(Session, message))
         if kind is Run:
             return self._invited_to_run(invitation(Run, message))
-        if session in self._together:
-            return self._step_together(self._together[session], kind, message, row_for)
+        if session in self._all_or_nothing:
+            return self._step_all_or_nothing(self._all_or_nothing[session], kind, message, row_for)
         if session not in self._clients:
             raise Refused("a message belongs to a session that this client is not in, or no longer.")
-        return self._step_alone(self._clients[session], kind, message, row_for)
+        return self._step_dropout_tolerant(self._clients[session], kind, message, row_for)
 
-    def _step_alone(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
+    def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
         session = client.state.session
         if kind is Ask:
             answer = client.masked(message, *row_for(session.round, client.asked(message)))
@@ -87,10 +87,10 @@ class Participant:
             return answer
         steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Confirm: client.confirm, Unmask: client.unmask}
         if kind not in steps:
-            raise Refused(f"{kind.__name__} is nothing that a server says.")
+            raise Refused(f"{kind.__name__} is no message of a server.")
         return steps[kind](message)
 
-    def _step_together(self, client: TogetherClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
+    def _step_all_or_nothing(self, client: TogetherClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
         if kind is RunKeyList:
             client.hear(message)
             return b""
@@ -107,11 +107,11 @@ class Participant:
         return client.keys()
 
     def _invited_to_run(self, run: Run) -> bytes:
-        known = self._together.get(run.id)
-        if known is not None and not known.state.key_list.entries:      # nothing came of it: the same keys again
+        known = self._all_or_nothing.get(run.id)
+        if known is not None and not known.state.key_list.entries:      # it was never completed: these keys again
             return known.keys()
-        if run.name != self.name or self._together:
+        if run.name != self.name or self._all_or_nothing:
             raise Refused("an invitation is to another run, or came already.")
         client = TogetherClient(run, self.me, self.minimum, self.repetitions, self._identity, self._random)
-        self._together[run.id] = client
+        self._all_or_nothing[run.id] = client
         return client.keys()

@@ -84,7 +84,7 @@ def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:
 
 
 def unseal(key: bytes, number: int, box: bytes, about: bytes) -> bytes:
-    """The text again, if nothing was changed."""
+    """The sealed text; refused where anything was changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(number.to_bytes(12, "big"), box, about)
     except InvalidTag:
@@ -102,7 +102,7 @@ def sign(identity: bytes, text: bytes) -> bytes:
 
 
 def signed_by(public: bytes, signature: bytes, text: bytes) -> bool:
-    """Whether the signature is right."""
+    """Whether `signature` is one of `text` by the owner of the public key."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
     except (InvalidSignature, ValueError):

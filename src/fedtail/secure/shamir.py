@@ -42,7 +42,7 @@ def _value(coefficients: list[int], x: int) -> int:
 
 
 def weights(points: Sequence[int]) -> dict[int, int]:
-    """What each share counts in the value at zero, by Lagrange: prod_j x_j / (x_j - x_i)."""
+    """Lagrange coefficients of the shares in the value at zero: prod_j x_j / (x_j - x_i)."""
     found = {}
     for x in points:
         above, below = 1, 1
@@ -66,7 +66,7 @@ def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None
 
 
 def element(one: bytes) -> int:
-    """A share as a number of the field; one that is not is refused."""
+    """A share as an element of the field; anything else is refused."""
     value = int.from_bytes(one, "big")
     if len(one) != SIZE or value >= PRIME:
         raise Refused("a share is not a number of the field.")

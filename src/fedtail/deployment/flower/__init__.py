@@ -1,4 +1,4 @@
-"""Deployments over Flower: its SuperLink and SuperNodes carry our letters.
+"""Deployments over Flower: its SuperLink and SuperNodes transport the messages.
 
 `server_app:app` and `node_app:app` are the two apps that `fedtail deploy init` names; `TailStrategy` is for people who already
 have ClientApps of their own.

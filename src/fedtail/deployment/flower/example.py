@@ -12,7 +12,7 @@ import torch
 
 from fedtail.channel import IntegerChannel
 from fedtail.data import Population, digits
-from fedtail.deployment.experiment import deployed_experiment
+from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment
 from fedtail.deployment.flower.loopback import Loopback
 from fedtail.training import train
@@ -63,9 +63,9 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5) -> tuple[DeploymentFolder, Population]:
-    """A deployment on the digits, a `share` of whose clients is drawn; the data of each node are beside its settings."""
-    people = digits(clients=CLIENTS * nodes)
-    cohort = int(len(people) * share)
+    """A deployment on the digits, a `share` of whose clients is sampled; the data of each node are beside its settings."""
+    population = digits(clients=CLIENTS * nodes)
+    cohort = int(len(population) * share)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
         raise FileExistsError(f"{path} is not empty. Choose a new folder.")
@@ -76,23 +76,24 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
         folder = write_deployment(path, written, names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data")
     finally:
         written.unlink()
-    home = torch.arange(len(people)) % nodes
+    home = torch.arange(len(population)) % nodes
     for number, name in enumerate(names(nodes)):
-        people.select(home == number).save(folder.node(name) / "data")
-    return folder, people
+        population.select(home == number).save(folder.node(name) / "data")
+    return folder, population
 
 
 def names(nodes: int) -> list[str]:
+    """Names of so many nodes."""
     return [f"node-{number}" for number in range(1, nodes + 1)]
 
 
-def compare(folder: DeploymentFolder, people: Population, method: str, out: Path, seed: int = 0) -> Compared:
-    """A finished run next to the simulator's, with the same cohorts and sums of the same integers."""
+def compare(folder: DeploymentFolder, population: Population, method: str, out: Path, seed: int = 0) -> Compared:
+    """Compare a finished run with the simulator's on equal cohorts and integer sums."""
     from safetensors.torch import load_file
 
     experiment = deployed_experiment(folder.path / "experiment.toml", method)
     task = experiment.task.make(seed)
-    simulated = train(experiment.algorithm, task, people, rounds=experiment.rounds, seed=seed, channel=IntegerChannel())
+    simulated = train(experiment.algorithm, task, population, rounds=experiment.rounds, seed=seed, channel=IntegerChannel())
     ours, theirs = simulated.module.state_dict(), load_file(out / "model.safetensors")
     difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
@@ -103,10 +104,10 @@ def compare(folder: DeploymentFolder, people: Population, method: str, out: Path
 
 
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
-    """Bring everything up, run both methods, compare, and take everything down again, whatever happens."""
+    """Start a deployment, run both methods, compare them with the simulator, and end every process, whatever happens."""
     if nodes < 3:
-        raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum survives one that vanishes.")
-    folder, people = write_example(path, nodes, rounds)
+        raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")
+    folder, population = write_example(path, nodes, rounds)
     found = []
     with Loopback(folder) as loopback:
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
@@ -114,11 +115,11 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
         for name in names(nodes):
             loopback.register(name)
             loopback.start_node(name)
-        say(f"{nodes} nodes registered and started, {len(people)} clients")
+        say(f"{nodes} nodes registered and started, {len(population)} clients")
         for method in METHODS:
             out = folder.path / "runs" / method.lower()
             loopback.run(method=method, out=str(out), nodes=nodes)
             loopback.wait(out, patience)
-            found.append(compare(folder, people, method, out))
+            found.append(compare(folder, population, method, out))
             say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
     return found

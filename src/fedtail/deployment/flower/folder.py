@@ -41,14 +41,14 @@ seed = 0
 nodes = {nodes}                  # wait for so many
 wait = 300.0                     # seconds
 timeout = 60.0                   # seconds a node may take to answer; 30 or more
-schedule = "ahead"               # or simple, or together (all or nothing: half the exchanges, for a few reliable sites)
+schedule = "ahead"               # or simple, or together (all-or-nothing: half the exchanges, for a few reliable sites)
 resume = false
 """
 NODE = """\
 name = "{name}"
 experiment = "experiment.toml"   # this node's own copy: its model, and the parts it is willing to run
 data = "{data}"                  # .npz, .parquet, a saved population or a folder of LEAF files
-minimum = {minimum}              # a row is masked among so many nodes or more
+minimum = {minimum}              # a row is summed over so many nodes or more
 masked_only = true               # nothing is answered in the clear
 keys = "{keys}"
 """
@@ -56,23 +56,27 @@ keys = "{keys}"
 
 @dataclass(frozen=True)
 class DeploymentFolder:
-    """Where everything lies."""
+    """The paths in the folder of a deployment."""
 
     path: Path
 
     @property
     def app(self) -> Path:
+        """The Flower app for `flwr run`."""
         return self.path / "app"
 
     @property
     def server(self) -> Path:
+        """What the server needs: certificates and keys."""
         return self.path / "server"
 
     @property
     def home(self) -> Path:
+        """The folder where `flwr` finds its configuration."""
         return self.server / "home"
 
     def node(self, name: str) -> Path:
+        """What one node needs; it is copied there."""
         return self.path / "nodes" / name
 
     def link(self, address: str) -> None:

@@ -50,7 +50,7 @@ class Loopback:
             send(pid, signal.SIGKILL)
 
     def start_link(self, patience: float = 60.0) -> None:
-        """The SuperLink, on a database that survives it."""
+        """Start the SuperLink, on a database that outlasts it, and wait until it answers."""
         server = self.folder.server
         self._start("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
                                   "--database", str(server / "link.db"), "--enable-supernode-auth",
@@ -64,12 +64,13 @@ class Loopback:
             time.sleep(0.5)
 
     def register(self, name: str) -> None:
-        """Let a node in, by its public key."""
+        """Register a node by its public key, so that the SuperLink accepts it."""
         done, said = self._flwr("supernode", "register", str(self.folder.node(name) / "key.pub"), LINK)
         if not done:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
     def start_node(self, name: str, **environment: str) -> None:
+        """Start the SuperNode of a node; `environment` is added to its own."""
         place = self.folder.node(name)
         self._start(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
                            "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
@@ -86,11 +87,11 @@ class Loopback:
             raise RuntimeError(f"the run was not taken: {said}")
 
     def wait(self, out: Path, patience: float) -> None:
-        """Until a run is finished; its failure, or that it takes longer, is an error that says where to look."""
+        """Wait until a run is finished; its failure, or a timeout, is an error that names the log."""
         self.wait_for(out, lambda log: (out / "result.json").is_file(), patience)
 
     def wait_for(self, out: Path, reached: Callable[[str], bool], patience: float) -> None:
-        """Until the log of a run says something. What it said before this run began is not looked at."""
+        """Wait until the log of a run fulfils a condition; what was logged before this run began is ignored."""
         end = time.monotonic() + patience
         while not reached(log := read(out / "log.txt")[self._logged.get(out, 0):]):
             self.note_children()
@@ -110,6 +111,7 @@ class Loopback:
         process.wait()
 
     def stop(self, name: str) -> None:
+        """End a process, by force where it does not end by itself."""
         process = self.processes.pop(name)
         family = [process.pid, *descendants(process.pid)]
         send(process.pid, signal.SIGTERM)
@@ -120,11 +122,13 @@ class Loopback:
         process.wait()
 
     def note_children(self) -> None:
+        """Remember the processes that ours have started, to end them too."""
         for process in self.processes.values():
             self._seen.update(descendants(process.pid))
         self._seen = {pid for pid in self._seen if ours(pid)}
 
     def log(self, name: str) -> Path:
+        """The log file of a process."""
         return self.folder.path / "logs" / f"{name}.txt"
 
     def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
@@ -155,16 +159,19 @@ def die_with_parent() -> None:
 
 
 def free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def read(path: Path) -> str:
+    """The text of a file; empty where there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def send(pid: int, how: signal.Signals) -> None:
+    """Send a signal to a process, if it is still there."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, how)
 

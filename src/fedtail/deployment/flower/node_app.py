@@ -1,4 +1,4 @@
-"""The ClientApp of a node. Every message starts a process: what survives is in `context.state`, and torch is imported late."""
+"""The ClientApp of a node. Every message starts a process: the state is in `context.state`, and torch is imported late."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ app = ClientApp()
 
 
 @app.query("letter")
-def letter(message: Message, context: Context) -> Message:
-    """A letter of the run: see `fedtail.deployment.Site`."""
+def answer(message: Message, context: Context) -> Message:
+    """Answer a message of the run: see `fedtail.deployment.Site`."""
     settings = NodeSettings.read(str(context.node_config["settings"]))
     site = settings.site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
@@ -23,11 +23,11 @@ def letter(message: Message, context: Context) -> Message:
 
 
 @app.query("who")
-def who(message: Message, context: Context) -> Message:
-    """Who is here: the node's name, and its clients' keys, masses and groups."""
-    from fedtail.deployment.who import who_is_here
+def info(message: Message, context: Context) -> Message:
+    """The node info: the node's name, and its clients' keys, masses and groups."""
+    from fedtail.deployment.registry import node_info
 
-    about = who_is_here(NodeSettings.read(str(context.node_config["settings"])))
+    about = node_info(NodeSettings.read(str(context.node_config["settings"])))
     return Message(RecordDict({"fedtail": ConfigRecord({"who": about})}), reply_to=message)
 
 

@@ -1,16 +1,110 @@
-"""The ServerApp: it reads the run's settings and hands over to `serve`."""
+"""The ServerApp: it waits for nodes, registers their clients, and runs an experiment in a folder; nodes may join meanwhile."""
 
 from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from flwr.common import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedtail.deployment.deployed_experiment import deployed_experiment
+from fedtail.deployment.deployed_run import DeployedRun, write_log
+from fedtail.deployment.flower.transport import FlowerTransport, wait_for
+from fedtail.deployment.registry import NodeInfo, Roster, read_node_info
+from fedtail.deployment.remote import RemoteFleet
+from fedtail.runs.files import write_whole
+
 app = ServerApp()
+TRIES = 3              # to get the node info of a node while rounds go on: each may take as long as an exchange
+
+
+class Nodes:
+    """The nodes of a run: a client registry that grows when nodes join, and the numbers Flower knows them by."""
+
+    def __init__(self, transport: FlowerTransport, log: Any):
+        self.transport, self.log = transport, log
+        self.roster, self.names = Roster.empty(), list[str]()
+        self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
+
+    def wait(self, count: int, seconds: float) -> None:
+        """Wait until so many nodes have sent their node info."""
+        wait_for(lambda: len(self.transport.online()) >= count, seconds)
+        end = time.monotonic() + seconds
+        self.find()
+        while len(self.names) < count and time.monotonic() < end:
+            time.sleep(1)
+            self.find()
+        if len(self.names) < count:
+            raise RuntimeError(f"{len(self.names)} nodes have joined in {seconds:g} s, and {count} are waited for. Start more, "
+                               "or lower nodes.")
+
+    def find(self, tries: int | None = None) -> None:
+        """Ask new nodes for their node info, each `tries` times at most. One that cannot be added is logged and left out."""
+        fresh = self.transport.online() - set(self.transport.ids.values())
+        if tries is not None:
+            fresh = {one for one in fresh if self._tried[one] < tries}
+            self._tried.update(fresh)
+        found = []
+        for theirs, said in (self.transport.node_info(sorted(fresh)) if fresh else {}).items():
+            try:
+                found.append((read_node_info(said), theirs))
+            except Exception as why:
+                self.log(f"node {theirs} is left out: {why}")
+        for info, theirs in sorted(found, key=lambda one: one[0].name):
+            self._add(info, theirs)
+
+    def _add(self, info: NodeInfo, theirs: int) -> None:
+        if info.name in self.names:                           # it was away, and has come back with another number
+            number = self.names.index(info.name)
+            if self.transport.ids[number] in self.transport.online():
+                self.log(f"node {theirs} is left out: it calls itself {info.name}, and {info.name} is here.")
+                return
+            self.transport.ids[number] = theirs
+            self.log(f"{info.name} is back")
+            return
+        try:
+            self.roster = self.roster.joined(len(self.names), info.key, info.mass, info.group)
+        except ValueError as why:
+            self.log(f"{info.name} is left out: {why}")
+            return
+        self.transport.ids[len(self.names)] = theirs
+        self.names.append(info.name)
+        self.log(f"{info.name} has joined, with {len(info.key)} clients")
+
+
+def serve(grid: Any, settings: Mapping[str, Any]) -> None:
+    """Run an experiment with these settings; an error is also written to the run's log."""
+    out = Path(str(settings["out"]))
+    try:
+        _serve(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(write_log, out)), settings, out)
+    except BaseException:
+        write_log(out, traceback.format_exc())
+        raise
+
+
+def _serve(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
+    experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")))
+    run = DeployedRun(experiment, int(settings.get("seed", 0)), out, bool(settings.get("resume", False)))
+    nodes, schedule = Nodes(transport, run.log), settings.get("schedule", "ahead")
+    nodes.wait(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
+    fleet = RemoteFleet(transport.exchange, nodes.roster, schedule=schedule)
+
+    def between() -> None:
+        nodes.find(TRIES)
+        fleet.population = nodes.roster
+        write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
+
+    run.run(fleet, between)
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment on the nodes that are there."""
-    from fedtail.deployment.flower.serving import serve
-
+    """Run the experiment of the run's settings on the connected nodes."""
     serve(grid, context.run_config)

@@ -34,31 +34,32 @@ class TailStrategy(FedAvg):
         self.weights: dict[int, float] = {}              # by node, of the round under way
 
     def summary(self) -> None:
+        """Log the settings, and that the server sees every loss and update."""
         super().summary()
         log.info("\t└──> Tail: worst %g of the nodes by %s", self.tail_fraction, self.loss_key)
         log.warning(SEES)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask the sampled nodes for their losses; training goes to those in the tail."""
+        """Evaluate on the sampled nodes first; the training message is sent to those in the tail."""
         sampled = list(super().configure_train(server_round, arrays, config, grid))
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord({"server-round": server_round})})
-        asked = [Message(record, dst_node_id=one.metadata.dst_node_id, message_type=MessageType.EVALUATE) for one in sampled]
-        replies = grid.send_and_receive(asked, timeout=self.loss_timeout)
+        queries = [Message(record, dst_node_id=one.metadata.dst_node_id, message_type=MessageType.EVALUATE) for one in sampled]
+        replies = grid.send_and_receive(queries, timeout=self.loss_timeout)
         self.weights = self._tail([reply for reply in replies if not reply.has_error()])
         return [one for one in sampled if self.weights.get(one.metadata.dst_node_id, 0.0) > 0]
 
     def _tail(self, replies: list[Message]) -> dict[int, float]:
-        """How much each node counts; one without a finite loss does not."""
+        """The weight of each node; one without a finite loss has none."""
         import torch
 
         from fedtail.risk.superquantile import superquantile_weights
 
-        seen = {reply.metadata.src_node_id: self._loss(reply) for reply in replies}
-        seen = {node: (loss, mass) for node, (loss, mass) in seen.items() if math.isfinite(loss) and mass > 0}
-        if not seen:
+        found = {reply.metadata.src_node_id: self._loss(reply) for reply in replies}
+        found = {node: (loss, mass) for node, (loss, mass) in found.items() if math.isfinite(loss) and mass > 0}
+        if not found:
             return {}
-        losses, mass = (torch.tensor(one, dtype=torch.float64) for one in zip(*seen.values(), strict=True))
-        return dict(zip(seen, superquantile_weights(losses, mass, self.tail_fraction).tolist(), strict=True))
+        losses, mass = (torch.tensor(one, dtype=torch.float64) for one in zip(*found.values(), strict=True))
+        return dict(zip(found, superquantile_weights(losses, mass, self.tail_fraction).tolist(), strict=True))
 
     def _loss(self, reply: Message) -> tuple[float, float]:
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
@@ -69,19 +70,19 @@ class TailStrategy(FedAvg):
         return (math.nan if isinstance(loss, list) else float(loss)), (0.0 if isinstance(mass, list) else float(mass))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the models of the tail, by its weights; who does not answer is left out."""
+        """The mean of the models of the tail, by its weights; a node that does not answer is left out."""
         valid, _ = self._check_and_log_replies(list(replies), is_train=True)
-        counted = [(reply.content, self.weights.get(reply.metadata.src_node_id, 0.0)) for reply in valid]
-        total = sum(weight for _, weight in counted)
+        weighted = [(reply.content, self.weights.get(reply.metadata.src_node_id, 0.0)) for reply in valid]
+        total = sum(weight for _, weight in weighted)
         if not total:
             return None, None
-        metrics = self.train_metrics_aggr_fn([content for content, _ in counted], self.weighted_by_key)
-        models = [(next(iter(content.array_records.values())), weight / total) for content, weight in counted]
+        metrics = self.train_metrics_aggr_fn([content for content, _ in weighted], self.weighted_by_key)
+        models = [(next(iter(content.array_records.values())), weight / total) for content, weight in weighted]
         return weighted_mean(models), metrics
 
 
 def weighted_mean(models: list[tuple[ArrayRecord, float]]) -> ArrayRecord:
-    """Array by array, added in float64."""
+    """The weighted mean of models, array by array, summed in float64."""
     first = models[0][0]
     means = {name: sum(weight * arrays[name].numpy().astype(np.float64) for arrays, weight in models) for name in first}
     return ArrayRecord({name: Array(np.asarray(mean, first[name].numpy().dtype)) for name, mean in means.items()})

@@ -16,9 +16,9 @@ from fedtail.privacy.concentrated import epsilon_of
 from fedtail.privacy.randomness import SeededRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles import Edges, QuantilePlan, Strategy, flat, optimal, tree
+from fedtail.quantiles.histogram import quantile_error, quantiles, threshold_index
 from fedtail.quantiles.planning import noised
 from fedtail.quantiles.private import noisy_sum
-from fedtail.quantiles.reading import quantile_error, quantiles, threshold_index
 from fedtail.quantiles.strategies import printed_cumulative
 
 LEVELS = tuple(k / 10 for k in range(1, 10))

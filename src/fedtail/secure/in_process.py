@@ -1,4 +1,4 @@
-"""All clients in one process, with the real cryptography: for tests, and for the simulator."""
+"""Secure aggregation with all clients in one process and the real cryptography: for tests, and for the simulator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from fedtail.secure.encoding import Refused
+from fedtail.secure.exchanges import Rounds
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask, Session
 from fedtail.secure.participant import Participant
 from fedtail.secure.primitives import Randomness, system
-from fedtail.secure.rounds import Rounds
-from fedtail.secure.server import Contents, Sum
+from fedtail.secure.sum_server import Contents, Sum
 
 KEYS, SHARES, ROW, UNMASK = range(4)      # the exchanges of a round with one query
 Absent = Mapping[int, Container[int]]     # client -> the exchanges, counted from 0, that it misses
@@ -22,7 +22,7 @@ Absent = Mapping[int, Container[int]]     # client -> the exchanges, counted fro
 class LocalClients:
     """An exchange whose clients are all here. Before each query set `rows`, by client, and `context`.
 
-    `vanish`: a client never hears of these exchanges. `lose`: it does, but its answers do not arrive.
+    `vanish`: exchanges that a client does not receive. `lose`: exchanges that it receives, but whose answers are lost.
     """
 
     def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,

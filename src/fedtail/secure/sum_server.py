@@ -1,6 +1,6 @@
-"""The server of one session: it collects, lists who is there, and learns of each query the sum over those who stayed.
+"""The server of dropout-tolerant secure aggregation, in one session: it learns of each query the sum over those who stayed.
 
-Rows are added as they come; none is kept. A message that is refused changes nothing.
+Rows are added as they arrive; none is stored. A message that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.secure.bindings import commitment, key_digest, told_by
 from fedtail.secure.encoding import Refused, TooFew
 from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.masks import Told, add_masks, from_wire, pair_key, self_key, word
+from fedtail.secure.masks import MaskContext, add_masks, commitment, from_wire, key_digest, mask_context, pair_key, self_key, word
 from fedtail.secure.messages import (
     BOX,
     Ask,
@@ -49,7 +48,7 @@ class Query:
     """A query under way."""
 
     ask: Ask
-    told: Told
+    context: MaskContext
     total: np.ndarray                                              # of the masked rows
     alive: set[int] = field(default_factory=set)
     signatures: dict[int, Signed] = field(default_factory=dict)
@@ -57,7 +56,7 @@ class Query:
 
     @cached_property
     def lists(self) -> Lists:
-        """Fixed when it is first looked at: from then on no row is accepted."""
+        """Whose row arrived; fixed when it is first read, and from then on no row is accepted."""
         alive = tuple(sorted(self.alive))
         return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
 
@@ -81,7 +80,7 @@ class Server:
         self.refused: list[tuple[int, Refused]] = []    # what came and was not taken, from whom
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take in what a client answered; `sender` is whom the transport knows it to be from."""
+        """Take a client's answer; `sender` is who sent it according to the transport."""
         if self._expected is Sum:
             raise Refused("no answer is expected now: the query is done, and the next has not been asked.")
         steps: dict[type, Callable[[Any], None]] = {Keys: self._keys_came, Shares: self._shares_came, Masked: self._masked_came,
@@ -93,7 +92,7 @@ class Server:
         steps[self._expected](came)
 
     def invite(self) -> Contents:
-        """Tell everybody invited about the session."""
+        """The invitation, to each member of the session."""
         return self._to(self.session.members, self.session)
 
     def _keys_came(self, keys: Keys) -> None:
@@ -105,7 +104,7 @@ class Server:
         self._keys[keys.sender] = keys
 
     def key_list(self) -> Contents:
-        """Everybody's keys, to all who sent theirs."""
+        """The list of all public keys, to each client that sent its own."""
         self._next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
         return self._to(sorted(self._keys), self._list)
@@ -118,32 +117,32 @@ class Server:
         if shares.sender not in self._keys or shares.sender in self._boxes:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
         if shares.heard != self._key_digest or len(shares.boxes) != (len(self._keys) - 1) * self.session.queries * BOX:
-            raise Refused(f"client {shares.sender} heard another list of keys, or has not a box for each client and query.")
+            raise Refused(f"client {shares.sender} answers another list of keys, or has not a box for each client and query.")
         self._boxes[shares.sender] = shares.boxes
 
     def ask(self, width: int, modulus_bits: int, context: bytes = b"") -> Contents:
-        """The next query: rows of `width` entries modulo 2^modulus_bits. `context` must be what the clients were told."""
+        """The next query: rows of `width` entries modulo 2^modulus_bits. `context` must be what was broadcast to the clients."""
         if self._list is None or self._asked >= self.session.queries:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
                           "session has no more. Plan more queries.")
         self._enough(len(self._boxes), "shared their secrets")
         self.members = self.members or tuple(sorted(self._boxes))
         ask = Ask(self._asked, self.members, width, modulus_bits)
-        told = told_by(self.session, self._list, ask, context)
-        self._query, self._expected, self._asked = Query(ask, told, np.zeros(width, word(modulus_bits))), Masked, self._asked + 1
+        bound = mask_context(self.session, self._list, ask, context)
+        self._query, self._expected, self._asked = Query(ask, bound, np.zeros(width, word(modulus_bits))), Masked, self._asked + 1
         return self._to(self.members, ask)
 
     def _masked_came(self, masked: Masked) -> None:
         query = self._now()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
             raise Refused(f"client {masked.sender} is no member, answers another query, or answered this one already.")
-        if masked.told != query.told.digest:
-            raise Refused(f"client {masked.sender} was told something else than this server: another context, members or keys.")
+        if masked.context_digest != query.context.digest:
+            raise Refused(f"client {masked.sender} has another context than this server: other members, keys or broadcast.")
         query.total += from_wire(masked.row, query.ask.width, query.ask.modulus_bits)
         query.alive.add(masked.sender)
 
     def confirm(self) -> Contents:
-        """In a signed session: ask those whose row came to sign who they are."""
+        """In a signed session: ask the clients whose row arrived to sign the lists."""
         if not self.session.signed:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
         query = self._now()
@@ -157,7 +156,7 @@ class Server:
         query.signatures[signed.sender] = signed
 
     def unmask(self) -> Contents:
-        """Ask those whose row came (and who signed) for their shares, sending each the boxes that are for it."""
+        """Ask the clients whose row arrived (and who signed) for their shares, sending each its sealed boxes."""
         query = self._now()
         if self.session.signed:
             self._next(Signed, Unmasked, len(query.signatures), "signed the lists")
@@ -178,15 +177,15 @@ class Server:
         query = self._now()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
             raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
-        if unmasked.heard != query.lists.digest(query.told.digest) or len(unmasked.shares) != SIZE * len(self.members):
-            raise Refused(f"client {unmasked.sender} heard other lists, or has not a share for each member.")
+        if unmasked.heard != query.lists.digest(query.context.digest) or len(unmasked.shares) != SIZE * len(self.members):
+            raise Refused(f"client {unmasked.sender} answers other lists, or has not a share for each member.")
         shares = [unmasked.shares[start:start + SIZE] for start in range(0, len(unmasked.shares), SIZE)]
         for one in shares:
             element(one)
         query.shares[unmasked.sender] = shares
 
     def total(self) -> Sum:
-        """The sum over those whose row came, once enough have given their shares."""
+        """The sum over the clients whose row arrived, once enough have given their shares."""
         query = self._now()
         self._check(Unmasked, len(query.shares), "gave their shares")
         self._remove_masks(query, self._secrets(query))
@@ -195,7 +194,7 @@ class Server:
         return Sum(total.astype(np.int64), query.lists.alive)
 
     def _secrets(self, query: Query) -> dict[int, bytes]:
-        """The seed of each survivor and the mask key of each who dropped, compared with what they said beforehand."""
+        """The seed of each survivor and the mask key of each client that dropped, checked against their commitments."""
         from_whom = sorted(query.shares)[:self.session.threshold]
         counts, points = weights([self.session.points[one] for one in from_whom]), self.session.points
         found = {}
@@ -211,14 +210,14 @@ class Server:
         return found
 
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
-        alone = [self_key(secrets[one], query.told, one) for one in query.lists.alive]
+        alone = [self_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
         subtracted: list[bytes] = []
         for gone in query.lists.dropped:
             agree = agreement(secrets[gone])
             for one in query.lists.alive:
                 shared = agree(self._keys[one].masking[query.ask.query])
-                (added if one < gone else subtracted).append(pair_key(shared, query.told, one, gone))
+                (added if one < gone else subtracted).append(pair_key(shared, query.context, one, gone))
         add_masks(query.total, subtracted, alone + added)
 
     def _now(self) -> Query:

@@ -1,4 +1,4 @@
-"""A client of one session: messages in, messages out, and what it refuses to do.
+"""A client of dropout-tolerant secure aggregation, in one session: messages in, messages out, and what it refuses to do.
 
 Its state is one frozen value that a step replaces only when it succeeds: after a refusal a client is as before. It can be saved
 between messages, in a place that only the client reads: it holds the secrets.
@@ -9,11 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedtail.secure.bindings import box_key, commitment, key_digest, told_by
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
 from fedtail.secure.identity import Identity, checked
-from fedtail.secure.masks import Told, add_masks, pair_key, residues, self_key, to_wire
+from fedtail.secure.masks import (
+    MaskContext,
+    add_masks,
+    box_key,
+    commitment,
+    key_digest,
+    mask_context,
+    pair_key,
+    residues,
+    self_key,
+    to_wire,
+)
 from fedtail.secure.messages import (
     BOX,
     Ask,
@@ -43,17 +53,17 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Answered:
-    """A query this client sent a row for, and what it did since."""
+    """A query that this client sent a row for, and what it did since."""
 
     query: U16
-    told: Key
+    context_digest: Key
     confirmed: Blob = b""           # digest of the lists it signed
     unmasked: U8 = 0
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """All that a client remembers of a session."""
+    """The state of a client in a session."""
 
     session: Session
     me: U64
@@ -76,21 +86,21 @@ class Client:
         if me not in session.points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
         if session.threshold < minimum:
-            raise Refused(f"the session's threshold is {session.threshold}, and this client hides among {minimum} or more.")
+            raise Refused(f"the session's threshold is {session.threshold}, and this client requires {minimum} or more.")
         sealing, secrets = random(KEY), tuple(Secrets(random(KEY), random(KEY)) for _ in range(session.queries))
         self.state = ClientState(session, me, sealing, secrets)
         self._identity, self._random = checked(session, identity), random
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
-        """A client that was saved. Restoring an older state would forget what was answered: keep one copy."""
+        """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
         client.state = decode(ClientState, saved)
         client._identity, client._random = checked(client.state.session, identity), random
         return client
 
     def save(self) -> bytes:
-        """Everything to go on with, secrets included."""
+        """The whole state, secrets included."""
         return encode(self.state)
 
     @property
@@ -110,7 +120,7 @@ class Client:
         return keys if self._identity is None else self._identity.signed(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Everybody's keys came: share the secrets of all queries, sealed for each of the others."""
+        """Answer the list of keys: shares of the secrets of all queries, sealed for each of the other clients."""
         state, heard = self.state, self._unwrap(KeyList, message)
         if state.key_list.entries:
             raise Refused("a second list of keys came; shares are given once.")
@@ -148,59 +158,59 @@ class Client:
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
     def asked(self, message: bytes) -> Ask:
-        """What a query asks, if it is one to answer: before the row is computed."""
+        """The query of a message, refused where this client may not answer it: call it before computing the row."""
         ask = self._unwrap(Ask, message)
         self._check_ask(ask)
         return ask
 
     def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
-        """A query came: the row, a vector of integers, under masks that depend on everything this client was told.
+        """Answer a query: the row, a vector of integers, under masks that are bound to the whole context.
 
-        `context` is what the caller was told besides: the question, the model, the dual. It stays here.
+        `context` is what the server broadcast besides: the question, the model, the dual. Only its digest is sent.
         """
         state, ask = self.state, self.asked(message)
         values = residues(row, ask.modulus_bits)
         if len(values) != ask.width:
-            raise Refused(f"asked was a row of {ask.width} entries, and this client's has {len(values)}.")
-        told = told_by(state.session, state.key_list, ask, context)
-        add_masks(values, *self._mask_keys(told, ask))
-        self.state = replace(state, members=ask.members, answered=(*state.answered, Answered(ask.query, told.digest)))
-        return self._wrap(Masked(state.me, ask.query, told.digest, to_wire(values, ask.modulus_bits)))
+            raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
+        bound = mask_context(state.session, state.key_list, ask, context)
+        add_masks(values, *self._mask_keys(bound, ask))
+        self.state = replace(state, members=ask.members, answered=(*state.answered, Answered(ask.query, bound.digest)))
+        return self._wrap(Masked(state.me, ask.query, bound.digest, to_wire(values, ask.modulus_bits)))
 
     def _check_ask(self, ask: Ask) -> None:
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
-            raise Refused(f"query {ask.query} was answered, passed over, or is beyond the session's {state.session.queries}.")
+            raise Refused(f"query {ask.query} was answered or skipped, or is beyond the session's {state.session.queries}.")
         if state.me not in ask.members or not known.issuperset(ask.members):
-            raise Refused("a query is not about this client, or about somebody whose keys never came.")
+            raise Refused("a query is not for this client, or has a member whose keys never came.")
         if state.members and ask.members != state.members:
             raise Refused("the list of members changed since the last query.")
         if len(ask.members) < state.session.threshold:
             raise TooFew(f"{len(ask.members)} members are left, and the threshold is {state.session.threshold}.")
 
-    def _mask_keys(self, told: Told, ask: Ask) -> tuple[list[bytes], list[bytes]]:
+    def _mask_keys(self, context: MaskContext, ask: Ask) -> tuple[list[bytes], list[bytes]]:
         """The keys of the masks it adds, its own first, and of those it subtracts."""
         me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
         agree = agreement(secret.mask)
-        pairs = {one: pair_key(agree(publics[one]), told, me, one) for one in ask.members if one != me}
-        plus = [self_key(secret.seed, told, me)] + [key for one, key in pairs.items() if me < one]
+        pairs = {one: pair_key(agree(publics[one]), context, me, one) for one in ask.members if one != me}
+        plus = [self_key(secret.seed, context, me)] + [key for one, key in pairs.items() if me < one]
         return plus, [key for one, key in pairs.items() if me > one]
 
     def _public_keys(self, query: int) -> dict[int, bytes]:
         return {one.sender: one.masking[query] for one in self.state.key_list.entries}
 
     def confirm(self, message: bytes) -> bytes:
-        """Whose row came: sign it, once, so that everybody unmasks the same sum."""
+        """Sign the lists of whose row arrived, once for a query, so that all clients unmask the same sum."""
         lists = self._unwrap(Confirm, message).lists
         answered = self._check_lists(lists)
         if self._identity is None or answered.confirmed:
             raise Refused("lists were signed for this query already, or the session is not signed.")
-        text = lists.digest(answered.told)
+        text = lists.digest(answered.context_digest)
         self._replace(replace(answered, confirmed=text))
         return self._wrap(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
     def _check_lists(self, lists: Lists) -> Answered:
-        """What a client may unmask: a query it answered, once, with exactly the members it masked for."""
+        """Refuse to unmask anything but a query that this client answered, once, with exactly the members it masked for."""
         state = self.state
         answered = next((one for one in state.answered if one.query == lists.query), None)
         if answered is None or answered.unmasked:
@@ -212,19 +222,19 @@ class Client:
         return answered
 
     def unmask(self, message: bytes) -> bytes:
-        """Whose row came: a share of the seed of each of these, a share of the mask key of each of the others; never both."""
+        """Answer the lists: a share of the seed of each client alive, of the mask key of each that dropped; never both."""
         state, request = self.state, self._unwrap(Unmask, message)
         answered = self._check_lists(request.lists)
         self._check_signatures(request, answered)
         held, alive = self._held(request), set(request.lists.alive)
         shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in state.members)
         self._replace(replace(answered, unmasked=1))
-        return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.told), shares))
+        return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
         if self._identity is None:
             return
-        text = request.lists.digest(answered.told)
+        text = request.lists.digest(answered.context_digest)
         if text != answered.confirmed or any(one.sender not in request.lists.alive or one.query != answered.query
                                              or not self._identity.vouches(one.sender, one.signature, text)
                                              for one in request.signatures):
@@ -233,7 +243,7 @@ class Client:
             raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {self.state.session.threshold}.")
 
     def _held(self, request: Unmask) -> dict[int, bytes]:
-        """This client's shares of everybody's two secrets for the query."""
+        """This client's shares of the two secrets of each member, for the query."""
         state, query = self.state, request.lists.query
         others = [one for one in state.members if one != state.me]
         if request.to != state.me or len(request.boxes) != BOX * len(others):

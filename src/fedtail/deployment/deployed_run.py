@@ -1,8 +1,8 @@
-"""A deployed run in a folder on the server: it can be killed at any moment and goes on from its last round.
+"""A deployed run in a folder on the server: it can be killed at any moment and resumes from its last round.
 
-    run.json, experiment.toml   what was decided          ledger.jsonl, privacy.json   what crossed, and what it cost
-    checkpoint-*.safetensors    after every round         answers.jsonl                who answered which question
-    model.safetensors           what it ended with        result.json                  written last
+    run.json, experiment.toml   the resolved experiment   ledger.jsonl, privacy.json   the releases, and what they cost
+    checkpoint-*.safetensors    after every round         answers.jsonl                which clients answered which question
+    model.safetensors           the final model           result.json                  written last
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.algorithm import states_of
-from fedtail.deployment.experiment import channel_for, deployed_table
+from fedtail.deployment.deployed_experiment import channel_for, deployed_table
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.experiment.experiment import Experiment
 from fedtail.privacy.ledger import Ledger
@@ -26,7 +26,7 @@ from fedtail.runs.reading import DEPLOYED, LEDGER, VERSION
 from fedtail.runs.recording import module_bytes, versions, warnings_to
 from fedtail.training import Progress, Trained, train
 
-PATIENCE = 90.0        # seconds that another writer is waited for: what is left of a server that was killed
+PATIENCE = 90.0        # seconds to wait for another writer: what is left of a server that was killed
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DeployedRun:
     resume: bool = False
 
     def run(self, fleet: RemoteFleet, between: Callable[[], None] = lambda: None) -> Trained:
-        """Run to the end. `between` is called after every round, to look for nodes that have come."""
+        """Run to the end. `between` is called after every round, to find nodes that have joined."""
         refuse_strangers(self.folder, {"run.json", "log.txt"})
         _wait_for_writer(self.folder)
         with only_writer(self.folder), warnings_to(self.log):
@@ -117,17 +117,19 @@ class DeployedRun:
         self.log("finished")
 
     def log(self, text: str) -> None:
+        """Add a line to the run's log."""
         write_log(self.folder, text)
 
 
 def write_log(folder: Path, text: str) -> None:
+    """Add a line, with the time, to log.txt in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
 
 def _wait_for_writer(folder: Path) -> None:
-    """Until nobody else writes the folder, or for so long that it is somebody else's."""
+    """Wait until nobody else writes the folder, or PATIENCE is over."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:

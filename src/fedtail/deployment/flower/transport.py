@@ -1,4 +1,7 @@
-"""Letters over Flower's Message API, with a loop of our own that stops waiting when everybody has answered."""
+"""The transport over Flower's Message API, with a loop of our own that stops waiting when all nodes have answered.
+
+The names "letter", "reply" and "who" are those on the wire since version 0.1.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,34 @@ from flwr.common import ConfigRecord, Message, RecordDict
 POLL = 0.3             # seconds; polling more often made no difference
 
 
-class Carrier:
-    """`exchange` of a `RemoteFleet`: one Flower message for each letter. Whoever has not answered in `timeout` s has failed."""
+class FlowerTransport:
+    """`exchange` of a `RemoteFleet`: one Flower message for each node. A node that has not answered in `timeout` s has failed."""
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
         self.grid, self.timeout, self.log = grid, timeout, log
-        self.ids: dict[int, int] = {}                # our numbers of nodes -> Flower's
+        self.ids: dict[int, int] = {}                # our number of a node -> Flower's
         self.seconds: list[float] = []               # how long each exchange took
 
     def online(self) -> set[int]:
-        """Flower's numbers of the nodes that are connected."""
+        """The connected nodes, by Flower's numbers."""
         return set(self.grid.get_node_ids())
 
-    def exchange(self, letters: Mapping[int, bytes]) -> dict[int, bytes]:
+    def exchange(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send a message to each of some nodes, by our numbers, and wait for their replies."""
         began, here = time.monotonic(), self.online()
-        sent = {self.ids[node]: letter for node, letter in letters.items() if self.ids[node] in here}
-        replies = self._ask("query.letter", {one: {"letter": letter} for one, letter in sent.items()})
+        sent = {self.ids[node]: message for node, message in messages.items() if self.ids[node] in here}
+        replies = self._send("query.letter", {one: {"letter": message} for one, message in sent.items()})
         ours = {theirs: node for node, theirs in self.ids.items()}
         self.seconds.append(time.monotonic() - began)
-        self.log(f"exchange {len(self.seconds)}: {len(letters)} letters, {len(replies)} replies, {self.seconds[-1]:.1f} s")
+        self.log(f"exchange {len(self.seconds)}: {len(messages)} messages, {len(replies)} replies, {self.seconds[-1]:.1f} s")
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
-    def who(self, nodes: Iterable[int]) -> dict[int, bytes]:
-        """What nodes say of themselves, by Flower's numbers."""
-        replies = self._ask("query.who", {one: {"ask": b"who"} for one in nodes})
+    def node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
+        """The packed node info of nodes, by Flower's numbers."""
+        replies = self._send("query.who", {one: {"ask": b"who"} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 
-    def _ask(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
+    def _send(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
         messages = [Message(RecordDict({"fedtail": ConfigRecord(content)}), dst_node_id=one, message_type=kind, ttl=self.timeout)
                     for one, content in contents.items()]
         waiting, found = {one for one in self.grid.push_messages(messages) if one}, {}
@@ -53,7 +57,7 @@ class Carrier:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, poll: float = 1.0) -> bool:
-    """Whether something came true in time."""
+    """Wait until a condition holds; whether it did in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""How wrong a private quantile will be, before anything is spent, and what would make it better."""
+"""The expected error of a private quantile, before any privacy is spent, and what would make it smaller."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def cut_normal(spread: float, most: float) -> float:
 
 
 def enough_bins(max_error: float) -> int:
-    """The fewest bins, a power of two, that would do for any number of clients without noise."""
+    """The fewest bins, a power of two, whose binning error alone is within `max_error`."""
     return 1 << max(1, math.ceil(math.log2(0.4 / max_error) / 2))       # sqrt(2 / pi) / 2 = 0.399
 
 
 def enough_clients(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool, max_error: float) -> int:
-    """How many clients would do: the noise of the whole sum stays as it is, the part of one client in it does not."""
+    """How many clients bring the expected error to `max_error`, at this noise of the sum."""
     def does(number: float) -> bool:
         return expected_error(strategy, deviation, math.ceil(number), level, public_total) <= max_error
     most = 2.0 * clients
@@ -54,7 +54,7 @@ def enough_clients(strategy: Strategy, deviation: float, clients: int, level: fl
 
 
 def enough_noise(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool, max_error: float) -> float:
-    """How many times smaller the noise would have to be."""
+    """How many times smaller the noise must be for an expected error of `max_error`."""
     def does(factor: float) -> bool:
         return expected_error(strategy, deviation / factor, clients, level, public_total) <= max_error
     most = 2.0

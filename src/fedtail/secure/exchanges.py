@@ -1,4 +1,4 @@
-"""Which messages share an exchange: a thin layer over the steps of client and server.
+"""Rounds of secure aggregation over exchanges of bytes: which messages of client and server share an exchange.
 
 The steps of a server are written as generators that yield what goes to each client and are sent what came back, so that two of
 them can share their exchanges. A round of two queries whose keys travelled with the round before takes four exchanges.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
+from fedtail.secure.all_or_nothing import TogetherServer
 from fedtail.secure.encoding import Refused
 from fedtail.secure.frames import bundled, peek, unbundled
 from fedtail.secure.messages import Run, Session
-from fedtail.secure.server import Contents, Server, Sum
-from fedtail.secure.together import TogetherServer
+from fedtail.secure.sum_server import Contents, Server, Sum
 
 T = TypeVar("T")
-Exchange = Callable[[Contents], Mapping[int, bytes]]      # contents for clients -> what those who answered said
+Exchange = Callable[[Contents], Mapping[int, bytes]]      # messages for clients -> the answers of those who answered
 Messages = dict[int, list[bytes]]
 Steps = Generator[Messages, Messages, T]
 
@@ -37,11 +37,12 @@ def query(server: Server, width: int, modulus_bits: int, context: bytes) -> Step
 
 
 def singly(contents: Contents) -> Messages:
+    """Each message as the only one of its exchange."""
     return {one: [message] for one, message in contents.items()}
 
 
 def take(server: Server | TogetherServer, session: bytes, answers: Messages) -> None:
-    """Give a server what belongs to it; whose message is refused has not answered, and `server.refused` says why."""
+    """Give a server the answers of its session; a client whose message is refused has not answered (`server.refused`)."""
     for sender, messages in answers.items():
         for message in messages:
             try:
@@ -60,7 +61,7 @@ def attempted(steps: Steps[T]) -> Steps[T | Refused]:
 
 
 def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
-    """Several at once, in the exchanges of the longest."""
+    """Several conversations at once, in as many exchanges as the longest takes."""
     results: dict[int, Any] = {}
     answers: Any = None
     while True:
@@ -77,7 +78,7 @@ def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
 
 
 def carry(steps: Steps[T], exchange: Exchange) -> T:
-    """Carry steps to their end over an exchange. An answer that is no bundle of messages counts as none."""
+    """Run steps to their end over an exchange. An answer that is no bundle of messages is ignored."""
     try:
         contents = next(steps)
         while True:
@@ -93,11 +94,11 @@ def carry(steps: Steps[T], exchange: Exchange) -> T:
 
 
 class Rounds:
-    """Sums over an exchange, round after round.
+    """Dropout-tolerant secure sums over an exchange, round after round.
 
     rounds.open(session)                                two exchanges, none if it was set up ahead
     rounds.sum(width, bits, context)                    two exchanges
-    rounds.sum(width, bits, context, ahead=session)     the same two; the next session is set up in them
+    rounds.sum(width, bits, context, ahead=session)     two exchanges, in which the next session is set up too
     """
 
     def __init__(self, exchange: Exchange):
@@ -105,7 +106,7 @@ class Rounds:
         self._exchange, self._ahead = exchange, dict[bytes, tuple[Server, Refused | None]]()
 
     def open(self, session: Session) -> None:
-        """Begin a round; the one before is over. Fewer keys or shares than the threshold: `TooFew`."""
+        """Begin a round, which ends the one before. `TooFew` where fewer keys or shares than the threshold came."""
         prepared = self._ahead.pop(session.id, None)
         self.server, refused = prepared or (Server(session), None)
         if refused is not None:
@@ -114,7 +115,7 @@ class Rounds:
             carry(set_up(self.server), self._exchange)
 
     def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None) -> Sum:
-        """The sum over those who stay, as the session's next query. Fewer than the threshold: `TooFew`."""
+        """The sum over the clients that stay, as the session's next query; `TooFew` where fewer than the threshold stay."""
         if self.server is None:
             raise Refused("no round is open. Write rounds.open(session) first.")
         steps = query(self.server, width, modulus_bits, context)
@@ -129,9 +130,9 @@ class Rounds:
 
 
 class TogetherRounds:
-    """Sums of the two-exchange mode: all or nothing, one exchange for each query, and one before the first.
+    """All-or-nothing secure sums over an exchange: one exchange for each query, and one before the first.
 
-    If somebody is missing, `sum` raises `Missing`; `again` then asks the rest, whose rows should carry fresh noise.
+    Where a member is missing, `sum` raises `Missing`; `again` then retries with the rest, whose rows should carry fresh noise.
     """
 
     def __init__(self, exchange: Exchange, run: Run):
@@ -140,11 +141,11 @@ class TogetherRounds:
 
     def sum(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",
             members: tuple[int, ...] | None = None) -> Sum:
-        """The sum over all, or over these."""
+        """The sum over all clients that sent keys, or over `members`."""
         return carry(self._asked(self.server.ask(round, query, width, modulus_bits, context, members)), self._exchange)
 
     def again(self, context: bytes = b"") -> Sum:
-        """The same query, over those who answered."""
+        """Retry the query with the members that answered."""
         return carry(self._asked(self.server.again(context)), self._exchange)
 
     def _invited(self) -> Steps[None]:

@@ -1,8 +1,8 @@
-"""All or nothing, in one exchange for each query: masks between pairs only, keys agreed once for a whole run.
+"""All-or-nothing secure aggregation, one exchange for each query: pairwise masks only, keys agreed once for a whole run.
 
-For few, reliable sites. Nothing is shared, so nobody's masks can be taken away: if a row is missing there is no sum, and the rest
-are asked again. A row that comes late then exposes its sender by the difference, so repetitions use fresh noise, are charged to
-the budget like any query, and are capped by the clients.
+For few, reliable sites. No secret is shared, so nobody's masks can be removed: if a row is missing there is no sum, and the query
+is retried with the rest. A row that comes late then exposes its sender by the difference, so retries use fresh noise, are
+charged to the privacy budget like any query, and are capped by the clients.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from fedtail.secure.encoding import U16, U32, U64, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
 from fedtail.secure.identity import Identity, checked
-from fedtail.secure.masks import Told, add_masks, from_wire, pair_key, residues, to_wire, word
+from fedtail.secure.masks import add_masks, from_wire, pair_key, residues, run_mask_context, to_wire, word
 from fedtail.secure.messages import Ask, AskAll, Masked, MaskedForAll, Run, RunKeyList, RunKeys
-from fedtail.secure.primitives import KEY, Randomness, agreement, digest, public_key, system
-from fedtail.secure.server import Contents, Sum
+from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, system
+from fedtail.secure.sum_server import Contents, Sum
 
 
 class Missing(TooFew):
-    """Not everybody answered, so there is no sum; `missing` says who did not."""
+    """Some members did not answer, so there is no sum; `missing` names them."""
 
     def __init__(self, missing: tuple[int, ...]):
-        super().__init__(f"no row came from {', '.join(map(str, missing))}, and all are needed: nothing is released. Ask the "
-                         "rest again, with fresh noise.")
+        super().__init__(f"no row came from {', '.join(map(str, missing))}, and all are needed: nothing is released. Retry "
+                         "with the rest, with fresh noise.")
         self.missing = missing
 
 
 @dataclass(frozen=True)
-class TogetherState:
-    """All that a client remembers of a run."""
+class AllOrNothingState:
+    """The state of a client in a run."""
 
     run: Run
     me: U64
@@ -44,28 +44,28 @@ class TogetherState:
 
 
 class TogetherClient:
-    """One client in one run: keys() -> hear(list of keys) -> masked(ask, row, context) for each query.
+    """A client of all-or-nothing secure aggregation: keys() -> hear(list of keys) -> masked(ask, row, context) for each query.
 
-    It answers among `minimum` members or more, each query once, and again at most `repetitions` times, each time among fewer.
+    It answers queries with `minimum` members or more, each once, with at most `repetitions` retries, each over fewer members.
     """
 
     def __init__(self, run: Run, me: int, minimum: int = 2, repetitions: int = 1, identity: Identity | None = None,
                  random: Randomness = system):
         if me not in run.members:
             raise Refused(f"client {me} is not among the {len(run.members)} members of the run.")
-        self.state = TogetherState(run, me, max(minimum, 2), repetitions, random(KEY))
+        self.state = AllOrNothingState(run, me, max(minimum, 2), repetitions, random(KEY))
         self._identity = checked(run, identity)
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None) -> TogetherClient:
-        """A client that was saved. Restoring an older state would forget what was answered: keep one copy."""
+        """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
-        client.state = decode(TogetherState, saved)
+        client.state = decode(AllOrNothingState, saved)
         client._identity = checked(client.state.run, identity)
         return client
 
     def save(self) -> bytes:
-        """Everything to go on with, the secret included."""
+        """The whole state, the secret included."""
         return encode(self.state)
 
     def keys(self) -> bytes:
@@ -77,7 +77,7 @@ class TogetherClient:
         return keys if self._identity is None else self._identity.signed(self.state.run.id, keys)
 
     def hear(self, message: bytes) -> None:
-        """Everybody's keys came; there is nothing to answer. The same list may come again, another may not."""
+        """Take the list of keys; there is nothing to answer. The list may be repeated, another one is refused."""
         heard, run = unwrap(RunKeyList, message, self.state.run.id, self.state.run.most_bytes), self.state.run
         entries = {one.sender: one for one in heard.entries}
         if self.state.key_list.entries and heard != self.state.key_list:
@@ -90,43 +90,46 @@ class TogetherClient:
         self.state = replace(self.state, key_list=heard)
 
     def asked(self, message: bytes) -> AskAll:
-        """What a query asks, if it is one to answer: before the row is computed."""
+        """The query of a message, refused where this client may not answer it: call it before computing the row."""
         asked = unwrap(AskAll, message, self.state.run.id, self.state.run.most_bytes)
         self._check_ask(asked)
         return asked
 
     def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
-        """A query came: the row under masks with each of the others; see `Client.masked`."""
+        """Answer a query: the row under masks with each of the other members; see `Client.masked`."""
         state, asked = self.state, self.asked(message)
         values, ask, me = residues(row, asked.ask.modulus_bits), asked.ask, state.me
         if len(values) != ask.width:
-            raise Refused(f"asked was a row of {ask.width} entries, and this client's has {len(values)}.")
-        told = told_all(state.run, state.key_list, asked, context)
+            raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
+        bound = run_mask_context(state.run, state.key_list, asked, context)
         publics = {one.sender: one.public for one in state.key_list.entries}
         agree = agreement(state.secret)
-        pairs = {one: pair_key(agree(publics[one]), told, me, one) for one in ask.members if one != me}
+        pairs = {one: pair_key(agree(publics[one]), bound, me, one) for one in ask.members if one != me}
         add_masks(values, [key for one, key in pairs.items() if me < one], [key for one, key in pairs.items() if me > one])
         self.state = replace(state, last=(asked,))
-        masked = Masked(me, ask.query, told.digest, to_wire(values, ask.modulus_bits))
+        masked = Masked(me, ask.query, bound.digest, to_wire(values, ask.modulus_bits))
         return wrap(state.run.id, MaskedForAll(asked.round, asked.attempt, masked))
 
     def _check_ask(self, asked: AskAll) -> None:
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):
-            raise Refused("a query is not about this client, or about somebody whose keys never came.")
+            raise Refused("a query is not for this client, or has a member whose keys never came.")
         if len(members) < state.minimum:
-            raise TooFew(f"{len(members)} members are asked, and this client hides among {state.minimum} or more.")
+            raise TooFew(f"the query has {len(members)} members, and this client requires {state.minimum} or more.")
         last = state.last[0] if state.last else None
         if last is not None and place(asked) == place(last):
             if asked.attempt != last.attempt + 1 or asked.attempt > state.repetitions or not set(members) < set(last.ask.members):
-                raise Refused(f"query {asked.ask.query} of round {asked.round} was answered; again is for fewer members, and at "
-                              f"most {state.repetitions} times.")
+                raise Refused(f"query {asked.ask.query} of round {asked.round} was answered; a retry is for fewer members, and "
+                              f"at most {state.repetitions} times.")
         elif asked.attempt or (last is not None and place(asked) < place(last)):
-            raise Refused(f"query {asked.ask.query} of round {asked.round} is a repetition of nothing, or in the past.")
+            raise Refused(f"query {asked.ask.query} of round {asked.round} is a retry of nothing, or in the past.")
 
 
 class TogetherServer:
-    """invite() -> key_list() -> for each query: ask(...), total(), or again() if somebody is missing."""
+    """The server of all-or-nothing secure aggregation, for a run.
+
+    invite() -> key_list() -> for each query: ask(...), total(), or again() to retry where a member is missing.
+    """
 
     def __init__(self, run: Run):
         self.run = run
@@ -137,11 +140,11 @@ class TogetherServer:
 
     @property
     def known(self) -> tuple[int, ...]:
-        """Who sent keys, and may be asked."""
+        """The clients that sent keys: the possible members of a query."""
         return tuple(sorted(self._keys))
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take in what a client answered; `sender` is whom the transport knows it to be from."""
+        """Take a client's answer; `sender` is who sent it according to the transport."""
         if self._list is None:
             keys = unwrap(RunKeys, message, self.run.id, self.run.most_bytes)
             if keys.sender != sender or sender not in self.run.members or sender in self._keys:
@@ -153,11 +156,11 @@ class TogetherServer:
         self._masked_came(sender, unwrap(MaskedForAll, message, self.run.id, self.run.most_bytes + self._asked.ask.row_bytes))
 
     def invite(self) -> Contents:
-        """Tell everybody about the run."""
+        """The invitation, to each member of the run."""
         return self._to(self.run.members, self.run)
 
     def key_list(self) -> Contents:
-        """Everybody's keys, to all who sent theirs; from now on these are who takes part."""
+        """The list of all public keys, to each client that sent its own; from now on no other client can join."""
         if self._list is not None or len(self._keys) < 2:
             raise TooFew(f"{len(self._keys)} clients sent keys, or the list is out already; it goes out once, to 2 or more.")
         self._list = RunKeyList(tuple(self._keys[one] for one in sorted(self._keys)))
@@ -165,21 +168,21 @@ class TogetherServer:
 
     def ask(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",
             members: tuple[int, ...] | None = None) -> Contents:
-        """A query to all who sent keys, or to these."""
+        """A query to all clients that sent keys, or to `members`."""
         members = tuple(sorted(self._keys)) if members is None else members
         return self._ask(AskAll(round, 0, Ask(query, members, width, modulus_bits)), context)
 
     def again(self, context: bytes = b"") -> Contents:
-        """The same query to those who answered."""
+        """Retry the query with the members that answered; `context` is broadcast anew."""
         if self._asked is None or not self.missing:
-            raise Refused("nothing is to be repeated: no query is under way, or nobody is missing.")
+            raise Refused("there is nothing to retry: no query is under way, or no member is missing.")
         ask = replace(self._asked.ask, members=tuple(sorted(self._alive)))
         return self._ask(replace(self._asked, attempt=self._asked.attempt + 1, ask=ask), context)
 
     def _ask(self, asked: AskAll, context: bytes) -> Contents:
         if self._list is None or not self._keys.keys() >= set(asked.ask.members) or len(asked.ask.members) < 2:
             raise TooFew("2 or more members are needed, each with its keys on the list.")
-        self._asked, self._told = asked, told_all(self.run, self._list, asked, context)
+        self._asked, self._context = asked, run_mask_context(self.run, self._list, asked, context)
         self._total, self._alive = np.zeros(asked.ask.width, word(asked.ask.modulus_bits)), set[int]()
         return self._to(asked.ask.members, asked)
 
@@ -188,19 +191,19 @@ class TogetherServer:
         if asked is None or (came.round, masked.query, came.attempt) != (*place(asked), asked.attempt):
             raise Refused(f"client {sender} answers another query or attempt.")
         if masked.sender != sender or sender not in asked.ask.members or sender in self._alive:
-            raise Refused(f"client {sender} was not asked, answered already, or speaks for another.")
-        if masked.told != self._told.digest:
-            raise Refused(f"client {sender} was told something else than this server: another context, members or keys.")
+            raise Refused(f"client {sender} is no member of the query, answered already, or speaks for another.")
+        if masked.context_digest != self._context.digest:
+            raise Refused(f"client {sender} has another context than this server: other members, keys or broadcast.")
         self._total += from_wire(masked.row, asked.ask.width, asked.ask.modulus_bits)
         self._alive.add(sender)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Who has not answered the query under way."""
+        """Members that have not answered the query under way."""
         return () if self._asked is None else tuple(one for one in self._asked.ask.members if one not in self._alive)
 
     def total(self) -> Sum:
-        """The sum over all who were asked."""
+        """The sum over all members of the query; `Missing` where one has not answered."""
         if self._asked is None:
             raise Refused("no query is under way. Ask first.")
         if self.missing:
@@ -214,13 +217,5 @@ class TogetherServer:
 
 
 def place(asked: AskAll) -> tuple[int, int]:
-    """Which query of which round."""
+    """The round and the number of a query."""
     return asked.round, asked.ask.query
-
-
-def told_all(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) -> Told:
-    """Everything a query tells, with the round and the attempt."""
-    heard = digest("fedtail secure: list of keys", run.id, encode(keys))
-    said = digest("fedtail secure: context", context)
-    return Told(run.id, heard, asked.ask.members, asked.round, asked.ask.query, asked.attempt, asked.ask.width,
-                asked.ask.modulus_bits, said)

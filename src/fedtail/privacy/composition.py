@@ -1,4 +1,7 @@
-"""Rounds made ready for an accountant: composed, amplified, and with what no accountant can price set aside."""
+"""The cost of rounds: the releases of a round composed into one mechanism, amplified once by how its cohort was sampled.
+
+`compose_rounds` makes of rounds one `ComposedMechanism`, which accountants price; what no accountant can price is set aside.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,24 @@ from fedtail.privacy.events import (
 AccountantName = Literal["pld", "rdp", "zcdp"]
 NAMES = {PoissonSampling: "poisson", FixedSampling: "fixed", NoSampling: "none"}
 UNTRUSTED = 1e-12               # a delta below which rounding shows in convolutions by Fourier transforms
-NEGLIGIBLE = 1e-3               # of delta: what rounds that only one client made large enough may cost there
+NEGLIGIBLE = 1e-3               # of delta: the probability up to which a minimum cohort that reveals participation is ignored
 
 
 @dataclass(frozen=True)
-class Bill:
-    """Rounds as steps that accountants can add, and what they cannot."""
+class ComposedMechanism:
+    """All rounds as one mechanism: steps that accountants compose, and what they cannot price."""
 
     steps: Steps                                    # amplified
-    full: Steps                                     # as if everybody had been asked
+    full: Steps                                     # without amplification: every client in every round
     whole: bool                                     # whether any noise is in integers
     error: float                                    # total variation distance of all draws from exact ones
-    errors: tuple[float, ...]                       # the same for one round of each of `full`
+    errors: tuple[float, ...]                       # that distance for one round of each of `full`
     sampling: str
     non_private: tuple[str, ...]
     notes: tuple[str, ...]
 
     def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
+        """The accountant for this mechanism: `wanted`, or the sharpest that is valid for its noise and sampling."""
         sampled = any(step.scheme != "none" for step, _ in self.steps)
         if wanted is None:
             coarse = sampled and (delta < UNTRUSTED or PrivacyLosses(self.steps).failure > NEGLIGIBLE * delta)
@@ -51,8 +55,8 @@ class Bill:
             raise ValueError("privacy loss distributions (pld) are for continuous noise: integer noise in several coordinates "
                              "does not reduce to one. Use rdp, or zcdp without sampling.")
         if wanted == "zcdp" and sampled:
-            raise ValueError("sampling does not amplify concentrated privacy (zcdp). Use pld or rdp, or count every round in "
-                             "full with NoSampling.")
+            raise ValueError("sampling does not amplify concentrated privacy (zcdp). Use pld or rdp, or price every round "
+                             "without amplification, with NoSampling.")
         if wanted == "rdp":
             return RenyiDivergences(self.steps, self.whole)
         if wanted not in ("pld", "zcdp"):
@@ -60,24 +64,27 @@ class Bill:
         return PrivacyLosses(self.steps) if wanted == "pld" else Concentrated(self.steps)
 
     def second(self, first: str) -> Accountant | None:
+        """Another accountant than `first`, for a second opinion; None where no other is valid."""
         if first != "rdp":
             return RenyiDivergences(self.steps, self.whole)
         return None if self.whole else PrivacyLosses(self.steps)
 
     @property
-    def in_full(self) -> Accountant:
+    def without_amplification(self) -> Accountant:
+        """The accountant for an observer who knows the cohorts: sampling hides nothing from it."""
         return Concentrated(self.full) if self.whole else PrivacyLosses(self.full)
 
     def worst_round(self, delta: float) -> float:
-        """Epsilon of the dearest round for somebody who knows that the client took part."""
-        once = [Bill(((step, 1),), ((step, 1),), self.whole, error, (error,), "none", self.non_private, ())
+        """Epsilon of the most expensive single round, for an observer who knows that the client participated."""
+        once = [ComposedMechanism(((step, 1),), ((step, 1),), self.whole, error, (error,), "none", self.non_private, ())
                 for (step, _), error in zip(self.full, self.errors, strict=True)]
-        return max((bill.epsilon(bill.in_full, delta, math.inf) for bill in once), default=math.inf if self.non_private else 0.0)
+        epsilons = [one.epsilon(one.without_amplification, delta, math.inf) for one in once]
+        return max(epsilons, default=math.inf if self.non_private else 0.0)
 
     def epsilon(self, accountant: Accountant, delta: float, if_none: float | None = None) -> float:
         """The smallest epsilon whose delta, with (1 + e^epsilon) times the error of the draws, is within `delta`.
 
-        Where the error leaves nothing of delta there is none: then `if_none`, or an error.
+        Where that error alone exceeds delta there is no such epsilon: then `if_none`, or a ValueError.
         """
         if self.non_private:
             return math.inf
@@ -92,10 +99,11 @@ class Bill:
             epsilon, slack = needed + slack, 2 * slack
         if if_none is not None:
             return if_none
-        raise ValueError(f"the draws of integer noise are {self.error:.2g} from exact, all together, and (1 + e^epsilon) times "
+        raise ValueError(f"the draws of integer noise are {self.error:.2g} from exact, in all, and (1 + e^epsilon) times "
                          f"that leaves nothing of delta = {delta:g}. Draw exactly, draw less, or allow a larger delta.")
 
     def delta(self, accountant: Accountant, epsilon: float) -> float:
+        """The delta at `epsilon`, with the error of the draws added; 1 where something was released without noise."""
         if math.isinf(epsilon) or self.non_private:
             return 0.0 if math.isinf(epsilon) else 1.0
         exact = accountant.delta(epsilon) if accountant.steps else 0.0
@@ -106,8 +114,8 @@ class Bill:
 
 
 @lru_cache(maxsize=256)
-def bill_of(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) -> Bill:
-    """Compose within every round, and note what cannot be priced."""
+def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) -> ComposedMechanism:
+    """Compose the releases of each round, amplify each round once, and name what cannot be priced."""
     if adjacency not in ("zero-out", "replace-one"):
         raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
     kept = [(event, count) for event, count in map(_checked, rounds) if count and event.releases]
@@ -115,36 +123,36 @@ def bill_of(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) ->
     full: Counter[Step] = Counter()
     errors: dict[Step, float] = {}
     for event, count in kept:
-        if any(map(_naked, event.releases)):
+        if any(map(_without_noise, event.releases)):
             continue
         steps[amplified(event, adjacency)] += count
         whole_step = Step(composed(event.releases, adjacency))
         full[whole_step] += count
         errors[whole_step] = max(errors.get(whole_step, 0.0), _error(event))
     releases = [release for event, _ in kept for release in event.releases]
-    return Bill(
+    return ComposedMechanism(
         steps=_priced(steps), full=_priced(full), whole=any(isinstance(release, LatticeRelease) for release in releases),
         error=math.fsum(count * _error(event) for event, count in kept),
         errors=tuple(errors[step] for step, _ in _priced(full)),
         sampling=" and ".join(sorted({NAMES[type(event.sampling)] for event, _ in kept})) or "none",
-        non_private=tuple(dict.fromkeys(release.what for release in releases if _naked(release))),
+        non_private=tuple(dict.fromkeys(release.what for release in releases if _without_noise(release))),
         notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _note(event, adjacency)))))
 
 
 def composed(releases: Iterable[Release], adjacency: Adjacency) -> float:
-    """z_eff = (sum of z^-2)^(-1/2) over the releases of one cohort."""
+    """z_eff = (sum of z^-2)^(-1/2): the noise multiplier of all releases of one cohort, composed."""
     return in_one(tuple((Step(_multiplier(release, adjacency)), 1) for release in releases))
 
 
 def amplified(event: RoundEvent, adjacency: Adjacency) -> Step:
-    """A round as one step. What the sampling does not earn is not claimed."""
+    """A round as one step of an accountant, with the amplification that its sampling provably earns, and no more."""
     sampling, full = event.sampling, Step(composed(event.releases, adjacency))
     rate = sampling_rate(sampling)
     if rate == 1:
         return full
     if isinstance(sampling, PoissonSampling) and adjacency == "zero-out":
         return Step(full.multiplier, rate, "poisson", sampling.decisive)
-    if isinstance(sampling, PoissonSampling):       # one client is x or x' where it was asked, and nothing where it was not
+    if isinstance(sampling, PoissonSampling):       # a sampled client sends x or x', one that is not sampled nothing
         return Step(min(composed(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
                     sampling.decisive)
     if adjacency == "replace-one" and not _in_integers(event):
@@ -153,7 +161,7 @@ def amplified(event: RoundEvent, adjacency: Adjacency) -> Step:
 
 
 def sampling_rate(sampling: Sampling) -> float:
-    """How likely a client takes part (q)."""
+    """The probability (q) that a client participates in a round."""
     if isinstance(sampling, PoissonSampling):
         return sampling.rate
     return sampling.cohort / sampling.population if isinstance(sampling, FixedSampling) else 1.0
@@ -163,10 +171,10 @@ def _note(event: RoundEvent, adjacency: Adjacency) -> str | None:
     if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
         return None
     if adjacency == "zero-out":
-        return ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: draw them by Poisson "
+        return ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: use Poisson "
                 "sampling, or use replace-one adjacency")
     if _in_integers(event):
-        return "no amplification by cohorts of fixed size is claimed for integer noise: draw them by Poisson sampling"
+        return "no amplification by cohorts of fixed size is claimed for integer noise: use Poisson sampling"
     return "experimental: the amplification of cohorts of fixed size"
 
 
@@ -188,16 +196,17 @@ def _checked(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
 
 def _check_sampling(sampling: Sampling) -> None:
     if type(sampling) not in NAMES:
-        raise TypeError(f"no accountant knows {sampling!r}. Cohorts are drawn by PoissonSampling, FixedSampling or NoSampling.")
+        raise TypeError(f"no accountant knows {sampling!r}. Cohorts are sampled by PoissonSampling, FixedSampling or NoSampling.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:
         raise ValueError(f"the rate of Poisson sampling must be in [0, 1], got {sampling.rate:g}.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.decisive < 1:
-        raise ValueError(f"the share of rounds that hang on one client must be in [0, 1), got {sampling.decisive:g}.")
+        raise ValueError("decisive, the probability that the minimum-cohort rule reveals participation, must be in [0, 1), got "
+                         f"{sampling.decisive:g}.")
     if isinstance(sampling, FixedSampling) and not 1 <= sampling.cohort <= sampling.population:
         raise ValueError(f"a cohort must be between 1 and the population, got {sampling.cohort} of {sampling.population}.")
 
 
-def _naked(release: Release) -> bool:
+def _without_noise(release: Release) -> bool:
     return isinstance(release, NonPrivateRelease) or (isinstance(release, GaussianRelease) and release.noise_multiplier == 0)
 
 
@@ -215,5 +224,5 @@ def _error(event: RoundEvent) -> float:
 
 
 def _priced(steps: Counter[Step]) -> Steps:
-    """Without those that cost nothing."""
+    """The steps that cost something."""
     return tuple((step, count) for step, count in steps.items() if step.rate > 0 and math.isfinite(step.multiplier))

@@ -1,4 +1,4 @@
-"""Cohorts by Poisson sampling that may be too small to be asked, and what it reveals that one was large enough."""
+"""The minimum-cohort rule: rounds whose Poisson sample is too small are skipped, and what that reveals about participation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 @lru_cache(maxsize=64)
 def decisive_share(rate: float, population: int, minimum: int) -> float:
-    """How often a round that is held was held only because a given client came: then it hides nobody behind a coin.
+    """The probability that the minimum-cohort rule reveals a given client's participation in a round that is held.
 
-    q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients and rounds
-    of fewer than `minimum` not held. Whatever the others are, a client comes with probability q, unless exactly min - 1 of
-    them came: then a round that is held has it for sure. So such a round is, with this probability, not amplified at all,
-    and otherwise amplified at q; the average rate of participation would understate the first. Whether a round is held
-    depends on who came and not on what they say, so it reveals nothing about data that are zeroed or exchanged.
+    q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients, rounds
+    of fewer than `minimum` being skipped. Given the other clients' draws, a client is sampled with probability q, unless exactly
+    min - 1 others are: then a round that is held includes it for sure. So with this probability a round is not amplified
+    at all, and otherwise it is amplified at q; the average rate of participation would understate the first. Whether a round
+    is held depends on who is sampled and not on their data, so it reveals nothing about data that are zeroed or exchanged.
     """
     _check_draw(rate, population)
     if not 0 <= minimum <= population:
@@ -24,13 +24,13 @@ def decisive_share(rate: float, population: int, minimum: int) -> float:
     held = _at_least(minimum, rate, population)
     if held == 0:
         raise ValueError(f"rounds of {minimum} clients or more practically never happen at a rate of {rate:g} from {population}. "
-                         "Lower the minimum, or draw more.")
+                         "Lower the minimum, or sample more.")
     others = _probabilities(rate, population - 1)
     return min(1.0, rate * float(others[minimum - 1]) / held) if minimum else 0.0
 
 
 def skip_probability(rate: float, population: int, minimum: int) -> float:
-    """P(Bin(n, q) < minimum): how likely Poisson sampling draws too few."""
+    """P(Bin(n, q) < minimum): the probability that Poisson sampling gives too small a cohort."""
     if minimum > population:
         return 1.0
     return float(_probabilities(rate, population)[:max(minimum, 0)].sum())
@@ -48,7 +48,7 @@ def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
     minimum = int(np.searchsorted(skipped, failure, side="left"))
     if minimum == 0:
         raise ValueError(f"Poisson sampling at a rate of {rate:g} from {population} clients draws nobody with probability "
-                         f"{skipped[0]:.2g}: any minimum is missed more often than {failure:g}. Draw more.")
+                         f"{skipped[0]:.2g}: any minimum is missed more often than {failure:g}. Sample more.")
     return min(minimum, population)
 
 

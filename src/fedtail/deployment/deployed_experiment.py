@@ -1,4 +1,4 @@
-"""An experiment as a deployment reads it: the data are at the nodes, sums are masked, and the losses are asked about once."""
+"""An experiment on a deployment: the data are at the nodes, sums are masked, and one question finds the tail."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BY = "the deployment"
 
 
 def deployed_experiments(path: str | Path, method: str = "") -> list[Experiment]:
-    """The methods of a file, or the one called `method`, with what deployments do otherwise by default."""
+    """The methods of a file, or the one called `method`, with the defaults of deployments."""
     source = Source.read(path)
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)
     views = [one.source for one in experiments(source, Path(path).stem)]
-    return [experiment_of(_asked_once(view), Path(path).stem) for view in views]
+    return [experiment_of(_one_question(view), Path(path).stem) for view in views]
 
 
 def deployed_experiment(path: str | Path, method: str = "") -> Experiment:
-    """The one method of a file, or the one called `method`."""
+    """The only method of a file, or the one called `method`, with the defaults of deployments."""
     found = deployed_experiments(path, method)
     if len(found) > 1:
         raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(one.name for one in found)}. Say which one is "
@@ -34,8 +34,8 @@ def deployed_experiment(path: str | Path, method: str = "") -> Experiment:
     return found[0]
 
 
-def _asked_once(source: Source) -> Source:
-    """Where a tail is found by an exact quantile and the file does not say how: by one question, not four."""
+def _one_question(source: Source) -> Source:
+    """Find a tail by one question, not four, where the file does not say how."""
     risk = source.table("risk")
     if "tail_fraction" not in risk or risk.get("part") not in TAILS or "quantile" in risk:
         return source
@@ -43,7 +43,7 @@ def _asked_once(source: Source) -> Source:
 
 
 def channel_for(experiment: Experiment, population: Any) -> Channel:
-    """What the file says; where it says nothing, secure sums over more than half of the clients that are drawn."""
+    """The channel of the file; where it names none, secure sums over more than half of the sampled clients."""
     if "channel" in experiment.source.tables:
         return experiment.channel
     expected = experiment.algorithm.sample.expected_size(population)
@@ -51,6 +51,6 @@ def channel_for(experiment: Experiment, population: Any) -> Channel:
 
 
 def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
-    """Everything that was decided, as plain values."""
+    """The resolved experiment as plain values, for the run's folder."""
     table = replace(experiment, channel=channel).table(seed)
     return {name: value for name, value in table.items() if name not in ("data", "engine", "evaluate", "folder")}

@@ -1,0 +1,76 @@
+"""The message that one exchange sends to a node, its reply, and the report of what became of it. Nothing in here needs torch.
+
+A message holds what was broadcast (packed `Open` and `Close`), a question (a packed `Ask`), and messages of secure aggregation.
+The reply names by a digest the message it answers, so that a late answer is not taken for one to another message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedtail.secure.encoding import U64, Blob, Key, Refused, decode, encode
+
+
+@dataclass(frozen=True)
+class NodeMessage:
+    """From the server to one node."""
+
+    run: Blob                           # another name is another run: the node begins afresh
+    to: U64                             # which node it is in this run
+    number: U64                         # messages are numbered: no two are equal
+    broadcasts: tuple[Blob, ...] = ()   # beginnings and ends of rounds that the node has not received yet
+    ask: Blob = b""
+    secure: Blob = b""                  # where it is not empty, the answer is sent under masks only
+
+
+@dataclass(frozen=True)
+class Reply:
+    """From the node."""
+
+    about: Key                          # digest of the message
+    answer: Blob = b""                  # sums in the clear, packed
+    secure: Blob = b""
+    problem: Blob = b""                 # what went wrong or was refused, in words without data
+
+
+def replied(message: bytes, reply: bytes) -> Reply:
+    """The reply to a message; refused where it is malformed, or answers another message."""
+    read = decode(Reply, reply)
+    if read.about != digest(message):
+        raise Refused("an answer to another message came, too late.")
+    return read
+
+
+def digest(message: bytes) -> bytes:
+    """The digest by which a reply names its message."""
+    return hashlib.sha256(message).digest()
+
+
+def written(value: NodeMessage | Reply) -> bytes:
+    """A message or reply as bytes."""
+    return encode(value)
+
+
+def read_message(content: bytes) -> NodeMessage:
+    """The message that a node received; refused where it is malformed."""
+    return decode(NodeMessage, content)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Which clients answered a question and why others did not: reported beside the ledger, which it never changes."""
+
+    round: int
+    question: int                       # which question of the round, from 0
+    asked: int                          # clients of the cohort
+    answered: int                       # clients of the nodes whose answer was used; 0 where nothing was released
+    problems: Mapping[int, str]         # by node: what it reported, or why its answer was not used
+    exchanges: int = 1                  # with the nodes, keys and unmasking included
+
+    def line(self) -> dict[str, Any]:
+        """The report as plain values, for answers.jsonl."""
+        return {"round": self.round, "question": self.question, "asked": self.asked, "answered": self.answered,
+                "exchanges": self.exchanges, "problems": {str(node): why for node, why in self.problems.items()}}

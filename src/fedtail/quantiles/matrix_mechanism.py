@@ -1,0 +1,144 @@
+"""The matrix mechanism: the strategy that answers all prefix sums at the least noise, and least squares from a noisy sum back.
+
+A workload W (prefix sums of a histogram) is answered as W = L V: clients send columns of V, noise is added to the sum, L is
+least squares. At columns of norm one at most the mean squared error is that of W V^+, and X = V'V minimises the convex
+tr(W X^-1 W') subject to diag X <= 1. Least squares works on what was released already, and so costs no privacy.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+GAP = 1e-5          # relative gap of the error to the smallest possible one, at which the iteration stops
+STEPS = 500
+LARGEST = 1024      # bins: an eigendecomposition at every step
+HEAVY = 1e5         # weight of a public total in the search for empty bins, over that of the rows
+PATIENCE = 3        # exchanges of all bins at once that may fail before one is exchanged at a time
+
+
+class Factor(NamedTuple):
+    """A strategy matrix, its squared error summed over the workload, and a lower bound on that of any matrix."""
+
+    matrix: np.ndarray      # (bins, bins), columns of norm 1 at most
+    error: float
+    least: float
+
+
+def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
+    """Prefix sums: all of them; those of a known total (without the last); or what decides one quantile, 1[i <= j] - p."""
+    sums = np.tril(np.ones((bins, bins)))
+    return sums[:-1] if public_total else sums - (level or 0.0)
+
+
+@lru_cache(maxsize=32)
+def optimal_factor(bins: int, level: float | None = None, public_total: bool = False) -> Factor:
+    """The optimal strategy for prefix sums of `bins` bins, by a fixed point.
+
+    It is v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v) and G = W'W.
+    With a public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best
+    shift for given v projects out v^1/2, after which the columns of the factor, weighted by v, have their centre at zero.
+    For K the square root, tr(K)^2 / sum(v) is a lower bound of the error at any v, by duality, which says when to stop.
+    """
+    if bins > LARGEST:
+        raise ValueError(f"the optimal factorisation of {bins} bins would take very long (limit {LARGEST}). Use fewer bins or "
+                         "the tree.")
+    rows = workload(bins, level, public_total)
+    gram, v = rows.T @ rows, np.ones(bins)
+    for _ in range(STEPS):
+        root = np.sqrt(v)
+        square = _square_root(_centred(root[:, None] * gram * root, root) if public_total else root[:, None] * gram * root)
+        diagonal = np.diag(square).copy()
+        size, largest = diagonal.sum(), (diagonal / v).max()
+        error, least = size * largest, size**2 / v.sum()
+        if error <= least * (1 + GAP):
+            break
+        v = diagonal
+    matrix = _square_root(square / np.outer(root, root) / largest)
+    matrix.flags.writeable = False                                 # it is shared
+    return Factor(matrix, float(error), float(least))
+
+
+def _centred(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """P A P for the projection P away from `direction`."""
+    unit = direction / np.linalg.norm(direction)
+    along = matrix @ unit
+    return matrix - np.outer(unit, along) - np.outer(along, unit) + (unit @ along) * np.outer(unit, unit)
+
+
+def _square_root(matrix: np.ndarray) -> np.ndarray:
+    """The square root of a symmetric matrix without negative eigenvalues but for rounding."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+def least_squares(matrix: np.ndarray, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
+    """The h that minimises |V h - Y|^2, and sums to `total` if that is public. Counts may be negative.
+
+    For a tree this is the consistent estimate: every node is the sum of its children.
+    """
+    gram = matrix.T @ matrix
+    if total is None:
+        return np.linalg.solve(gram, matrix.T @ noisy)
+    return _with_total(gram, matrix.T @ noisy, total)
+
+
+def covariance(matrix: np.ndarray, public_total: bool) -> np.ndarray:
+    """Covariance of the least-squares histogram, for noise of variance one in every coordinate: (bins, bins)."""
+    gram = matrix.T @ matrix
+    return np.linalg.inv(_bordered(gram))[:-1, :-1] if public_total else np.linalg.inv(gram)
+
+
+def non_negative(gram: np.ndarray, image: np.ndarray, total: float | None = None) -> np.ndarray:
+    """The h >= 0 that minimises h'Gh / 2 - f'h, summing to `total` if given: least squares among possible histograms.
+
+    With G = V'V and f = V'Y. Exact, by exchanging bins between those held at zero and the rest: all wrong ones at once, one by
+    one where that does not help (block principal pivoting, Portugal, Júdice and Vicente 1994). A total is first given a
+    large weight, which finds the bins at zero, and then imposed exactly.
+    """
+    if total is None:
+        return _exchange(gram, image)[0]
+    weight = HEAVY * float(np.trace(gram)) / len(gram)
+    found, free = _exchange(gram + weight, image + weight * total)
+    if not free.any():
+        return np.full(len(gram), total / len(gram))
+    inside, result = np.flatnonzero(free), np.zeros(len(gram))
+    result[inside] = _with_total(gram[np.ix_(inside, inside)], image[inside], total)
+    if result.min() < 0:                                           # the weight had not quite decided: within 1e-5 all the same
+        result = found
+    return result * (total / result.sum())
+
+
+def _exchange(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The minimiser over h >= 0, and which bins are not held at zero."""
+    free, fewest, patience = np.ones(len(gram), dtype=bool), len(gram) + 1, PATIENCE
+    slack = 1e-11 * max(float(np.abs(image).max()), 1e-300)
+    while True:
+        inside, result = np.flatnonzero(free), np.zeros(len(gram))
+        result[inside] = np.linalg.solve(gram[np.ix_(inside, inside)], image[inside])
+        slope = gram @ result - image
+        wrong = np.where(free, result < 0, slope < -slack)
+        count = int(wrong.sum())
+        if count == 0:
+            return result, free
+        if count < fewest:
+            fewest, patience = count, PATIENCE
+        elif patience:
+            patience -= 1
+        else:                                                      # the last one alone: this cannot go round in circles
+            wrong[:np.flatnonzero(wrong)[-1]] = False
+        free ^= wrong
+
+
+def _with_total(gram: np.ndarray, image: np.ndarray, total: float) -> np.ndarray:
+    """Least squares under sum h = total, by its bordered system."""
+    return np.linalg.solve(_bordered(gram), np.append(image, total))[:-1]
+
+
+def _bordered(gram: np.ndarray) -> np.ndarray:
+    size = len(gram)
+    whole = np.ones((size + 1, size + 1))
+    whole[:size, :size], whole[size, size] = gram, 0.0
+    return whole
