@@ -14,8 +14,8 @@ from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
 from fedtail.engine.choice import evaluating_kernel
+from fedtail.engine.gpu.precision import Precision
 from fedtail.engine.kernels import Kernel
-from fedtail.engine.precision import Precision
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import Distribution
 from fedtail.evaluation.tables import table

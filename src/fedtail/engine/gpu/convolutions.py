@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedtail.engine import fused
-from fedtail.engine.recurrence import gru, lstm
-from fedtail.engine.stackable import stackable
+from fedtail.engine.gpu import triton_kernels
+from fedtail.engine.gpu.recurrence import gru, lstm
+from fedtail.engine.gpu.stackable import stackable
 
 Pair = tuple[int, int]
 FEW_WEIGHTS = 4096      # up to which the weight gradient is summed by example: else too few products to fill a GPU
@@ -90,7 +90,7 @@ class Stacked(TorchFunctionMode):
 
 
 class Flat(Stacked):
-    """The same for one model, many examples and no gradients; what our kernels do not take is left to PyTorch."""
+    """Within it, convolutions and max-pooling of one model on many examples, without gradients; the rest is left to PyTorch."""
 
     def recurred(self, *args: Any, **kwargs: Any) -> None:
         """One model's recurrence is left to PyTorch."""
@@ -101,7 +101,7 @@ class Flat(Stacked):
         return _convolved(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
-        return fused.pooled(images, window, keep=False)[0]
+        return triton_kernels.pooled(images, window, keep=False)[0]
 
 
 def _pair(value: Any) -> Pair:
@@ -111,14 +111,14 @@ def _pair(value: Any) -> Pair:
 
 def _fused(images: Tensor) -> Any:
     """The kernels for a GPU, where Triton is there to compile them."""
-    return fused if images.is_cuda and images.is_floating_point() and _compiles() else None
+    return triton_kernels if images.is_cuda and images.is_floating_point() and _compiles() else None
 
 
 @cache
 def _compiles() -> bool:
     """Tried once: Triton may be there without the C compiler it needs."""
     try:
-        fused.pooled(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
+        triton_kernels.pooled(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
     except Exception:      # whatever is missing
         return False
     return True
@@ -133,7 +133,7 @@ def _convolved(images: Tensor, weight: Tensor, bias: Tensor | None, window: Wind
     """Outputs (clients, batch, channels, rows, columns), the channels innermost in memory."""
     matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.places(*images.shape[3:]))
     if _direct(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
-        return fused.convolved(images, matrix, bias, window)
+        return triton_kernels.convolved(images, matrix, bias, window)
     columns = _columns(images, window)
     found = torch.bmm(columns, matrix.mT) if bias is None else torch.baddbmm(bias[:, None], columns, matrix.mT)
     return found.unflatten(1, shape).permute(0, 1, 4, 2, 3)
@@ -151,7 +151,7 @@ def _folded(columns: Tensor, window: Window, size: Pair) -> Tensor:
     """The sum of what every window has for a pixel: (clients, batch, rows, columns, kernel..., channels) -> images."""
     clients, batch, rows, across, high, wide, channels = columns.shape
     if _fused(columns) and columns.numel() < INDEXABLE:
-        return fused.folded(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
+        return triton_kernels.folded(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
     (top, left), (height, width) = window.padding, size
     wider = columns.new_zeros(clients, batch, rows, width + 2 * left, high, channels)      # first along rows, then down
     for k in range(wide):
@@ -171,7 +171,7 @@ def _reach(k: int, places: int, window: Window, axis: int) -> slice:
 def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
     """By the weights, (clients, outputs, inputs, kernel...), and by the bias, (clients, outputs)."""
     if _direct(images, outputs.numel()):
-        return fused.gradient(images, outputs, window, biased)
+        return triton_kernels.gradient(images, outputs, window, biased)
     clients, batch, channels = outputs.shape[:3]
     columns, rows = _columns(images, window), _rows(outputs)
     if columns.shape[2] * channels <= FEW_WEIGHTS:
@@ -186,13 +186,14 @@ def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair)
     channels, pixels = weight.shape[2], math.prod(size)
     down, along = (d * (k - 1) - p for k, p, d in zip(window.kernel, window.padding, window.dilation, strict=True))
     turns = window.stride == (1, 1) and min(down, along) >= 0
-    wasteful = fused.how(outputs) == fused.EXACT and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
+    exact = triton_kernels.how(outputs) == triton_kernels.EXACT
+    wasteful = exact and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
     if turns and not wasteful and _direct(outputs, clients * batch * channels * pixels):
         back = Window(window.kernel, (1, 1), (down, along), window.dilation)
-        return fused.convolved(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
+        return triton_kernels.convolved(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
     if _direct(outputs, outputs.numel() // wide * weight[0, 0].numel()):
         matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
-        columns = fused.convolved(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
+        columns = triton_kernels.convolved(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
     else:
         columns = torch.bmm(_rows(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
     return _folded(columns.reshape(clients, batch, *places, *window.kernel, channels), window, size)
@@ -233,12 +234,12 @@ class _Convolution(torch.autograd.Function):
 
 
 def _pooled(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    largest, place = fused.pooled(images.flatten(0, 1), window)
+    largest, place = triton_kernels.pooled(images.flatten(0, 1), window)
     return largest.unflatten(0, images.shape[:2]), place.unflatten(0, images.shape[:2])
 
 
 def _unpooled(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
-    images = fused.unpooled(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
+    images = triton_kernels.unpooled(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
 
 

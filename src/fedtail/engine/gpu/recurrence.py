@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.engine.stackable import stackable
+from fedtail.engine.gpu.stackable import stackable
 
 
 def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:

@@ -18,7 +18,7 @@ except ImportError:      # on machines without a GPU
     triton = tl = None
 
 if TYPE_CHECKING:
-    from fedtail.engine.convolutions import Pair, Window
+    from fedtail.engine.gpu.convolutions import Pair, Window
 
 BLOCK = 1024         # numbers that one program writes
 WARPS = 1024         # that fill a GPU
