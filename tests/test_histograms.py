@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
-from scipy.optimize import isotonic_regression, nnls
+from scipy.optimize import nnls
 
 from fedtail import DiscreteNoise, ExactQuantile, GaussianNoise
 from fedtail.clients import Seen
@@ -336,16 +336,6 @@ def test_deviations_are_those_of_the_least_squares_counts(strategy):
 
 
 # readouts
-
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=40))
-def test_isotonic_regression_is_that_of_scipy(values):
-    assert reading.isotonic(np.array(values)) == approx(isotonic_regression(values).x, abs=1e-9)
-
-
-def test_a_noisy_cumulative_becomes_a_distribution_function():
-    heights = reading.monotone_cdf(np.array([-2.0, 3.0, 1.0, 8.0, 12.0]), 10.0)
-    assert heights == approx([0.0, 0.2, 0.2, 0.8, 1.0])
-
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12).filter(any), st.floats(0.01, 0.99))
 def test_a_quantile_is_the_least_value_at_which_the_distribution_reaches_the_level(counts, level):

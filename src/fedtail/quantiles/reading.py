@@ -12,30 +12,6 @@ from fedtail.quantiles.base import ROUNDING, boundary, nobody
 from fedtail.quantiles.bins import Edges
 
 
-def isotonic(values: np.ndarray) -> np.ndarray:
-    """The nearest sequence, in squares, that does not decrease: neighbours that do are pooled to their mean.
-
-    >>> isotonic(np.array([1.0, 3.0, 2.0, 4.0]))
-    array([1. , 2.5, 2.5, 4. ])
-    """
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values.tolist():
-        means.append(value)
-        counts.append(1)
-        while len(means) > 1 and means[-2] >= means[-1]:
-            count = counts.pop()
-            mean = means.pop()
-            means[-1] = (means[-1] * counts[-1] + mean * count) / (counts[-1] + count)
-            counts[-1] += count
-    return np.repeat(means, counts)
-
-
-def monotone_cdf(cumulative: np.ndarray, total: float) -> np.ndarray:
-    """Noisy cumulative counts at the upper edges as a distribution function: monotone, in [0, 1]."""
-    return np.clip(isotonic(cumulative), 0.0, total) / total
-
-
 def cdf(histogram: np.ndarray, edges: Edges, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
     """The share of clients at or below each value, even within bins."""
     heights = np.append(0.0, np.cumsum(histogram))
