@@ -14,9 +14,9 @@ import torch
 import fedtail
 from fedtail.data import Population, label_shift, synthetic
 from fedtail.experiment import ExperimentError, Source, read_experiment, read_experiments, seeds_of
-from fedtail.experiment.data import fingerprint
+from fedtail.experiment.data_section import fingerprint
 from fedtail.experiment.experiment import experiments
-from fedtail.experiment.parts import SLOTS
+from fedtail.experiment.part_tables import SLOTS
 from fedtail.experiment.starter import starter
 
 BASE = """\

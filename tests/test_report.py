@@ -18,7 +18,7 @@ from scipy import stats
 
 from fedtail.evaluation import Distribution
 from fedtail.report import page_data, write_page
-from fedtail.report.errors import LISTED, POINTS
+from fedtail.report.client_errors import LISTED, POINTS
 from fedtail.report.page import embedded
 from fedtail.report.statistics import STATISTICS, bins, classes, shares, summary, thinned
 from fedtail.runs import RunError, RunFolder, find_runs

@@ -9,12 +9,13 @@ from operator import attrgetter
 import typer
 
 from fedtail.cli.compare import compare
+from fedtail.cli.data import data
 from fedtail.cli.demo import demo
 from fedtail.cli.deploy import deploy
-from fedtail.cli.files import init, show
-from fedtail.cli.looking import choose, data, report
+from fedtail.cli.experiment_file import init, show
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
+from fedtail.cli.report import choose, report
 from fedtail.cli.run import run
 from fedtail.cli.tune import tune
 from fedtail.version import __version__

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.ledger import tell
-from fedtail.cli.tables import print_json
+from fedtail.cli.privacy_of_run import privacy_of_run
+from fedtail.cli.terminal import errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
@@ -24,7 +23,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 1, 2)      # of the rounds, in the table
 POINTS = 24                                # of the plot
 
 
-@told
+@errors_as_sentences
 def privacy(
     run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
                                       help="A run folder: what that run has cost, instead of a plan."),
@@ -64,28 +63,28 @@ def privacy(
     if run is not None or for_release:
         if run is None:
             raise ValueError("--for-release is about a run. Write fedtail privacy RUN --for-release.")
-        tell(run, delta, for_release, as_json)
+        privacy_of_run(run, delta, for_release, as_json)
         return
     named = {"--population": population, "--rounds": rounds, "--delta": delta,
              **({"--cohort": cohort} if sampling != "none" else {})}
-    request = Request(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
+    plan = PrivacyPlan(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
                       sampling=sampling, minimum=_minimum(minimum, discrete, sampling, population, cohort),
                       adjacency=adjacency, accountant=accountant, discrete=discrete)
-    check(request, anyway)
+    check_plan(plan, anyway)
     if plot and plot.suffix != ".html":
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
-    found = solved(request)
+    found = noise_levels(plan)
     if plot:
-        draw(replace(request, noise=found.whole_round), plot)
+        plot_epsilon(replace(plan, noise=found.whole_round), plot)
     if as_json:
-        print_json(as_dictionary(request, found))
+        print_json(plan_as_json(plan, found))
     else:
-        show(request, found)
+        show_plan(plan, found)
         typer.echo(f"Wrote {plot}." if plot else "", nl=bool(plot))
 
 
 @dataclass(frozen=True)
-class Request:
+class PrivacyPlan:
     """What was asked on the command line."""
 
     population: int
@@ -132,43 +131,43 @@ def _given(named: dict[str, Any]) -> tuple[int, int, float]:
     return named["--population"], named["--rounds"], named["--delta"]
 
 
-def check(request: Request, anyway: bool) -> None:
+def check_plan(plan: PrivacyPlan, anyway: bool) -> None:
     """Refuse what has no answer before anything is computed."""
     from fedtail.privacy.calibration import check_population
     from fedtail.privacy.concentrated import check_delta
 
-    for name, value, known in (("--sampling", request.sampling, SAMPLINGS), ("--adjacency", request.adjacency, ADJACENCIES),
-                               ("--accountant", request.accountant, (None, *ACCOUNTANTS))):
+    for name, value, known in (("--sampling", plan.sampling, SAMPLINGS), ("--adjacency", plan.adjacency, ADJACENCIES),
+                               ("--accountant", plan.accountant, (None, *ACCOUNTANTS))):
         if value not in known:
             raise ValueError(f"{name} must be {', '.join(filter(None, known[:-1]))} or {known[-1]}, got {value}.")
-    if (request.epsilon is None) == (request.noise is None):
+    if (plan.epsilon is None) == (plan.noise is None):
         raise ValueError("give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises.")
-    if request.population < 1:
-        raise ValueError(f"--population must be 1 or more, got {request.population}.")
-    if request.cohort is not None and not 1 <= request.cohort <= request.population:
-        raise ValueError(f"--cohort must be between 1 and the population of {request.population}, got {request.cohort}.")
-    check_delta(request.delta)
-    if request.minimum is not None and request.sampling != "poisson":
+    if plan.population < 1:
+        raise ValueError(f"--population must be 1 or more, got {plan.population}.")
+    if plan.cohort is not None and not 1 <= plan.cohort <= plan.population:
+        raise ValueError(f"--cohort must be between 1 and the population of {plan.population}, got {plan.cohort}.")
+    check_delta(plan.delta)
+    if plan.minimum is not None and plan.sampling != "poisson":
         raise ValueError("--minimum is for Poisson sampling: other cohorts have a size that is known.")
     if not anyway:
         try:
-            check_population(request.population)
+            check_population(plan.population)
         except ValueError as reason:
             raise ValueError(f"{reason} Write --anyway to see the numbers.") from None
 
 
-def solved(request: Request) -> NoiseLevels:
+def noise_levels(plan: PrivacyPlan) -> NoiseLevels:
     from fedtail.privacy.calibration import levels, noise_for
 
-    rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
-            request.accountant, request.discrete)
-    if request.noise is not None:
-        return levels(request.noise, *rest)
-    assert request.epsilon is not None
-    return noise_for(request.epsilon, *rest)
+    rest = (plan.delta, plan.rounds, plan.event, plan.quantile_ratio, plan.models, plan.adjacency,
+            plan.accountant, plan.discrete)
+    if plan.noise is not None:
+        return levels(plan.noise, *rest)
+    assert plan.epsilon is not None
+    return noise_for(plan.epsilon, *rest)
 
 
-def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
+def plan_as_json(plan: PrivacyPlan, found: NoiseLevels) -> dict[str, Any]:
     """One JSON object. With --epsilon that is what is promised; `epsilon_spent` may be a little less."""
     from fedtail.privacy.bill import sampling_rate
     from fedtail.privacy.calibration import doubts
@@ -177,33 +176,33 @@ def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
     second = bought.second_opinion
     return {
         "noise_multiplier": found.whole_round, "quantile_noise_multiplier": found.quantile,
-        "update_noise_multiplier": found.update, "epsilon": request.epsilon or bought.epsilon, "delta": bought.delta,
-        "accountant": bought.accountant, "sampling": request.sampling, "adjacency": bought.adjacency,
+        "update_noise_multiplier": found.update, "epsilon": plan.epsilon or bought.epsilon, "delta": bought.delta,
+        "accountant": bought.accountant, "sampling": plan.sampling, "adjacency": bought.adjacency,
         "epsilon_spent": bought.epsilon,
         "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
         "epsilon_against_server": bought.against_server, "epsilon_one_participation": bought.one_participation,
-        "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
-        "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.event), "minimum": request.minimum,
-        "notes": list(bought.notes), "warnings": doubts(request.population, request.event, request.delta)}
+        "population": plan.population, "cohort": plan.cohort, "rounds": plan.rounds, "models": plan.models,
+        "quantile_ratio": plan.quantile_ratio or None, "rate": sampling_rate(plan.event), "minimum": plan.minimum,
+        "notes": list(bought.notes), "warnings": doubts(plan.population, plan.event, plan.delta)}
 
 
-def show(request: Request, found: NoiseLevels) -> None:
-    from fedtail.cli.tables import show_table
+def show_plan(plan: PrivacyPlan, found: NoiseLevels) -> None:
+    from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import doubts
 
-    drawn = "everybody in every round" if request.sampling == "none" else \
-        f"cohorts of {request.cohort} by {request.sampling} sampling"
-    title = f"{request.rounds} rounds, {request.population} clients, {drawn}, {request.adjacency}, delta {request.delta:g}"
-    show_table(title, ["what", "value"], [[name, value] for name, value in lines(request, found)])
-    shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
+    drawn = "everybody in every round" if plan.sampling == "none" else \
+        f"cohorts of {plan.cohort} by {plan.sampling} sampling"
+    title = f"{plan.rounds} rounds, {plan.population} clients, {drawn}, {plan.adjacency}, delta {plan.delta:g}"
+    show_table(title, ["what", "value"], [[name, value] for name, value in plan_lines(plan, found)])
+    shown = sorted({max(1, round(share * plan.rounds)) for share in SHARES})
     rows = [[str(count), _number(bought.epsilon), _number(bought.against_server)]
-            for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
+            for count, bought in zip(shown, at_rounds(replace(plan, noise=found.whole_round), shown), strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "if who was asked is known"], rows)
-    for note in (*found.guarantee.notes, *doubts(request.population, request.event, request.delta)):
+    for note in (*found.guarantee.notes, *doubts(plan.population, plan.event, plan.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 
-def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
+def plan_lines(plan: PrivacyPlan, found: NoiseLevels) -> list[tuple[str, str]]:
     """The table of an answer."""
     bought = found.guarantee
     second = bought.second_opinion
@@ -215,39 +214,39 @@ def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
         ("against a server that knows who was asked: asked once", _number(bought.one_participation)),
         ("against a server that knows who was asked: asked every time", _number(bought.against_server)),
-        *_skipping(request)]
+        *_skipping(plan)]
 
 
-def _skipping(request: Request) -> list[tuple[str, str]]:
+def _skipping(plan: PrivacyPlan) -> list[tuple[str, str]]:
     from fedtail.privacy.cohorts import minimum_for, skip_probability
 
-    if request.sampling != "poisson" or request.cohort is None:
+    if plan.sampling != "poisson" or plan.cohort is None:
         return []
-    rate = request.cohort / request.population
-    if request.minimum is not None:
-        return [(f"rounds of fewer than {request.minimum} are skipped, with probability",
-                 f"{skip_probability(rate, request.population, request.minimum):.2g}")]
+    rate = plan.cohort / plan.population
+    if plan.minimum is not None:
+        return [(f"rounds of fewer than {plan.minimum} are skipped, with probability",
+                 f"{skip_probability(rate, plan.population, plan.minimum):.2g}")]
     try:
-        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, request.population)))]
+        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, plan.population)))]
     except ValueError:
         return []
 
 
-def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
-    """What the noise of a request promises after so many rounds."""
-    return [solved(replace(request, rounds=count)).guarantee for count in counts]
+def at_rounds(plan: PrivacyPlan, counts: list[int]) -> list[Guarantee]:
+    """What the noise of a plan promises after so many rounds."""
+    return [noise_levels(replace(plan, rounds=count)).guarantee for count in counts]
 
 
-def draw(request: Request, file: Path) -> None:
+def plot_epsilon(plan: PrivacyPlan, file: Path) -> None:
     """A page with epsilon against rounds; plotly's script is in it."""
     from plotly import graph_objects
 
-    counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
-    bought = at_rounds(request, counts)
+    counts = sorted({max(1, round(plan.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
+    bought = at_rounds(plan, counts)
     figure = graph_objects.Figure(layout={
-        "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
+        "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {plan.delta:g}",
         "yaxis_rangemode": "tozero",
-        "title": f"{request.population} clients, {request.sampling} sampling, noise multiplier {request.noise:.4g}"})
+        "title": f"{plan.population} clients, {plan.sampling} sampling, noise multiplier {plan.noise:.4g}"})
     figure.add_scatter(x=counts, y=[one.epsilon for one in bought], name=bought[0].accountant, mode="lines")
     if all(one.second_opinion for one in bought):
         seconds = [one.second_opinion for one in bought if one.second_opinion]

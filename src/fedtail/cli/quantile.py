@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.tables import print_json, show_table
+from fedtail.cli.terminal import errors_as_sentences, print_json, show_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from fedtail.quantiles.private import QuantileRelease
 
 
-@told
+@errors_as_sentences
 def quantile(
     values: Path = typer.Argument(..., metavar="VALUES", show_default=False,
                                   help="One number per client: .npy, .csv, .txt, or a column of an .npz or .parquet file."),
@@ -63,12 +62,12 @@ def quantile(
         adjacency=adjacency, colluders=colluders, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
         allow_few=allow_few, max_error=max_error)
     if not as_json:
-        announce(plan)
+        announce_plan(plan)
     releases = [release(plan, numbers, noise(seed, k)) for k in range(repeat)]
     if as_json:
-        print_json(as_table(releases))
+        print_json(releases_as_json(releases))
     else:
-        show(releases)
+        show_releases(releases)
 
 
 def noise(seed: int | None, k: int) -> Any:
@@ -134,7 +133,7 @@ def only(names: list[str], path: Path) -> str:
     return names[0]
 
 
-def as_table(releases: list[QuantileRelease]) -> dict[str, Any]:
+def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
     """For --json. With one level, numbers; with several, lists over the levels wherever a number was."""
     plan = releases[0].plan
     single = len(plan.levels) == 1
@@ -149,7 +148,7 @@ def as_table(releases: list[QuantileRelease]) -> dict[str, Any]:
             "modulus": plan.ring.modulus, "wrap_probability": plan.wraps}
 
 
-def announce(plan: QuantilePlan) -> None:
+def announce_plan(plan: QuantilePlan) -> None:
     """What is known before anything is spent."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
@@ -158,7 +157,7 @@ def announce(plan: QuantilePlan) -> None:
     typer.echo(f"Expected error |F(estimate) - level|, before anything is spent: {errors}.")
 
 
-def show(releases: list[QuantileRelease]) -> None:
+def show_releases(releases: list[QuantileRelease]) -> None:
     """The estimates, and what they cost."""
     import numpy as np
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import INTERRUPTED, leave, told
-from fedtail.cli.tables import print_json
-from fedtail.cli.watching import Watcher
+from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, leave, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     Job = tuple[Experiment, int, Path]      # an experiment, a seed, and where its run goes
 
 
-@told
+@errors_as_sentences
 def run(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,
@@ -51,7 +49,7 @@ def run(
 
     folder = out or own_folder(Path("runs") / slug(wanted.name), jobs, resume)
     runs = run_all(jobs(folder), folder, resume, as_json)
-    show(runs, folder, as_json)
+    show_runs(runs, folder, as_json)
 
 
 def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
@@ -76,8 +74,8 @@ def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[Ru
 
 def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
     """Every method on the data of its first seed that is not finished, and a folder that is free for them."""
+    from fedtail.runs.execution import refuse_early
     from fedtail.runs.files import RunRefused, refuse_strangers
-    from fedtail.runs.running import refuse_early
 
     several = [place for _, _, place in jobs if place != folder]
     if several and (folder / "run.json").exists():
@@ -91,9 +89,9 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
             checked.add(wanted.name)
 
 
-def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
+def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
     """The table of what was run, or its JSON."""
-    from fedtail.cli.tables import show_finetuned, show_rows
+    from fedtail.cli.terminal import show_finetuned, show_rows
     from fedtail.runs.comparison import rows, unit_of
 
     table = rows(runs)
@@ -133,7 +131,7 @@ def slug(name: str) -> str:
 
 def own_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The first of `place`, `place-2`, ... that is not taken; to resume, the last that holds one of these runs."""
-    from fedtail.runs.running import begun_by
+    from fedtail.runs.execution import begun_by
 
     taken = taken_folders(place)
     if resume:

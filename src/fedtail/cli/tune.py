@@ -8,15 +8,13 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import FAILED, INTERRUPTED, leave, told
 from fedtail.cli.run import again, free_folder, slug, taken_folders
-from fedtail.cli.tables import print_json
-from fedtail.cli.watching import Watcher
+from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, errors_as_sentences, leave, print_json
 
 SHOWN = 10
 
 
-@told
+@errors_as_sentences
 def tune(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,
@@ -34,7 +32,7 @@ def tune(
     10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and judged by the
     mean. Test clients are never looked at. The best experiment is written to best.toml, ready for `fedtail run`.
     """
-    from fedtail.experiment.search import read_search
+    from fedtail.experiment.tune_section import read_search
     from fedtail.runs.tuning import tune as search_all
 
     changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
@@ -48,7 +46,7 @@ def tune(
     if as_json:
         print_json(result)
     else:
-        show(result)
+        show_trials(result)
     if result["finished"] and not result["best"]:
         leave("no trial gave a number: all failed. Look at the data, the metric (one client for whom it is not a number is "
               "enough) and the learning rates.", FAILED)
@@ -56,8 +54,8 @@ def tune(
         leave(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
 
 
-def show(result: dict[str, Any]) -> None:
-    from fedtail.cli.tables import show_table
+def show_trials(result: dict[str, Any]) -> None:
+    from fedtail.cli.terminal import show_table
 
     names = list(result["trials"][0]["settings"]) if result["trials"] else []
     best = result["trials"][:SHOWN]

@@ -16,7 +16,7 @@ import numpy as np
 from fedtail.data.arrays import Sequences
 from fedtail.data.images import read_pixels
 from fedtail.data.population import Population
-from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, named, stacked
+from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, names_among, stacked
 
 _ROW = "fedtail row"                                    # the column that says where an example stood
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -36,7 +36,7 @@ def read_dataset(
     source = open_dataset(dataset, split, subset)
     if not len(source):
         raise ValueError("the data set has no examples. Was everything filtered out?")
-    table = _table(source, named(x, y, client, group, mass))
+    table = _table(source, names_among(x, y, client, group, mass))
     return Population.from_arrays(**_examples(table, source.features, x, y, client, group, mass))
 
 
@@ -50,7 +50,7 @@ def read_federated(
     read as in `read_dataset`.
     """
     partitioner = _partitioner_of(federated, split)
-    columns, parts, features = named(x, y, group, mass), [], None
+    columns, parts, features = names_among(x, y, group, mass), [], None
     with _quiet():
         for place in range(partitioner.num_partitions):
             part = partitioner.load_partition(place)
@@ -161,8 +161,8 @@ def _table(source: Any, names: Sequence[str]) -> Any:
 def _examples(table: Any, features: Any, x: str | Sequence[str], y: str, client: Any, group: str | None,
               mass: str | None) -> dict[str, Any]:
     """The arguments of `Population.from_arrays`."""
-    data = {name: _numbers(table[name], features[name], name) for name in named(x, y)}
-    about = {name: column_of(table[name], name) for name in named([], client, group, mass)}
+    data = {name: _numbers(table[name], features[name], name) for name in names_among(x, y)}
+    about = {name: column_of(table[name], name) for name in names_among([], client, group, mass)}
     inputs = as_inputs(data[x]) if isinstance(x, str) else _together({name: data[name] for name in x})
     return {"x": inputs, "y": data[y], **clients_of(about, client, group, mass, table.num_rows)}
 

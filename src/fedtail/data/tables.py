@@ -47,7 +47,7 @@ def suffix_of(path: str | Path) -> str:
 def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
              mass: str | None = None) -> dict[str, Any]:
     """The arguments of `Population.from_arrays` from an `.npz` file; several `x` make a dict. Never unpickles."""
-    arrays = _npz_arrays(path, named(x, y, client, group, mass))
+    arrays = _npz_arrays(path, names_among(x, y, client, group, mass))
     inputs = arrays[x] if isinstance(x, str) else {name: arrays[name] for name in x}
     return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, len(arrays[y]))}
 
@@ -60,13 +60,13 @@ def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, 
     Several `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision.
     """
     wanted = [x] if isinstance(x, str) else list(x)
-    arrays = _parquet_columns(path, named(x, y, client, group, mass))
+    arrays = _parquet_columns(path, names_among(x, y, client, group, mass))
     inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stacked({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
     return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, count)}
 
 
-def named(x: str | Sequence[str], *others: Any) -> list[str]:
+def names_among(x: str | Sequence[str], *others: Any) -> list[str]:
     """The names among these, each once; ids and nothing at all are not names."""
     return list(dict.fromkeys([*([x] if isinstance(x, str) else x), *(name for name in others if isinstance(name, str))]))
 

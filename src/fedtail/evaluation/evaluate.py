@@ -17,8 +17,7 @@ from fedtail.engine.choice import evaluating_kernel
 from fedtail.engine.gpu.precision import Precision
 from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import share_out, workers_for
-from fedtail.evaluation.distribution import Distribution
-from fedtail.evaluation.tables import table
+from fedtail.evaluation.distribution import Distribution, table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.choice import evaluating_kernel
-from fedtail.evaluation.distribution import Distribution
+from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import shared_values
-from fedtail.evaluation.tables import table
 from fedtail.task import Task
 from fedtail.training import Trained, results
 

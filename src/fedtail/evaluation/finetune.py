@@ -14,8 +14,8 @@ from fedtail.engine.choice import kernel_for
 from fedtail.engine.fleet import resident
 from fedtail.engine.kernels import own_randomness
 from fedtail.engine.workers import share_out, workers_for
+from fedtail.evaluation.distribution import table
 from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
-from fedtail.evaluation.tables import table
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
 from fedtail.training import Trained

@@ -15,13 +15,14 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
-from fedtail.experiment.data import DataPlan, data_plan
-from fedtail.experiment.engine import UNSET, EnginePlan
-from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameters_of, part, plan, written
+from fedtail.experiment.data_section import DataPlan, data_plan
+from fedtail.experiment.engine_section import UNSET, EnginePlan
+from fedtail.experiment.part_tables import SLOTS, Plan, arguments, own_file, part, toml_value
 from fedtail.experiment.source import ExperimentError, Source, nearest
+from fedtail.experiment.task_section import TaskPlan, task_plan
 from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import Terms
-from fedtail.task import Metric, Task, in_precision
+from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
 SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "engine", "evaluate", "tune")
@@ -32,7 +33,6 @@ NOT_YET = {
     "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
 }
 MOST_SEEDS = 10_000
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -61,32 +61,6 @@ class FamilyPlan:
 
     field: str                          # "risk.tail_fraction"
     values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class TaskPlan:
-    """A task whose module is made anew for every seed."""
-
-    module: Plan
-    rest: dict[str, Any]
-    dtype: str = "float32"
-
-    def make(self, seed: int) -> Task:
-        """The task of a run: PyTorch's generator starts at the seed, so that all methods start from the same module."""
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            module = self.module.make()
-        if not isinstance(module, torch.nn.Module):
-            raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
-                                                             "torch.nn.Module is needed.")
-        whole = {"module": in_precision(module, DTYPES[self.dtype]), **self.rest}
-        return Plan("Task", Task, whole, self.module.source, ("task",)).make()
-
-    def table(self) -> dict[str, Any]:
-        rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
-        rest |= {name: written(value) for name, value in self.rest.items() if name != "metrics"}
-        metrics = [{k: v for k, v in written(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
-        return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
 
 
 @dataclass(frozen=True)
@@ -139,17 +113,17 @@ class Experiment:
     def table(self, seed: int | None = None) -> dict[str, Any]:
         """Everything, with every default, as a file that gives this experiment again."""
         first = self.algorithm.members[0]
-        method = {name: written(getattr(first, name)) for name in METHOD}
+        method = {name: toml_value(getattr(first, name)) for name in METHOD}
         family = {}
         if self.family is not None:
-            varied: Any = [written(value) for value in self.family.values]
+            varied: Any = [toml_value(value) for value in self.family.values]
             for name in reversed(self.family.field.split(".")):
                 varied = {name: varied}
             family = {"family": varied}
-        evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
-        engine = {k: v for k, v in written(self.engine).items() if k != "part" and (k, v) not in UNSET}
-        privacy = {k: v for k, v in written(self.privacy).items() if k != "part" and v != "none"}
-        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel),
+        evaluate = {k: v for k, v in toml_value(self.evaluate).items() if k != "part" and v != "none"}
+        engine = {k: v for k, v in toml_value(self.engine).items() if k != "part" and (k, v) not in UNSET}
+        privacy = {k: v for k, v in toml_value(self.privacy).items() if k != "part" and v != "none"}
+        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": toml_value(self.channel),
                     "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
         folder = {"folder": str(self.source.folder)} if own_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
@@ -286,36 +260,6 @@ def _member(source: Source) -> FederatedAlgorithm:
                                              "part = \"Everyone\".")
         parts[name] = part(source, (name,), table, SLOTS[name])
     return Plan("method", FederatedAlgorithm, parts, source, ()).make()
-
-
-def task_plan(source: Source) -> TaskPlan:
-    """The task section of a file, checked."""
-    table = source.table("task")
-    for name in table:
-        if name not in ("dtype", *parameters_of(Task)):
-            raise source.refuse(("task", name), f"[task] has no field {name!r}. {nearest(name, ['dtype', *parameters_of(Task)])}")
-    module = table.pop("module", None)
-    if module is None:
-        raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
-                                       f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; your "
-                                       "own is written \"module:Class\".")
-    dtype = table.pop("dtype", "float32")
-    if dtype not in DTYPES:
-        raise source.refuse(("task", "dtype"), f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    listed = table.pop("metrics", [])
-    if not isinstance(listed, list):
-        raise source.refuse(("task", "metrics"), f"metrics must be a list of tables, got {listed!r}.")
-    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
-    rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
-    return TaskPlan(plan(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
-
-
-def _metric(source: Source, index: int, table: Any) -> Metric:
-    if not isinstance(table, dict):
-        raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
-                                                 '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
-    key = ("task", "metrics", index)
-    return Plan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()
 
 
 def _section(source: Source, name: str, kind: type) -> Any:

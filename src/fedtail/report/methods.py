@@ -8,8 +8,8 @@ from typing import Any
 
 from fedtail.runs import RunFolder
 
-KNOB = "tail_fraction"                       # the field of a family whose largest value is plain averaging
-SYMBOLS = {KNOB: "θ"}
+TAIL_FRACTION = "tail_fraction"                       # the field of a family whose largest value is plain averaging
+SYMBOLS = {TAIL_FRACTION: "θ"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class KnobFamily:
+class MethodFamily:
     """Methods that are the members of one family, in the order of the slider."""
 
     name: str
@@ -58,7 +58,7 @@ def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
     return [method for name, own in by_name.items() for method in _members(name, own, several)]
 
 
-def families_of(methods: Sequence[Method]) -> list[KnobFamily]:
+def families_of(methods: Sequence[Method]) -> list[MethodFamily]:
     """The families among the methods, members by rising value of the field."""
     names = dict.fromkeys(m.name for m in methods if len(m.runs[0].members) > 1)
     return [_family(name, methods) for name in names]
@@ -71,7 +71,7 @@ def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
     if not own:
         raise ValueError(f"there is no method {name!r} to be the baseline; there are "
                          f"{', '.join(dict.fromkeys(repr(m.name) for m in methods))}.")
-    by_tail = _field(methods[own[0]].runs[0]) == KNOB
+    by_tail = _field(methods[own[0]].runs[0]) == TAIL_FRACTION
     return max(own, key=lambda k: methods[k].value) if by_tail else own[0]
 
 
@@ -79,12 +79,12 @@ def tick(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def _family(name: str, methods: Sequence[Method]) -> KnobFamily:
+def _family(name: str, methods: Sequence[Method]) -> MethodFamily:
     own = [k for k, m in enumerate(methods) if m.name == name]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):
         own.sort(key=lambda k: methods[k].value)
-    return KnobFamily(name, _field(methods[own[0]].runs[0]), tuple(own))
+    return MethodFamily(name, _field(methods[own[0]].runs[0]), tuple(own))
 
 
 def _members(name: str, runs: list[RunFolder], several: bool) -> list[Method]:

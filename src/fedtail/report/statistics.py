@@ -77,7 +77,7 @@ def distribution_function(values: np.ndarray, most: int = 400) -> dict[str, Any]
     """Points of the empirical distribution function, evenly thinned."""
     ranked = np.sort(values)
     kept = thinned(len(ranked), most)
-    return {"x": drawn(ranked[kept]), "y": drawn((kept + 1) / max(len(ranked), 1))}
+    return {"x": page_numbers(ranked[kept]), "y": page_numbers((kept + 1) / max(len(ranked), 1))}
 
 
 def thinned(count: int, most: int) -> np.ndarray:
@@ -96,7 +96,7 @@ def classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: float = 1
     return [_between(*(show.format(end) for end in pair)) for pair in ends], which
 
 
-def drawn(values: Any) -> list[float | None]:
+def page_numbers(values: Any) -> list[float | None]:
     """A list for the page: short numbers, and null for what is none."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.report.clients import Clients, by_seed
-from fedtail.report.errors import sample, spans_decades
+from fedtail.report.client_errors import PageClients, by_seed, sample, spans_decades
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bins, classes, drawn, shares
+from fedtail.report.statistics import bins, classes, page_numbers, shares
 from fedtail.runs import RunFolder
 
 WINDOWS = 24                                 # of rounds
@@ -22,7 +21,7 @@ Kind = tuple[list[str], np.ndarray]          # names of classes, and the class o
 
 
 @dataclass(frozen=True)
-class Attendance:
+class Participation:
     """How often each client was asked and counted in each window of rounds, over all seeds."""
 
     ends: np.ndarray                         # (windows,) last round of each
@@ -30,7 +29,7 @@ class Attendance:
     counted: np.ndarray                      # (windows, clients)
 
 
-def tail(methods: Sequence[Method], clients: Clients) -> dict[str, Any]:
+def tail(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
     """Everything about tail membership, and what does not depend on the method once."""
     sizes, of_size = classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
@@ -41,7 +40,7 @@ def tail(methods: Sequence[Method], clients: Clients) -> dict[str, Any]:
             "classes": {"size": sizes if len(sizes) > 1 else [], "group": groups if len(groups) > 1 else []}, "methods": each}
 
 
-def group_classes(clients: Clients) -> tuple[list[str], np.ndarray]:
+def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
     """The largest groups by name, the rest as one; no class where clients have no group."""
     if not len(clients) or np.isnan(clients.groups).any():
         return [], np.zeros(len(clients), int)
@@ -53,7 +52,7 @@ def group_classes(clients: Clients) -> tuple[list[str], np.ndarray]:
     return labels, rank[which]
 
 
-def attendance(method: Method, clients: Clients) -> Attendance | None:
+def participation(method: Method, clients: PageClients) -> Participation | None:
     """Counted over the finished runs that recorded their rounds; None where there is none."""
     runs = [run for run in method.finished.values() if run.rounds]
     if not runs:
@@ -64,7 +63,7 @@ def attendance(method: Method, clients: Clients) -> Attendance | None:
     for run in runs:
         _add(run, method.member, clients.first[run.seed], rounds, asked, counted)
     ends = np.array([-(-(k + 1) * rounds // windows) for k in range(windows)])      # rounded up
-    return Attendance(ends, asked, counted)
+    return Participation(ends, asked, counted)
 
 
 def _add(run: RunFolder, member: int, first: int, rounds: int, asked: np.ndarray, counted: np.ndarray) -> None:
@@ -74,20 +73,20 @@ def _add(run: RunFolder, member: int, first: int, rounds: int, asked: np.ndarray
         np.add.at(counted[window], first + np.array(line["members"][member]["counted"], int), 1)
 
 
-def _method(method: Method, clients: Clients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+def _method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
     if not len(known):
         return None
     edges = bins(np.array([0.0, 1.0] * 100), 20)
-    seen = attendance(method, clients)
-    return {"everybody": bool((known == 1).all()), "edges": drawn(edges), "shares": drawn(shares(known, edges)),
-            "points": drawn(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
+    seen = participation(method, clients)
+    return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(shares(known, edges)),
+            "points": page_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
             "composition": {kind: _composition(seen, *made) for kind, made in kinds.items() if seen and len(made[0]) > 1},
             "ends": seen.ends.tolist() if seen else [], "frequent": _frequent(seen, clients) if seen else None}
 
 
-def tail_share(method: Method, clients: Clients) -> np.ndarray:
+def tail_share(method: Method, clients: PageClients) -> np.ndarray:
     """Of the rounds in which a client was asked, the share in which it counted; NaN for one that was never asked."""
     asked = _total(by_seed(method, clients, "asked"), len(clients))
     counted = _total(by_seed(method, clients, "in_tail"), len(clients))
@@ -98,20 +97,20 @@ def _total(values: dict[int, np.ndarray], count: int) -> np.ndarray:
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
-def _composition(seen: Attendance, labels: list[str], which: np.ndarray) -> dict[str, Any]:
+def _composition(seen: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
     """The share of each class among those who counted, by window, and among all who were asked."""
     member = np.eye(len(labels))[which]                                              # (clients, classes)
     counted, asked = seen.counted @ member, (seen.asked @ member).sum(0)
     total = counted.sum(1, keepdims=True)
     part = np.divide(counted, total, out=np.full(counted.shape, np.nan), where=total > 0)
-    return {"counted": [drawn(row) for row in part.T], "asked": drawn(asked / max(asked.sum(), 1))}
+    return {"counted": [page_numbers(row) for row in part.T], "asked": page_numbers(asked / max(asked.sum(), 1))}
 
 
-def _frequent(seen: Attendance, clients: Clients) -> dict[str, Any]:
+def _frequent(seen: Participation, clients: PageClients) -> dict[str, Any]:
     """The clients that counted most often: the share of their rounds that counted, by window."""
     often = np.argsort(-seen.counted.sum(0), kind="stable")[:FREQUENT]
     asked, counted = seen.asked[:, often], seen.counted[:, often]
     part = np.divide(counted, asked, out=np.full(counted.shape, np.nan), where=asked > 0)
     return {"names": clients.names[often].tolist(), "sizes": clients.sizes[often].tolist(),
-            "share": [drawn(row) for row in part.T],
+            "share": [page_numbers(row) for row in part.T],
             "counted": counted.sum(0).astype(int).tolist(), "asked": asked.sum(0).astype(int).tolist()}

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedtail.runs.reading import RunFolder
+from fedtail.runs.run_folder import RunFolder
 
 STATISTICS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "variance", "angle", "kl")
 UNSCALED = ("angle", "kl")

@@ -19,15 +19,25 @@ from torch import nn
 from fedtail.algorithm import states_of
 from fedtail.engine.choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data import fingerprint
+from fedtail.experiment.data_section import fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
 from fedtail.runs.files import Lines, RunError, RunRefused, write_json, write_whole
-from fedtail.runs.looking import Look, Splits, look, metrics_line, round_line
-from fedtail.runs.reading import FORMAT, TESTED, VERSION, RunFolder
-from fedtail.runs.tensorboard import TensorBoard
+from fedtail.runs.measurements import (
+    Look,
+    Splits,
+    TensorBoard,
+    add_finetuned,
+    add_picks,
+    add_tail_counts,
+    client_rows,
+    look,
+    metrics_line,
+    round_line,
+    write_clients,
+)
+from fedtail.runs.run_folder import FORMAT, TESTED, VERSION, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
 from fedtail.version import __version__

@@ -18,7 +18,7 @@ def check_local_steps(local_steps: int) -> None:
         raise ValueError(f"local_steps (tau) must be at least 1, got {local_steps}.")
 
 
-def check_positive(**quantities: float) -> None:
+def check_all_positive(**quantities: float) -> None:
     for name, value in quantities.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {value}.")

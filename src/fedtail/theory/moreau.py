@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedtail.theory.checks import check_positive
+from fedtail.theory.checks import check_all_positive
 
 
 def moreau_gradient(
@@ -28,7 +28,7 @@ def moreau_gradient(
     >>> moreau_gradient(lambda z: z.abs().sum(), torch.tensor([3.0, 0.25]), strength=2.0).round(decimals=3)
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    check_positive(strength=strength, tolerance=tolerance, max_cuts=max_cuts)
+    check_all_positive(strength=strength, tolerance=tolerance, max_cuts=max_cuts)
     if not 0 <= weak_convexity < strength:
         raise ValueError(f"weak_convexity must be in [0, strength) = [0, {strength}), got {weak_convexity}. "
                          "The envelope needs a larger strength (mu): Theorem 4 takes twice weak_convexity.")

@@ -59,7 +59,7 @@ def download(
 
 def check_file(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
     """The checksum of a file, which must be the published one, or `sha256`."""
-    found, wanted, size = digest(path), (sha256 or source.sha256).lower(), path.stat().st_size
+    found, wanted, size = sha256_of(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
         return found
     if remove:
@@ -70,7 +70,7 @@ def check_file(path: Path, source: Source, sha256: str | None = None, remove: bo
                     f"it again; if you know where it is from and trust it, pass --sha256 {found}.")
 
 
-def digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data.fetching.catalogue import GLOVE, PublicSet, named
-from fedtail.data.fetching.downloading import Progress, check_file, digest, download
+from fedtail.data.fetching.downloading import Progress, check_file, download, sha256_of
 
 Note = Callable[[str], None]
 RECORD = "source.json"
@@ -91,7 +91,7 @@ def fetch(
     going.work.mkdir(parents=True)
     try:
         made = _PREPARE[name](going, file)
-        record = {"set": name, **made, "file": file.name, "sha256": digest(file) if file.is_file() else None,
+        record = {"set": name, **made, "file": file.name, "sha256": sha256_of(file) if file.is_file() else None,
                   "source": public.source.urls[0], "licence": public.licence}
         _tell_counts(going, record["holds"])
         (going.work / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import torch
 from fedtail import data as generators
 from fedtail.data import Population, Splits, partition
 from fedtail.experiment import readers
-from fedtail.experiment.parts import Plan, arguments, imported, written
+from fedtail.experiment.part_tables import Plan, arguments, imported, toml_value
 from fedtail.experiment.source import Key, Source, nearest
 
 READERS: dict[str, Callable[..., Any]] = {
@@ -103,7 +103,7 @@ class DataPlan:
         if self.partition is not None:
             own["client"] = self._seeded(self.partition.table(), "client.seed")
         if self.split is not None:
-            split = {name: value for name, value in written(self.split).items() if name != "part" and value != "none"}
+            split = {name: value for name, value in toml_value(self.split).items() if name != "part" and value != "none"}
             own["split"] = self._seeded(split, "split.seed")
         if self.test_path is not None:
             own["test_path"] = str(self.test_path)

@@ -90,7 +90,7 @@ class Plan:
         """As a table with every field, as it would be written in a file."""
         defaults = {name: parameter.default for name, parameter in parameters_of(self.target).items()
                     if parameter.default is not parameter.empty}
-        return {"part": self.name, **{name: written(value) for name, value in {**defaults, **self.arguments}.items()}}
+        return {"part": self.name, **{name: toml_value(value) for name, value in {**defaults, **self.arguments}.items()}}
 
 
 def part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
@@ -181,15 +181,15 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
 
-def written(value: Any) -> Any:
+def toml_value(value: Any) -> Any:
     """A value as an experiment file would hold it."""
     if value is None:
         return NONE
     if is_dataclass(value) and not isinstance(value, type):
-        own = {field.name: written(getattr(value, field.name)) for field in fields(value) if field.init}
+        own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"part": name_of(type(value)), **own}
     if isinstance(value, (list, tuple)):
-        return [written(entry) for entry in value]
+        return [toml_value(entry) for entry in value]
     if isinstance(value, Plan):
         return value.table()
     if callable(value) and hasattr(value, "__qualname__"):

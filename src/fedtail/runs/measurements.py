@@ -1,25 +1,67 @@
-"""The table over clients that a finished run leaves: a row for each split, client and model."""
+"""What a run measures: lines of metrics.jsonl and rounds.jsonl, the table over clients, TensorBoard's event files."""
 
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedtail.algorithm import State, states_of
+from fedtail.clients import RoundView
 from fedtail.data import Population
-from fedtail.evaluation import evaluate_family, finetune
+from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.local import LocalSGD
-from fedtail.runs.files import write_whole
-from fedtail.runs.looking import Look, Splits, statistics
-from fedtail.runs.reading import read_rounds
+from fedtail.runs.files import RunError, write_whole
+from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
 Rows = dict[str, np.ndarray]
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
          "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool"}      # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
+Splits = dict[str, Population]
+Look = dict[str, Evaluation]                 # by split
+MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
+SHOWN = ("mean", "p50", "p90", "worst10")
+
+
+def look(trained: Trained, splits: Splits, **computing: Any) -> list[Look]:
+    """Every split under every model; training clients count by mass, others once each."""
+    return [{name: evaluate(module, people, trained.task, weighted=name == "train", **computing)
+             for name, people in splits.items()} for module in trained.modules]
+
+
+def metrics_line(round: int, looks: list[Look]) -> dict[str, Any]:
+    """A line of `metrics.jsonl`."""
+    return {"round": round, "members": [{split: {metric: statistics(found) for metric, found in evaluation.distributions.items()}
+                                         for split, evaluation in member.items()} for member in looks]}
+
+
+def statistics(distribution: Distribution) -> dict[str, float]:
+    return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
+
+
+def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: who was asked, and who counted under each model. Everybody is written as null."""
+    states = states_of(trained.state)
+    members = [{"counted": _counted(view, k), "threshold": _threshold(member.risk, state)}
+               for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
+    asked = None if view.cohort == clients else view.asked.tolist()
+    return {"round": states[0].round, "asked": asked, "failed": view.failed, "members": members}
+
+
+def _counted(view: RoundView, model: int) -> list[int] | None:
+    """Who counted; nothing where everybody did, which keeps the file small."""
+    who = view.who_counted(model)
+    return None if len(who) == view.cohort else who.tolist()
+
+
+def _threshold(risk: Any, state: State) -> float | None:
+    start = None if state.dual is None else risk.tail_start(state.dual)
+    return start if start is not None and math.isfinite(start) else None
 
 
 def client_rows(looks: list[Look], splits: Splits) -> dict[tuple[str, int], Rows]:
@@ -106,3 +148,31 @@ def _array(part: Rows, column: str) -> Any:
     if column not in part:
         return arrow.nulls(len(part["client"]), kind)
     return arrow.array(part[column], kind)
+
+
+class TensorBoard:
+    """Writes beside the run's other files. A resumed run purges what came after its checkpoint, as TensorBoard does."""
+
+    def __init__(self, folder: Path, members: list[str], following: int):
+        """Go on with the round `following`: what an earlier process wrote of it or of later ones is purged."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise RunError("[evaluate] tensorboard = true needs TensorBoard. Install it with pip install "
+                           "'fedtail[tensorboard]', or write tensorboard = false.") from None
+        places = [folder / "tensorboard"] if len(members) == 1 else [folder / "tensorboard" / name for name in members]
+        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
+
+    def write(self, round: int, looks: list[Look]) -> None:
+        for writer, member in zip(self._writers, looks, strict=True):
+            for split, evaluation in member.items():
+                for metric, found in evaluation.distributions.items():
+                    summary = found.summary()
+                    for name in SHOWN:
+                        writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)
+                    writer.add_histogram(f"{metric}/{split}", found.values, round)
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()

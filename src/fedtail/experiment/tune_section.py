@@ -14,7 +14,7 @@ import torch
 
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, method_names, pick_method
-from fedtail.experiment.parts import Plan, arguments
+from fedtail.experiment.part_tables import Plan, arguments
 from fedtail.experiment.source import ExperimentError, Source, nearest
 
 Better = Literal["lower", "higher"]

@@ -20,9 +20,9 @@ from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, only_writer, plain, refuse_strangers
-from fedtail.runs.looking import Splits
-from fedtail.runs.reading import LEDGER, RunFolder
+from fedtail.runs.measurements import Splits
 from fedtail.runs.recording import Recorder, Watch, digest_of, versions, warnings_to
+from fedtail.runs.run_folder import LEDGER, RunFolder
 from fedtail.task import Task
 from fedtail.training import Trained, check_budget, train
 

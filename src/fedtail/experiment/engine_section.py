@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from fedtail.data.population import Population
-from fedtail.experiment.parts import own_file
+from fedtail.experiment.part_tables import own_file
 from fedtail.experiment.values import NONE
 from fedtail.task import Task
 
