@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtail.data.partition import dirichlet, named_random
 from fedtail.data.population import Population
+from fedtail.errors import FieldError
 
 Sizes = Literal["power_law", "moderate"] | Sequence[int]
 Spread = Literal["std", "variance"]
@@ -109,10 +110,12 @@ def synthetic_models(
 ) -> LinearClients:
     """The models and centres behind `synthetic` with the same arguments: the truth its labels come from."""
     if spread not in ("std", "variance"):
-        raise ValueError(f'spread must be "std" or "variance", got {spread!r}. The authors\' code uses "std".')
+        raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")
     if not (0 <= alpha < np.inf and 0 <= beta < np.inf):
-        raise ValueError(f"alpha and beta must be at least 0, got {alpha} and {beta}. Write 1.0, 1.0 for a strong "
-                         "difference between clients, 0.0, 0.0 for the mildest.")
+        field, came = ("beta", beta) if 0 <= alpha < np.inf else ("alpha", alpha)
+        raise FieldError(field, "at least 0", came,
+                         text=f"alpha and beta must be at least 0, got {alpha} and {beta}. Write 1.0, 1.0 for a strong "
+                              "difference between clients, 0.0, 0.0 for the mildest.")
     model_std, input_std = (alpha, beta) if spread == "std" else (np.sqrt(alpha), np.sqrt(beta))
     random = named_random(seed, "synthetic models")
     model_mean = model_std * random.standard_normal((clients, 1, 1))             # u_k
@@ -179,10 +182,11 @@ def _sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
             return np.floor(random.lognormal(4.0, 2.0, clients)).astype(np.int64) + 50
         if sizes == "moderate":
             return np.rint(random.lognormal(4.02, 0.80, clients)).astype(np.int64) + 50
-        raise ValueError(f'sizes must be "power_law", "moderate" or one number for each client, got {sizes!r}.')
+        raise FieldError("sizes", '"power_law", "moderate" or one number for each client', sizes)
     size = np.asarray(sizes)
     if size.shape != (clients,) or size.dtype.kind not in "iu" or size.min() < 1:
-        raise ValueError(f"sizes must hold a whole number from 1 for each of {clients} clients, got {sizes!r}.")
+        raise FieldError("sizes", f"a whole number from 1 for each of {clients} clients", sizes,
+                         text=f"sizes must hold a whole number from 1 for each of {clients} clients, got {sizes!r}.")
     return size
 
 

@@ -25,6 +25,7 @@ from fedtail.data.arrays import (
     taken,
 )
 from fedtail.draws import hashed
+from fedtail.errors import FieldError
 from fedtail.types import Examples
 
 CPU = torch.device("cpu")
@@ -198,11 +199,12 @@ class Population:
         examples and a copy of them, whatever the largest client.
         """
         if not 0 < fraction < 1:
-            raise ValueError(f"fraction must be in (0, 1), got {fraction}. For half and half write 0.5.")
+            raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
         small = int((self.size < 2).sum())
         if small:
-            raise ValueError(f"{small} of {len(self)} clients hold one example, which cannot be split. Use "
-                             "population.at_least(2) first.")
+            write = "Use population.at_least(2) first."
+            raise FieldError("at_least", "2 or more", 1, write,
+                             text=f"{small} of {len(self)} clients hold one example, which cannot be split. {write}")
         cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
         owner, rows = self.examples()
         place = rows - self.start[owner]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.data.arrays import Sequences, as_labels, common_dtype
+from fedtail.errors import FieldError
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -116,7 +117,8 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
+        raise FieldError("", f"one of {', '.join(names)}", name,
+                         text=f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
 
 
 def column_of(column: Any, name: str) -> Any:

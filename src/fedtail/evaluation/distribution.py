@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.errors import FieldError
 from fedtail.risk.superquantile import superquantile_weights
 
 TRAINING_PERCENTILES = (20, 50, 60, 80, 90, 95)      # what [PLMH23, section 7] reports of training losses
@@ -53,7 +54,7 @@ class Distribution:
 
     def percentile(self, percent: float) -> float:
         if not 0 <= percent <= 100:
-            raise ValueError(f"percent must be in [0, 100], got {percent:g}.")
+            raise FieldError("percent", "in [0, 100]", float(percent))
         values, share = self._present()
         if bool(values.isnan().any()):
             return math.nan
@@ -72,7 +73,8 @@ class Distribution:
             return getattr(self, name)()
         known = re.fullmatch(r"(p|worst|best)(\d+(?:\.\d+)?)", name)
         if not known or not 0 < float(known[2]) <= 100:
-            raise ValueError(f"there is no statistic {name!r}. Write mean, std, variance, or p90, worst10, best10 (any percent).")
+            write = "Write mean, std, variance, or p90, worst10, best10 (any percent)."
+            raise FieldError("statistic", "one there is", name, write, text=f"there is no statistic {name!r}. {write}")
         return self.percentile(float(known[2])) if known[1] == "p" else getattr(self, known[1])(float(known[2]) / 100)
 
     def worst(self, fraction: float) -> float:

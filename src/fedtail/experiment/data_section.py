@@ -13,6 +13,7 @@ import torch
 
 from fedtail import data as generators
 from fedtail.data import Population, Splits, partition
+from fedtail.errors import FieldError
 from fedtail.experiment import readers
 from fedtail.experiment.part_tables import Plan, arguments, imported, toml_value
 from fedtail.experiment.source import Key, Source, nearest
@@ -42,9 +43,10 @@ class SplitPlan:
     def __post_init__(self) -> None:
         shares = [s for s in (self.train, self.validation, self.test) if s is not None]
         if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
-            raise ValueError(f"train, validation and test are fractions of the clients, at most 1 together, got {shares}.")
+            raise FieldError("train", "a fraction of the clients", shares,
+                             text=f"train, validation and test are fractions of the clients, at most 1 together, got {shares}.")
         if self.within is not None and not 0 < self.within < 1:
-            raise ValueError(f"within must be in (0, 1), got {self.within:g}. It is the part of a client's examples kept back.")
+            raise FieldError("within", "in (0, 1)", self.within, "It is the part of a client's examples kept back.")
 
     def __call__(self, people: Population, seed: int) -> dict[str, Population]:
         named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
@@ -89,9 +91,11 @@ class DataPlan:
         split_seed = seed if "split.seed" in self.follows or self.split is None else self.split.seed
         try:
             splits = (self.split or SplitPlan(1.0))(self._filtered(people), split_seed)
+        except FieldError as reason:
+            file = "Write at_least = 2 below [data]." if reason.field == "at_least" else reason.write      # what helps in a file
+            raise self.reader.source.refuse(("data", "split"), str(reason).removesuffix(reason.write) + file) from reason
         except ValueError as reason:
-            text = str(reason).replace("Use population.at_least(2) first", "Write at_least = 2 below [data]")
-            raise self.reader.source.refuse(("data", "split"), text) from reason
+            raise self.reader.source.refuse(("data", "split"), reason) from reason
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
             splits["test"] = self._filtered(self._read(seed, path=self.test_path))
@@ -148,7 +152,7 @@ def data_plan(source: Source) -> DataPlan:
         given["dataset"] = source.folder / given["dataset"]
     at_least = table.get("at_least", 1)
     if type(at_least) is not int or at_least < 1:
-        raise source.refuse(("data", "at_least"), f"at_least must be a whole number from 1, got {at_least!r}.")
+        raise source.refuse(("data", "at_least"), FieldError("at_least", "a whole number from 1", at_least))
     test = table.get("test_path")
     test_path = None if test is None else _existing(source, ("data", "test_path"), test)
     return DataPlan(replace(reader, arguments=given), dealt, _split(source, table, reader.name), at_least, test_path,

@@ -15,6 +15,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
+from fedtail.errors import FieldError
 from fedtail.experiment.data_section import DataPlan, data_plan
 from fedtail.experiment.engine_section import UNSET, EnginePlan
 from fedtail.experiment.part_tables import SLOTS, Plan, arguments, own_file, part, toml_value
@@ -52,7 +53,7 @@ class EvaluationPlan:
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
-            raise ValueError(f"every must be at least 1 round, got {self.every}.")
+            raise FieldError("every", "at least 1 round", self.every)
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def seeds_of(value: Any) -> tuple[int, ...]:
         seeds = [value] if isinstance(value, int) else value
     count = len(seeds) if isinstance(seeds, (list, range)) else 0
     if not 0 < count <= MOST_SEEDS or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ValueError(f"seeds must be whole numbers from 0, {MOST_SEEDS} at most, got {value!r}. Write 0..4, or 0,1,2.")
+        raise FieldError("seeds", f"whole numbers from 0, {MOST_SEEDS} at most", value, "Write 0..4, or 0,1,2.")
     return tuple(dict.fromkeys(seeds))
 
 
@@ -214,14 +215,15 @@ def experiment_of(source: Source, name: str) -> Experiment:
     rounds = source.tables.get("rounds")
     if type(rounds) is not int or rounds < 1:
         came = "nothing" if rounds is None else repr(rounds)
-        raise source.refuse(("rounds",), f"rounds must be a whole number from 1, got {came}. Write rounds = 100 at the top.")
+        text = f"rounds must be a whole number from 1, got {came}. Write rounds = 100 at the top."
+        raise source.refuse(("rounds",), FieldError("rounds", "a whole number from 1", rounds, "rounds = 100", text=text))
     try:
         seeds = seeds_of(source.tables.get("seeds", [0]))
     except ValueError as reason:
-        raise source.refuse(("seeds",), str(reason)) from None
+        raise source.refuse(("seeds",), reason) from None
     given = source.tables.get("name", name)
     if not isinstance(given, str) or not given.strip():
-        raise source.refuse(("name",), f"name must be text, got {given!r}.")
+        raise source.refuse(("name",), FieldError("name", "text", given))
     algorithm, family = _algorithm(source)
     return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
                       part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
@@ -272,9 +274,9 @@ def _device(source: Source) -> str:
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):
-        raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.") from None
+        raise source.refuse(("device",), FieldError("device", "cpu or cuda", device)) from None
     if kind not in ("cpu", "cuda"):
-        raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.")
+        raise source.refuse(("device",), FieldError("device", "cpu or cuda", device))
     if kind == "cuda" and not torch.cuda.is_available():
         raise source.refuse(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
     return str(device)

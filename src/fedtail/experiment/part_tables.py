@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest
 from fedtail.experiment.values import NONE, fitted, hints_of
 
@@ -78,13 +79,19 @@ class Plan:
         try:
             return self.target(**self.arguments, **more)
         except (ValueError, TypeError, OSError, ImportError) as reason:
-            quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
-            named = [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
-            raise self.source.refuse((*self.key, *(quoted + named)[:1]), str(reason)) from reason
+            raise self.source.refuse((*self.key, *self._fields_of(reason)[:1]), reason) from reason
         except Exception as reason:
             if ":" not in self.name:
                 raise
             raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
+
+    def _fields_of(self, reason: Exception) -> list[str]:
+        """The arguments that an error is about: by its field, by the value that came, or (a user's own part) by its words."""
+        if isinstance(reason, FieldError):
+            holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
+            return [reason.field] if reason.field else holding
+        quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
+        return quoted + [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
 
     def table(self) -> dict[str, Any]:
         """As a table with every field, as it would be written in a file."""
@@ -213,7 +220,7 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
         return part(source, key, value, ANYTHING)
     problem, result = fitted(value, hint, lambda name: _function(source, key, name))
     if problem:
-        raise source.refuse(key, f"{field} must be {problem}, got {value!r}.")
+        raise source.refuse(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
     return source.folder / result if isinstance(result, Path) else result
 
 

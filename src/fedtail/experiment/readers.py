@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.data import Population, encode_characters
+from fedtail.errors import FieldError
 
 Read = Callable[[str], Any]                            # an array or column by its name
 Deal = Callable[[str, Read, Any], np.ndarray]          # (labels' name, how to read them, data set of the hub) -> client ids
@@ -29,7 +30,7 @@ def arrays(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal
 def leaf(path: str, encode: str | None = None) -> Population:
     """A folder of LEAF's json files; `encode` is "characters" for its Shakespeare, or your own as `module:function`."""
     if isinstance(encode, str) and encode != "characters":
-        raise ValueError(f"encode must be \"characters\" or \"module:function\", got {encode!r}.")
+        raise FieldError("encode", '"characters" or "module:function"', encode)
     return Population.from_leaf(path, encode_characters if isinstance(encode, str) else encode)
 
 

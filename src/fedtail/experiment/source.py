@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fedtail.errors import FieldError
+
 Key = tuple[str | int, ...]      # ("risk", "tail_fraction"), ("method", 1, "risk")
 
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
@@ -21,7 +23,17 @@ _ASSIGNED = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
 class ExperimentError(ValueError):
-    """Something in an experiment that cannot be: where it stands, what came, what to write instead."""
+    """Something in an experiment that cannot be: where it stands, what came, what to write instead.
+
+    `key` is where it stands, ("risk", "tail_fraction"), empty where it is about the file as a whole; `field`, `came`, `needed`
+    and `write` are those of the part's error, where that was about one field.
+    """
+
+    def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
+        super().__init__(text)
+        self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
+        self.came: Any = problem.came if problem else None
+        self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
 
 
 @dataclass(frozen=True)
@@ -102,9 +114,9 @@ class Source:
                 return f"{self.name}, line {self.lines[*place, *key[:size]]}"
         return self.name
 
-    def refuse(self, key: Key, message: str) -> ExperimentError:
-        """The error for a key: raise it."""
-        return ExperimentError(f"{self.where(*key)}: {message}")
+    def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
+        """The error for a key, to be raised; of a `FieldError` it keeps what came, what is needed and what to write."""
+        return ExperimentError(f"{self.where(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
 
     def table(self, section: str) -> dict[str, Any]:
         """A section; empty where it is absent. `section = "Name"` is short for a part without fields."""

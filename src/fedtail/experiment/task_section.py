@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedtail.errors import FieldError
 from fedtail.experiment.part_tables import SLOTS, Plan, arguments, parameters_of, plan, toml_value
 from fedtail.experiment.source import Source, nearest
 from fedtail.task import Metric, Task, in_precision
@@ -53,10 +54,10 @@ def task_plan(source: Source) -> TaskPlan:
                                        "own is written \"module:Class\".")
     dtype = table.pop("dtype", "float32")
     if dtype not in DTYPES:
-        raise source.refuse(("task", "dtype"), f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+        raise source.refuse(("task", "dtype"), FieldError("dtype", f"one of {', '.join(DTYPES)}", dtype))
     listed = table.pop("metrics", [])
     if not isinstance(listed, list):
-        raise source.refuse(("task", "metrics"), f"metrics must be a list of tables, got {listed!r}.")
+        raise source.refuse(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
     metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
     rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
     return TaskPlan(plan(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)

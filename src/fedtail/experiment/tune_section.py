@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from fedtail.errors import FieldError
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, method_names, pick_method
 from fedtail.experiment.part_tables import Plan, arguments
@@ -33,7 +34,8 @@ class Range:
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError(f"low must be less than high, and positive with log = true, got {self.low:g} and {self.high:g}.")
+            needed = "less than high, and positive with log = true"
+            raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
 
     def ends(self) -> list[Any]:
         return [self.low, self.high]
@@ -72,9 +74,9 @@ class TuneSettings:
 
     def __post_init__(self) -> None:
         if self.trials < 1:
-            raise ValueError(f"trials must be at least 1, got {self.trials}.")
+            raise FieldError("trials", "at least 1", self.trials)
         if not 0 < self.holdout < 1:
-            raise ValueError(f"holdout must be in (0, 1), got {self.holdout:g}.")
+            raise FieldError("holdout", "in (0, 1)", self.holdout)
         if self.statistic is not None:
             Distribution(torch.zeros(1)).statistic(self.statistic)      # refused here if there is none of that name
 

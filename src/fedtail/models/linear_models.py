@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedtail.errors import FieldError
+
 
 class SoftmaxRegression(nn.Module):
     """Scores of `classes` linear in the features; EMNIST linear of [PLMH23] is `SoftmaxRegression(784, 62)`.
@@ -58,7 +60,8 @@ class LeastSquares(nn.Module):
 
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
     if features < 1 or outputs < 1:
-        raise ValueError(f"a linear model needs at least one feature and one output, got {features} and {outputs}.")
+        text = f"a linear model needs at least one feature and one output, got {features} and {outputs}."
+        raise FieldError("features" if features < 1 else "", "at least 1", min(features, outputs), text=text)
     linear = nn.utils.skip_init(nn.Linear, features, outputs, bias=bias)    # draws nothing: the start is zero
     for parameter in linear.parameters():
         nn.init.zeros_(parameter)

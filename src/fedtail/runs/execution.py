@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedtail.algorithm import planned_round
+from fedtail.errors import FieldError
 from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.values import NONE
 from fedtail.privacy.events import NonPrivateRelease
@@ -131,7 +132,7 @@ def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
         for people in splits.values():
             task.check(people)
     except (ValueError, TypeError) as reason:
-        raise experiment.source.refuse(_about(str(reason), experiment.table()), str(reason)) from reason
+        raise experiment.source.refuse(_key_of(reason, experiment.table()), reason) from reason
     return task
 
 
@@ -146,11 +147,14 @@ def check_privacy(experiment: Experiment, task: Task, splits: Splits) -> None:
                          f"{0.1 / len(splits['train']):.1g}, say: below one over the number of clients.")
 
 
-def _about(message: str, table: dict[str, Any]) -> tuple[str, ...]:
-    """Which key of an experiment an error speaks of, as far as its words tell."""
-    named = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
-             for key in inner if re.search(rf"\b{key}\b", message) and key != "part"]
-    return named[0] if named else ("task", "module") if re.search("output|module|label|shape", message) else ("risk",)
+def _key_of(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
+    """The key of an experiment that an error is about: that of its field, or of a plain error what its words name."""
+    keys = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
+            for key in inner if key != "part"]
+    if isinstance(reason, FieldError):
+        return next((pair for pair in keys if pair[1] == reason.field), ("task", "module"))
+    named = [pair for pair in keys if re.search(rf"\b{pair[1]}\b", str(reason))]
+    return named[0] if named else ("task", "module") if re.search("output|module|label|shape", str(reason)) else ("risk",)
 
 
 def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> tuple[Checkpoint | None, list[str]]:
