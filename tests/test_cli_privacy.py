@@ -94,8 +94,8 @@ def test_tables_for_people(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     for words in ("10 rounds, 1000 clients, cohorts of 100 by poisson sampling, zero-out, delta 1e-05", "noise multiplier of a whole round",
-                  "noise multiplier of each histogram", "epsilon, by pld", "second opinion, by rdp", "asked every time",
-                  "Epsilon against rounds, at this noise", "if who was asked is known", "largest minimum missed"):
+                  "noise multiplier of each histogram", "epsilon, by pld", "second opinion, by rdp", "a client sampled every round",
+                  "Epsilon against rounds, at this noise", "without amplification", "largest minimum missed"):
         assert words in done.stdout
     body = [line for line in done.stdout.splitlines() if line.startswith(("│", "┃"))]
     assert [line.split("│")[1].strip() for line in body[-6:]] == ["1", "2", "5", "8", "10", "20"]

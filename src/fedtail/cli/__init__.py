@@ -28,7 +28,7 @@ From nothing to a page:
   fedtail init experiment.toml          a commented file to start from (--data mine.npz: for your data)
   fedtail run experiment.toml           train, in a run folder that survives a crash
   fedtail compare experiment.toml       its [[method]] entries, on the same cohorts and batches
-  fedtail report runs/experiment        one page to look at
+  fedtail report runs/experiment        one page about the runs
 
 Exit codes: 0 done; 1 a run failed; 2 refused, nothing was done; 130 interrupted, saved, --resume goes on."""
 
@@ -38,7 +38,7 @@ COMMANDS = (
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
     (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
-    (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a promise of privacy takes."))
+    (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a privacy guarantee takes."))
 for command, brief in COMMANDS:
     app.command(short_help=brief)(command)
 app.add_typer(data, name="data")

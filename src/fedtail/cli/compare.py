@@ -57,10 +57,10 @@ def compare(
         farewell(folder)
 
 
-def common_seeds(wanted: Sequence[Experiment], asked: bool) -> tuple[int, ...]:
+def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:
     from fedtail.experiment import ExperimentError
 
-    if asked and len({one.seeds for one in wanted}) > 1:
+    if from_files and len({one.seeds for one in wanted}) > 1:
         named = "; ".join(f"{one.name} {list(one.seeds)}" for one in wanted)
         raise ExperimentError(f"the methods name different seeds: {named}. Say which with --seeds 0..4.")
     return wanted[0].seeds

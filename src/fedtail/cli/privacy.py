@@ -30,7 +30,7 @@ def privacy(
     population: int | None = typer.Option(None, "--population", metavar="N", show_default=False,
                                           help="How many clients there are."),
     cohort: int | None = typer.Option(None, "--cohort", metavar="M", show_default=False,
-                                      help="How many of them a round asks, on average."),
+                                      help="How many of them are sampled for a round, on average."),
     rounds: int | None = typer.Option(None, "--rounds", metavar="T", show_default=False, help="How many rounds."),
     delta: float | None = typer.Option(None, "--delta", show_default=False, help="Well below one over the population."),
     epsilon: float | None = typer.Option(None, "--epsilon", show_default=False, help="What to promise; prints the noise."),
@@ -85,7 +85,7 @@ def privacy(
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What was asked on the command line."""
+    """The setting to account for, from the command line."""
 
     population: int
     rounds: int
@@ -116,7 +116,7 @@ class PrivacyPlan:
 
 
 def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
-    """The smallest cohort that is asked: where noise comes in shares, by default one that is rarely missed."""
+    """The smallest cohort that trains: where noise comes in shares, by default one that is rarely missed."""
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
     from fedtail.privacy.cohorts import minimum_for
@@ -172,18 +172,18 @@ def plan_as_json(plan: PrivacyPlan, found: NoiseLevels) -> dict[str, Any]:
     from fedtail.privacy.bill import sampling_rate
     from fedtail.privacy.calibration import doubts
 
-    bought = found.guarantee
-    second = bought.second_opinion
+    guarantee = found.guarantee
+    second = guarantee.second_opinion
     return {
         "noise_multiplier": found.whole_round, "quantile_noise_multiplier": found.quantile,
-        "update_noise_multiplier": found.update, "epsilon": plan.epsilon or bought.epsilon, "delta": bought.delta,
-        "accountant": bought.accountant, "sampling": plan.sampling, "adjacency": bought.adjacency,
-        "epsilon_spent": bought.epsilon,
+        "update_noise_multiplier": found.update, "epsilon": plan.epsilon or guarantee.epsilon, "delta": guarantee.delta,
+        "accountant": guarantee.accountant, "sampling": plan.sampling, "adjacency": guarantee.adjacency,
+        "epsilon_spent": guarantee.epsilon,
         "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
-        "epsilon_against_server": bought.against_server, "epsilon_one_participation": bought.one_participation,
+        "epsilon_against_server": guarantee.against_server, "epsilon_one_participation": guarantee.one_participation,
         "population": plan.population, "cohort": plan.cohort, "rounds": plan.rounds, "models": plan.models,
         "quantile_ratio": plan.quantile_ratio or None, "rate": sampling_rate(plan.event), "minimum": plan.minimum,
-        "notes": list(bought.notes), "warnings": doubts(plan.population, plan.event, plan.delta)}
+        "notes": list(guarantee.notes), "warnings": doubts(plan.population, plan.event, plan.delta)}
 
 
 def show_plan(plan: PrivacyPlan, found: NoiseLevels) -> None:
@@ -195,25 +195,25 @@ def show_plan(plan: PrivacyPlan, found: NoiseLevels) -> None:
     title = f"{plan.rounds} rounds, {plan.population} clients, {drawn}, {plan.adjacency}, delta {plan.delta:g}"
     show_table(title, ["what", "value"], [[name, value] for name, value in plan_lines(plan, found)])
     shown = sorted({max(1, round(share * plan.rounds)) for share in SHARES})
-    rows = [[str(count), _number(bought.epsilon), _number(bought.against_server)]
-            for count, bought in zip(shown, at_rounds(replace(plan, noise=found.whole_round), shown), strict=True)]
-    show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "if who was asked is known"], rows)
+    rows = [[str(count), _number(guarantee.epsilon), _number(guarantee.against_server)]
+            for count, guarantee in zip(shown, at_rounds(replace(plan, noise=found.whole_round), shown), strict=True)]
+    show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
     for note in (*found.guarantee.notes, *doubts(plan.population, plan.event, plan.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 
 def plan_lines(plan: PrivacyPlan, found: NoiseLevels) -> list[tuple[str, str]]:
     """The table of an answer."""
-    bought = found.guarantee
-    second = bought.second_opinion
+    guarantee = found.guarantee
+    second = guarantee.second_opinion
     quantile = [("noise multiplier of each histogram", _upwards(found.quantile))] if found.quantile else []
     return [
         ("noise multiplier of a whole round", _upwards(found.whole_round)), *quantile,
         ("noise multiplier of each update", _upwards(found.update)),
-        (f"epsilon, by {bought.accountant}", _number(bought.epsilon)),
+        (f"epsilon, by {guarantee.accountant}", _number(guarantee.epsilon)),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
-        ("against a server that knows who was asked: asked once", _number(bought.one_participation)),
-        ("against a server that knows who was asked: asked every time", _number(bought.against_server)),
+        ("without amplification, a client sampled once", _number(guarantee.one_participation)),
+        ("without amplification, a client sampled every round", _number(guarantee.against_server)),
         *_skipping(plan)]
 
 
@@ -242,14 +242,14 @@ def plot_epsilon(plan: PrivacyPlan, file: Path) -> None:
     from plotly import graph_objects
 
     counts = sorted({max(1, round(plan.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
-    bought = at_rounds(plan, counts)
+    guarantee = at_rounds(plan, counts)
     figure = graph_objects.Figure(layout={
         "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {plan.delta:g}",
         "yaxis_rangemode": "tozero",
         "title": f"{plan.population} clients, {plan.sampling} sampling, noise multiplier {plan.noise:.4g}"})
-    figure.add_scatter(x=counts, y=[one.epsilon for one in bought], name=bought[0].accountant, mode="lines")
-    if all(one.second_opinion for one in bought):
-        seconds = [one.second_opinion for one in bought if one.second_opinion]
+    figure.add_scatter(x=counts, y=[one.epsilon for one in guarantee], name=guarantee[0].accountant, mode="lines")
+    if all(one.second_opinion for one in guarantee):
+        seconds = [one.second_opinion for one in guarantee if one.second_opinion]
         figure.add_scatter(x=counts, y=[epsilon for _, epsilon in seconds], name=seconds[0][0], mode="lines", line_dash="dot")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.write_html(str(file), include_plotlyjs=True)

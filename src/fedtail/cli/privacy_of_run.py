@@ -62,8 +62,8 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
         ("what the server sees", found["channel"]), ("adjacency", found["adjacency"]),
         ("sampling", found["sampling"]), ("against", found["observer"]),
-        ("against a server that knows who was asked: asked once", _number(found["one_participation"])),
-        ("against a server that knows who was asked: asked every time", _number(found["against_server"])),
+        ("without amplification, a client sampled once", _number(found["one_participation"])),
+        ("without amplification, a client sampled every round", _number(found["against_server"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])

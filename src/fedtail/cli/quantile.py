@@ -49,9 +49,9 @@ def quantile(
 ) -> None:
     """Quantiles of one number per client, with differential privacy for each client.
 
-    Every client adds noise to the row it sends; only their sum is seen, and all levels are read off it. The expected error is
+    Every client adds noise to the row it sends; only their sum is released, and all levels are read off it. The expected error is
     |F(estimate) - P|, 0.02 being two percentiles, and is known before anything is spent. Values outside the range are clipped;
-    how many is not told. The number of clients is taken to be public.
+    how many is not released. The number of clients is taken to be public.
     """
     from fedtail.quantiles.private import check_values, edges_of, plan_quantiles, release
 

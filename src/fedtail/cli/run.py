@@ -113,11 +113,11 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
 
 def promises(runs: list[RunFolder]) -> list[str]:
     """What private runs have cost; of a method's seeds, one line for each different cost."""
-    told = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
-    seen: dict[str, str] = {}
-    for line in told:
-        seen.setdefault(line.partition(";")[0], line)
-    return list(seen.values())
+    lines = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
+    by_cost: dict[str, str] = {}
+    for line in lines:
+        by_cost.setdefault(line.partition(";")[0], line)
+    return list(by_cost.values())
 
 
 def farewell(folder: Path) -> None:

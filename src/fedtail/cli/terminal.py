@@ -24,7 +24,7 @@ P = ParamSpec("P")
 
 
 def errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
-    """A command whose errors are sentences: 2 where it was refused before any work, 1 where a run failed."""
+    """A command whose errors are printed as sentences; exit code 2 where it was refused before any work, 1 where a run failed."""
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -69,14 +69,14 @@ def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
 
 
 def show_finetuned(runs: list[RunFolder]) -> None:
-    """The error before and after a copy of the model trained on half of each test client's examples, where it was asked for."""
+    """The error before and after a copy of the model trained on half of each test client's examples, where a run did that."""
     from fedtail.runs.comparison import finetuned_rows
 
     rows = finetuned_rows(runs)
     if rows:
         cells = [[row["method"], *(_spread(row[key]) for _, key in COLUMNS)] for row in rows]
-        show_table("Judged on half of each client's examples, fine-tuned on the other half", ["method", *(n for n, _ in COLUMNS)],
-                   cells)
+        show_table("Evaluated on half of each client's examples, fine-tuned on the other half",
+                   ["method", *(name for name, _ in COLUMNS)], cells)
 
 
 def _spread(cell: dict[str, float | None]) -> str:
@@ -128,8 +128,8 @@ class Watcher:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
 
-    def look_on(self, progress: Any) -> bool:
-        """For `train(on_round=...)`: advance, and stop where it was asked for."""
+    def advance(self, progress: Any) -> bool:
+        """For `train(on_round=...)`: advance the bar, and stop after a Ctrl-C."""
         self.round(progress.round)
         return self.stop
 

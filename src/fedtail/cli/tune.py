@@ -29,8 +29,8 @@ def tune(
     """Search the fields named in [tune.search], choosing by a statistic over held-out training clients.
 
     The papers choose by the 90th percentile of the error, which is the default; of a metric where higher is better it is the
-    10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and judged by the
-    mean. Test clients are never looked at. The best experiment is written to best.toml, ready for `fedtail run`.
+    10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the
+    mean. Test clients are never evaluated. The best experiment is written to best.toml, ready for `fedtail run`.
     """
     from fedtail.experiment.tune_section import read_search
     from fedtail.runs.tuning import tune as search_all
@@ -48,7 +48,7 @@ def tune(
     else:
         show_trials(result)
     if result["finished"] and not result["best"]:
-        leave("no trial gave a number: all failed. Look at the data, the metric (one client for whom it is not a number is "
+        leave("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
               "enough) and the learning rates.", FAILED)
     if not result["finished"]:
         leave(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)

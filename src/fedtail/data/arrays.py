@@ -1,4 +1,4 @@
-"""Tensors from what people hold: arrays, lists, dicts, sequences of different lengths."""
+"""Tensors from what users hold: arrays, lists, dicts, sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
         _refuse_old_padding(targets, lengths)
     for name, values in {**named, "y": targets}.items():
         if not values.is_floating_point() or math.isfinite(values.sum().item()):
-            continue                          # a finite sum has finite terms; an overflow is looked at below
+            continue                          # a finite sum has finite terms; an overflow is checked below
         wrong = ~values.isfinite()
         if name == "y" and lengths is not None:
             wrong &= ~(values.isnan() & _beyond(lengths, values))

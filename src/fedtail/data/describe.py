@@ -13,9 +13,9 @@ from fedtail.data.partition import named_random
 from fedtail.data.population import Population
 from fedtail.losses import IGNORED
 
-CLASSES_COUNTED = 100        # with more classes than this, their counts are left out
+MOST_CLASSES = 100        # with more classes than this, their counts are left out
 UNSCALED = 1e3               # a ratio of standard deviations that one step size cannot serve
-_BLOCK = 1 << 22             # numbers looked at together
+_BLOCK = 1 << 22             # numbers read at once
 _SIDE = 28                   # what ConvNet takes
 
 
@@ -35,8 +35,8 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
     `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
 
-    >>> people = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
-    >>> describe(people)["difference"]["total_variation"], describe(people)["suggested"]
+    >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
+    >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
     (0.5, {'part': 'LogisticRegression', 'features': 1})
     """
     if not len(population):
@@ -102,27 +102,27 @@ def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict
     """What is to be predicted, and how clients differ in it."""
     flat = targets.reshape(len(targets), -1)
     padding = np.isnan(flat) if targets.dtype.kind == "f" else flat == IGNORED
-    counted = ~padding | (targets.ndim == 1)                      # (examples, outputs)
-    if not counted.any():
+    real = ~padding | (targets.ndim == 1)                      # (examples, outputs)
+    if not real.any():
         raise ValueError(f"every target is {flat[0, 0]}, which losses ignore, so there is nothing to learn. Check how y was "
                          "padded.")
     if targets.dtype.kind == "f":
-        kept = flat[counted]
+        kept = flat[real]
         about = {"kind": "numbers", "outputs": flat.shape[1], "mean": float(kept.mean()), "std": float(kept.std()),
                  "min": float(kept.min()), "max": float(kept.max())}
-        return about, _number_difference(owner, flat, counted, clients)
-    labels, which = np.unique(flat[counted], return_inverse=True)
-    owner = np.broadcast_to(owner[:, None], flat.shape)[counted]
-    return _label_summary(labels, which, targets.ndim, counted), _label_difference(owner, which, clients)
+        return about, _number_difference(owner, flat, real, clients)
+    labels, which = np.unique(flat[real], return_inverse=True)
+    owner = np.broadcast_to(owner[:, None], flat.shape)[real]
+    return _label_summary(labels, which, targets.ndim, real), _label_difference(owner, which, clients)
 
 
-def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, counted: np.ndarray) -> dict[str, Any]:
+def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
-    if len(labels) <= CLASSES_COUNTED:
+    if len(labels) <= MOST_CLASSES:
         about["counts"] = {str(label): int(n) for label, n in zip(labels.tolist(), np.bincount(which), strict=True)}
     if dimensions > 1:
-        about["length"] = {"mean": float(counted.sum(1).mean()), "max": int(counted.sum(1).max())}
+        about["length"] = {"mean": float(real.sum(1).mean()), "max": int(real.sum(1).max())}
     return about
 
 
@@ -148,10 +148,10 @@ def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tupl
     return distance[held > 0].clip(min=0), np.bincount(who, minlength=clients)[held > 0]
 
 
-def _number_difference(owner: np.ndarray, values: np.ndarray, counted: np.ndarray, clients: int) -> dict[str, float | None]:
+def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, clients: int) -> dict[str, float | None]:
     """The mean over outputs of two shares of variance; None where nothing varies, or no client has two examples."""
-    shares = [_between_clients(owner[counted[:, k]], values[counted[:, k], k], clients)
-              for k in range(values.shape[1]) if counted[:, k].any()]
+    shares = [_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
+              for k in range(values.shape[1]) if real[:, k].any()]
     names = ("variance_between", "intraclass_correlation")
     known = {name: [value for share in shares if (value := share[k]) is not None] for k, name in enumerate(names)}
     return {name: float(np.mean(found)) if found else None for name, found in known.items()}
@@ -179,7 +179,7 @@ def _about_clients(population: Population, about: dict[str, Any]) -> list[str]:
                      "population.at_least(2), or split by client.")
     if largest["share"] > 0.5:
         found.append(f"client {largest['name']!r} holds {largest['share']:.0%} of the examples, so an average over examples is "
-                     "mostly about it. Pass mass= to count clients alike, or divide it.")
+                     "mostly about it. Pass mass= to weight clients equally, or divide it.")
     return found
 
 

@@ -55,9 +55,9 @@ def label_shift(
     mixed = named_random(seed, "label shift pool").permutation(pool_size)
     by_label = mixed[np.argsort(y[mixed], kind="stable")]
     held = np.bincount(y, minlength=10)
-    asked = (("train", train_clients, train_concentration), ("validation", validation_clients, test_concentration),
+    wanted = (("train", train_clients, train_concentration), ("validation", validation_clients, test_concentration),
              ("test", test_clients, test_concentration))
-    counts = [_label_counts(seed, *ask, examples_per_client) for ask in asked]
+    counts = [_label_counts(seed, *one, examples_per_client) for one in wanted]
     _check_pool(held, sum(count.sum(0) for count in counts))
     first, parts = held.cumsum() - held, []
     for count in counts:
@@ -169,9 +169,9 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
     return random.multinomial(examples, random.dirichlet([concentration] * 10, clients))
 
 
-def _check_pool(held: np.ndarray, asked: Any) -> None:
-    for label in np.flatnonzero(asked > held)[:1]:
-        raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients ask for {asked[label]}. "
+def _check_pool(held: np.ndarray, needed: Any) -> None:
+    for label in np.flatnonzero(needed > held)[:1]:
+        raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "
                          f"Raise pool_size={held.sum()}, or ask for fewer clients or examples_per_client.")
 
 

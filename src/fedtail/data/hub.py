@@ -219,13 +219,13 @@ def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
-    """Where each example stands, with the columns a partitioner asks for and no others."""
+    """Where each example stands, with the columns a partitioner needs and no others."""
     arrow, datasets = _package("pyarrow"), _package("datasets")
     if isinstance(by := settings.get("partition_by"), str):
         check_name(by, source.column_names, "column in the data set")
     columns = list({value for value in settings.values() if isinstance(value, str)} & set(source.column_names))
-    asked = dict(zip(columns, _table(source, columns).columns, strict=True)) if columns else {}
-    rows = datasets.Dataset(arrow.table({**asked, _ROW: np.arange(len(source))}))
+    needed = dict(zip(columns, _table(source, columns).columns, strict=True)) if columns else {}
+    rows = datasets.Dataset(arrow.table({**needed, _ROW: np.arange(len(source))}))
     return rows if shuffle_seed is None else datasets.Dataset(_table(rows.shuffle(seed=shuffle_seed), rows.column_names))
 
 

@@ -170,7 +170,7 @@ class Population:
         )
 
     def to(self, device: Any) -> Population:
-        """The same clients with their examples on a device, so that rounds and evaluations there copy nothing."""
+        """A population with its examples on a device, so that rounds and evaluations there copy nothing."""
         device = torch.device(device)
         return replace(self, inputs=on(self.inputs, device), targets=sent(self.targets, device), folder=None)
 
@@ -250,7 +250,7 @@ class Population:
                              "for each client.")
         if not bool((mass > 0).all() & mass.isfinite().all()):
             raise ValueError(f"mass must be positive and finite, got {mass.min().item():g} to {mass.max().item():g}. "
-                             "Leave out clients that do not count.")
+                             "Leave out clients without weight.")
         groups = None if group is None else _groups(group, len(size))
         return cls(inputs, targets, size.cumsum(0) - size, size, mass, torch.arange(len(size)), groups, names)
 

@@ -22,7 +22,7 @@ TRAINING_PERCENTILES = (20, 50, 60, 80, 90, 95)      # what [PLMH23, section 7] 
 class Distribution:
     """One number per client, and what papers say of such a list. `better` says which end is the good one.
 
-    Without `mass` every client counts once (test clients); with it, clients count by mass (training losses).
+    Without `mass` clients have equal weight (test clients); with it, they are weighted by mass (training losses).
     Percentiles without mass follow numpy's linear rule; with mass, percentile q is the smallest value whose cumulative
     mass reaches q percent. Worst and best are means of a tail, to the fraction of a client (superquantiles).
 
@@ -140,7 +140,7 @@ class Distribution:
 
 
 def _between(values: Tensor, place: float) -> float:
-    """The value at a place in the order of the values, counted from zero; linear between two, numpy's rule."""
+    """The value at a place in the order of the values, the first being 0; linear between two, numpy's rule."""
     below, above = math.floor(place), math.ceil(place)
     parted = torch.from_numpy(np.partition(values.detach().cpu().numpy(), (below, above)))
     low, high, step = parted[below], parted[above], place - below

@@ -53,7 +53,7 @@ class Evaluation:
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
              device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
              precision: Precision = "full") -> Evaluation:
-    """Evaluate a trained module on every client; `weighted` counts clients by mass (training), else each once (test).
+    """Evaluate a trained module on every client; `weighted` weights clients by mass (training), else equally (test).
 
     `task` names the loss, the error and the metrics, by default those it was trained with. `dtype` is by default the module's.
     `workers` processes share long work on a CPU, by default one for each core, without a change in the result; `precision`

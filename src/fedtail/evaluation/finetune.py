@@ -25,7 +25,7 @@ AT_ONCE = 2**25      # numbers in the models side by side: everybody trains, not
 
 @dataclass(frozen=True)
 class FineTuned:
-    """The same held-out examples before and after each client trained its own copy."""
+    """Evaluations on held-out examples, before and after each client trained its own copy of the model on its other examples."""
 
     before: Evaluation
     after: Evaluation

@@ -22,7 +22,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "arrays": readers.arrays, "leaf": readers.leaf, "saved": readers.saved, "huggingface": readers.huggingface}
 GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthetic_iid", "three_gaussians")
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
-FROM_DATA = ("labels", "examples", "values")      # what a partitioner is given, not told
+FROM_DATA = ("labels", "examples", "values")      # what a partitioner takes from the data, not from the file
 RUN = "run"                                       # seed = "run": another draw of the data for every seed of a run
 COMMON = ("kind", "split", "at_least", "test_path")
 
@@ -48,11 +48,11 @@ class SplitPlan:
         if self.within is not None and not 0 < self.within < 1:
             raise FieldError("within", "in (0, 1)", self.within, "It is the part of a client's examples kept back.")
 
-    def __call__(self, people: Population, seed: int) -> dict[str, Population]:
+    def __call__(self, population: Population, seed: int) -> dict[str, Population]:
         named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
-        splits = {"train": people}
+        splits = {"train": population}
         if len(named) > 1 or self.train < 1:
-            splits = dict(zip(named, people.split(tuple(named.values()), seed), strict=True))
+            splits = dict(zip(named, population.split(tuple(named.values()), seed), strict=True))
         if self.within is not None:
             kept, back = splits["train"].split_examples(1 - self.within, seed)
             splits |= {"train": kept, ("held_out" if "test" in splits else "test"): back}
@@ -75,22 +75,22 @@ class DataPlan:
         return not self.follows
 
     def __str__(self) -> str:
-        """The data in a few words, for people."""
+        """The data in a few words, for a reader."""
         place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")
         dealt = f", dealt out by {self.partition.name}" if self.partition else ""
         return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"
 
     def load(self, seed: int) -> dict[str, Population]:
         """The clients to train on, to choose with (`validation`), to report (`test`), and what was held out."""
-        people = self._read(seed)
-        if isinstance(people, Splits):
-            return {name: self._filtered(part) for name, part in people._asdict().items()}
-        if not isinstance(people, Population):
+        population = self._read(seed)
+        if isinstance(population, Splits):
+            return {name: self._filtered(part) for name, part in population._asdict().items()}
+        if not isinstance(population, Population):
             raise self.reader.source.refuse(("data", "kind"), f"{self.reader.name} must give a Population or Splits, got "
-                                                              f"{type(people).__name__}.")
+                                                              f"{type(population).__name__}.")
         split_seed = seed if "split.seed" in self.follows or self.split is None else self.split.seed
         try:
-            splits = (self.split or SplitPlan(1.0))(self._filtered(people), split_seed)
+            splits = (self.split or SplitPlan(1.0))(self._filtered(population), split_seed)
         except FieldError as reason:
             file = "Write at_least = 2 below [data]." if reason.field == "at_least" else reason.write      # what helps in a file
             raise self.reader.source.refuse(("data", "split"), str(reason).removesuffix(reason.write) + file) from reason
@@ -122,8 +122,8 @@ class DataPlan:
             more["client"] = _dealer(replace(self.partition, arguments={**self.partition.arguments, **with_seed}))
         return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
 
-    def _filtered(self, people: Population) -> Population:
-        return people if self.at_least <= 1 else people.at_least(self.at_least)
+    def _filtered(self, population: Population) -> Population:
+        return population if self.at_least <= 1 else population.at_least(self.at_least)
 
     def _seeded(self, table: dict[str, Any], name: str) -> dict[str, Any]:
         return {**table, "seed": RUN} if name in self.follows else table
@@ -162,15 +162,16 @@ def data_plan(source: Source) -> DataPlan:
 def fingerprint(splits: dict[str, Population]) -> str:
     """A digest of the data themselves, so that a run does not go on with others."""
     digest, known = hashlib.blake2b(digest_size=16), set()
-    for name, people in sorted(splits.items()):
-        inputs = people.inputs if isinstance(people.inputs, dict) else {"x": people.inputs}
-        own = [people.start, people.size, people.mass, people.key, *([] if people.group is None else [people.group])]
-        for tensor in (*inputs.values(), people.targets, *own):
+    for name, population in sorted(splits.items()):
+        inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+        group = [] if population.group is None else [population.group]
+        own = [population.start, population.size, population.mass, population.key, *group]
+        for tensor in (*inputs.values(), population.targets, *own):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             if tensor.data_ptr() not in known:      # splits by client share their examples
                 digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
             known.add(tensor.data_ptr())
-        digest.update(b"" if people.names is None else np.ascontiguousarray(people.names).tobytes())
+        digest.update(b"" if population.names is None else np.ascontiguousarray(population.names).tobytes())
     return digest.hexdigest()
 
 
@@ -197,8 +198,8 @@ def _partition(source: Source, table: dict[str, Any], kind: str) -> Plan:
         raise source.refuse((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
                                             f"{nearest(str(name), PARTITIONS)}")
     target = getattr(partition, name)
-    told = ("values",) if name == "by_column" else ()
-    given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in told))
+    named = ("values",) if name == "by_column" else ()
+    given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in named))
     return Plan(name, target, given, source, key)
 
 

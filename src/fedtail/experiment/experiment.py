@@ -38,11 +38,11 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is looked at, and when.
+    """What is evaluated and recorded, and when.
 
     `every` so many rounds (by default twenty times in a run), and at the end, all splits are evaluated and a checkpoint is
-    written. `tail` records who was asked and who counted in every round. `finetune` trains a copy for each test client at the
-    end, on half of its examples. `tensorboard` writes event files too.
+    written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client at
+    the end, on half of its examples. `tensorboard` writes event files too.
     """
 
     every: int | None = None
@@ -103,8 +103,8 @@ class Experiment:
         return self.engine.fleet(task, population, self.source.folder)
 
     @property
-    def looking(self) -> dict[str, Any]:
-        """The same of `evaluate` and `finetune`, which are always exact."""
+    def evaluating(self) -> dict[str, Any]:
+        """The settings of `evaluate` and `finetune` that say where it is computed; they have full precision always."""
         return {"device": self.device, "workers": self.engine.workers}
 
     @property
@@ -160,7 +160,7 @@ def experiments(source: Source, name: str) -> list[Experiment]:
 
 
 def pick_method(source: Source, method: str) -> Source:
-    """A file with several methods, seen by one of them."""
+    """The view that one of a file's methods has of it."""
     names = method_names(source)
     if method not in names:
         hint = nearest(method, names) if names else "It has one only, without a name."

@@ -45,7 +45,7 @@ class Source:
     tables: dict[str, Any]
     lines: dict[Key, int]
     set_by: dict[Key, str]               # keys changed after reading, and where: "--set risk.tail_fraction=0.3"
-    method: int | str = ""               # look at one of the [[method]] entries
+    method: int | str = ""               # the [[method]] entry that this is the view of
     own: Mapping[str, Any] = field(default_factory=dict)      # what that entry says itself
 
     @classmethod
@@ -77,7 +77,7 @@ class Source:
         return source
 
     def changed(self, key: Key, value: Any, by: str) -> Source:
-        """The same with one key set; errors about it say by what."""
+        """A copy with one key set; errors about that key say by what (`by`)."""
         tables = copy.deepcopy(self.tables)
         place: Any = tables
         for part in key[:-1]:
@@ -90,7 +90,7 @@ class Source:
         return replace(self, tables=tables, set_by={**self.set_by, key: by})
 
     def for_method(self, index: int, defaults: Mapping[str, str | None]) -> Source:
-        """The same file, seen by one of its methods: its own sections over the common ones, and --set over both.
+        """The view of one of the file's methods: its own sections over the common ones, and --set over both.
 
         `defaults` are the parts that are meant where a section names none.
         """

@@ -17,7 +17,7 @@ seeds = "0..2"              # 0, [0, 1] or "0..4"; every seed is a run of its ow
 
 # Where the clients come from.
 {data}
-# The model, and what it is judged by. Loss and error follow the targets; [task] loss = "..." changes that.
+# The model, and what it is evaluated by. Loss and error follow the targets; [task] loss = "..." changes that.
 # Your own module is written "file:Class", with the file beside this one.
 {module}
 # Who takes part in a round: Uniform, Poisson (rate), ByMass, Everyone.
@@ -32,8 +32,9 @@ epochs = 1                  # or local_steps
 # penalty = {{ part = "Proximal", strength = 0.01 }}                         # FedProx
 # schedule = {{ part = "StepDecay", factor = 0.5, every = 100 }}
 
-# Who counts: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter, SmoothedSuperquantile,
-# Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample part = "Everyone").
+# How clients are weighted by their losses: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter,
+# SmoothedSuperquantile, Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample
+# part = "Everyone").
 [risk]
 part = "Superquantile"
 tail_fraction = 0.5
@@ -121,11 +122,11 @@ def starter(file: Path = Path("experiment.toml"), data: Path | None = None, x: s
     from fedtail.data.describe import describe
     from fedtail.data.opening import open_any
 
-    people = open_any(data, x, y, client)
-    about = describe(people, data.name)
-    section = _data_section(data, file.parent, len(people), int(people.size.min()), {"x": x, "y": y, "client": client})
+    population = open_any(data, x, y, client)
+    about = describe(population, data.name)
+    section = _data_section(data, file.parent, len(population), int(population.size.min()), {"x": x, "y": y, "client": client})
     return HEAD.format(name=file.name, rounds=100, data=section,
-                       module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(people))), rate=0.1, every=10)
+                       module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(population))), rate=0.1, every=10)
 
 
 def _sample(train: int) -> str:

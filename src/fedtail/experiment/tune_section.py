@@ -64,7 +64,7 @@ class TuneSettings:
 
     By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: a percentile is that of the
     numbers as they are, as in every table, so those who do worst are at its low end. Held-out clients are those of the data's
-    validation split; without one, a fraction `holdout` of the training clients. Test clients are never looked at.
+    validation split; without one, a fraction `holdout` of the training clients. Test clients are never evaluated.
     """
 
     trials: int = 20

@@ -14,7 +14,7 @@ from typing import Any, Literal
 NONE = "none"      # TOML has no null
 _PLAIN = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 ELSE = "a part, { part = ... }"
-Look = Callable[[str], Any]
+FindFunction = Callable[[str], Any]
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, Any]:
+def fitted(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
     """(what is needed instead, or nothing; the value to pass on)."""
     if hint is None or hint is type(None):
         return ("", None) if value == NONE else (f'"{NONE}"', value)
@@ -54,7 +54,7 @@ def _plain(value: Any, hint: type) -> tuple[str, Any]:
     return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
 
 
-def _any_of(value: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[str, Any]:
+def _any_of(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
     needed = []
     for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
         problem, result = fitted(value, arm, function)
@@ -65,7 +65,7 @@ def _any_of(value: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[s
     return " or ".join(dict.fromkeys(useful)), value
 
 
-def _sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[str, Any]:
+def _sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
     if not isinstance(value, (list, tuple)):
         return "a list", value
     fixed = origin is tuple and arms and arms[-1] is not Ellipsis

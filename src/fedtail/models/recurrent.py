@@ -71,7 +71,7 @@ class CharacterGRU(nn.Module):
 
 
 def _one_hot(characters: Tensor, vocabulary: int, like: Tensor) -> Tensor:
-    """Rows of the identity, (examples, time, vocabulary): torch's `one_hot` looks at values, which a stack of clients forbids."""
+    """Rows of the identity, (examples, time, vocabulary): torch's `one_hot` reads values, which a stack of clients forbids."""
     return look_up(characters, torch.eye(vocabulary, dtype=like.dtype, device=like.device))
 
 

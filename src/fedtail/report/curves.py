@@ -1,4 +1,4 @@
-"""What changes from round to round: statistics over clients, and how many counted."""
+"""What changes from round to round: statistics over clients, and how many contributed."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def curve(method: Method, split: str, metric: str) -> dict[str, Any]:
 
 
 def contributors(method: Method) -> dict[str, Any] | None:
-    """How many were asked and how many counted, and the threshold, by round; None where no round was recorded."""
+    """How many clients were sampled and how many contributed, and the threshold, by round; None where none was recorded."""
     lines = [{line["round"]: _participation(line, method.member) for line in run.rounds} for run in method.averaged]
     rounds = _common([line for line in lines if line])
     if not rounds:
         return None
-    named = {name: _average([line for line in lines if line], rounds, name) for name in ("asked", "counted", "threshold")}
+    named = {name: _average([line for line in lines if line], rounds, name) for name in ("sampled", "contributed", "threshold")}
     return _windowed(np.array(rounds), {name: np.array(values, float) for name, values in named.items()})
 
 
 def _participation(line: dict[str, Any], member: int) -> dict[str, Any]:
-    return {"asked": len(line["asked"]), "counted": len(line["members"][member]["counted"]),
+    return {"sampled": len(line["asked"]), "contributed": len(line["members"][member]["counted"]),
             "threshold": line["members"][member].get("threshold")}
 
 

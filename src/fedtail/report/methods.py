@@ -109,15 +109,15 @@ def _label(field: str | None, value: Any) -> str:
 
 
 def _check_seeds(name: str, runs: list[RunFolder]) -> None:
-    seen: dict[int, RunFolder] = {}
+    by_seed: dict[int, RunFolder] = {}
     for run in runs:
-        if run.seed in seen:
-            raise ValueError(f"two runs are called {name!r} with seed {run.seed}: {seen[run.seed].path} and {run.path}. "
+        if run.seed in by_seed:
+            raise ValueError(f"two runs are called {name!r} with seed {run.seed}: {by_seed[run.seed].path} and {run.path}. "
                              "Leave one out, or give it another name in its run.json.")
         if run.members != runs[0].members:
             raise ValueError(f"{run.path} has the models {run.members}, but {runs[0].path}, also called {name!r}, "
                              f"{runs[0].members}. Runs of one name must be of one method: give one of them another name.")
-        seen[run.seed] = run
+        by_seed[run.seed] = run
 
 
 def _check_alike(runs: Sequence[RunFolder]) -> None:

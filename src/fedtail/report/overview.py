@@ -34,13 +34,13 @@ def _promise(run: RunFolder) -> str:
 
 def notes(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
     """What a reader must know before believing the page."""
-    told = [_unfinished(run) for run in runs if not is_finished(run)]
+    found = [_unfinished(run) for run in runs if not is_finished(run)]
     if clients is None:
-        told.append("No run has a table over clients yet: only what is recorded round by round is shown.")
+        found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
     elif not clients.shared:
-        told.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
+        found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
-    return told
+    return found
 
 
 def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, Any]]:
@@ -84,15 +84,15 @@ def _distinct(texts: Iterable[str]) -> str:
 
 
 def family_slider(family: MethodFamily, methods: Sequence[Method], clients: PageClients | None, percent: bool) -> dict[str, Any]:
-    """The slider, and who would set it where."""
+    """The slider over the models of a family, and how many clients pick each."""
     members = [methods[k] for k in family.order]
-    told = {"name": family.name, "methods": list(family.order), "ticks": [tick(m.value) for m in members],
+    slider = {"name": family.name, "methods": list(family.order), "ticks": [tick(m.value) for m in members],
             "symbol": SYMBOLS.get(family.field, family.field) if family.field else "", "tail": family.field == TAIL_FRACTION}
-    return told | {"choice": choice(members, clients, percent) if clients else None}
+    return slider | {"choice": choice(members, clients, percent) if clients else None}
 
 
 def choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
-    """What each client picked by one half of its examples, judged on the other half; None where nobody picked."""
+    """What each client picked by one half of its examples, evaluated on the other half; None where no client picked."""
     picks = [by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
     judged = [by_seed(m, clients, "judged") for m in members]
     seeds = [seed for seed in picks[0] if np.isfinite(picks[0][seed]).any()]

@@ -76,7 +76,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
         "methods": _listed(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
         "table": methods_table(methods, first),
         "splits": splits(methods), "metrics": metrics(methods), "curves": [curves(m) for m in methods],
-        "counted": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
+        "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
         "families": [family_slider(f, methods, clients, percent) for f in families],
         **_over_clients(methods, first, clients, training),
     }

@@ -13,7 +13,7 @@ DIGITS = 5                                   # of numbers that are only drawn
 
 
 def summary(values: np.ndarray) -> dict[str, float]:
-    """What the table of methods shows, every client counting once; tails to the fraction of a client."""
+    """What the table of methods shows, every client with equal weight; tails to the fraction of a client."""
     if not len(values):
         return dict.fromkeys(STATISTICS, math.nan)
     return {"mean": float(values.mean()), "p90": float(np.quantile(values, 0.9)), "worst10": worst(values, 0.1),
@@ -21,13 +21,13 @@ def summary(values: np.ndarray) -> dict[str, float]:
 
 
 def worst(values: np.ndarray, fraction: float) -> float:
-    """Mean of the largest `fraction` of the values; the one on the boundary counts in part.
+    """Mean of the largest `fraction` of the values; the one on the boundary has a part of its weight.
 
     >>> round(worst(np.array([0.1, 0.2, 0.3, 0.4]), 0.375), 3)
     0.367
     """
-    counted = np.clip(fraction * len(values) - np.arange(len(values)), 0, 1)
-    return float((counted * np.sort(values)[::-1]).sum() / counted.sum())
+    weights = np.clip(fraction * len(values) - np.arange(len(values)), 0, 1)
+    return float((weights * np.sort(values)[::-1]).sum() / weights.sum())
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ Row = dict[str, Any]
 def rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """A row for each method and model: every statistic over test clients as its mean and deviation over seeds.
 
-    Error rates are in percent. `failed` counts answers that were left out because a loss or an update was not finite. The
-    deviation is None where there is one seed only; mean and deviation are where a value is not finite.
+    Error rates are in percent. `failed` is the number of answers that were left out because a loss or an update was not finite.
+    The deviation is None where there is one seed only; mean and deviation are None where a value is not finite.
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
@@ -59,10 +59,10 @@ def final(run: RunFolder, member: int, metric: str) -> dict[str, float]:
     return scaled(run, run.result["members"][member][run.tested][metric], metric)
 
 
-def scaled(run: RunFolder, told: dict[str, float | None], metric: str) -> dict[str, float]:
+def scaled(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
     scale = 100.0 if unit_of(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
-    return {name: math.nan if (value := told[name]) is None else value * power.get(name, scale) for name in STATISTICS}
+    return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
 def _methods(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder, int]]]:

@@ -21,7 +21,7 @@ from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, only_writer, plain, refuse_strangers
-from fedtail.runs.measurements import Splits
+from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, digest_of, versions, warnings_to
 from fedtail.runs.run_folder import LEDGER, RunFolder
 from fedtail.task import Task
@@ -29,14 +29,14 @@ from fedtail.training import Trained, check_budget, train
 
 
 class Interrupted(Exception):
-    """The run was asked to stop: it finished its round and saved."""
+    """A run that was stopped: it finished its round and saved."""
 
     def __init__(self, folder: Path, round: int, rounds: int):
         super().__init__(f"stopped after round {round} of {rounds}; everything is saved in {folder}")
 
 
 def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, resume: bool = False,
-        load: Callable[[], Splits] | None = None) -> RunFolder:
+        load: Callable[[], Populations] | None = None) -> RunFolder:
     """Run an experiment with one seed in a folder of its own; with `resume`, go on from its last checkpoint if there is one.
 
     The result is the same to the bit whether or not it was interrupted, on one machine and device. Everything that could be
@@ -65,11 +65,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
-    people = recorder.splits["train"]
-    with experiment.fleet(start.task, people) as fleet:
-        trained = train(experiment.algorithm, start.task, people, rounds=experiment.rounds - recorder.done(start), start=start,
-                        channel=experiment.channel, fleet=fleet, **experiment.computing, on_round=recorder.after_round,
-                        privacy=recorder.ledger)
+    population = recorder.splits["train"]
+    with experiment.fleet(start.task, population) as fleet:
+        trained = train(experiment.algorithm, start.task, population, rounds=experiment.rounds - recorder.done(start),
+                        start=start, channel=experiment.channel, fleet=fleet, **experiment.computing,
+                        on_round=recorder.after_round, privacy=recorder.ledger)
     if recorder.done(trained) < experiment.rounds and not trained.stopped:
         raise Interrupted(recorder.folder, recorder.done(trained), experiment.rounds)
     recorder.finish(trained)
@@ -119,25 +119,25 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
+def refuse_early(experiment: Experiment, seed: int, splits: Populations) -> Task:
     """Whatever training or evaluation would refuse, before anything is written; returns the task."""
     task = experiment.task.make(seed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # they are told when the run begins
+            warnings.simplefilter("ignore")             # they are shown when the run begins
             with experiment.fleet(task, splits["train"]) as fleet:
                 train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, fleet=fleet,
                       **experiment.computing, privacy=experiment.privacy)
             check_privacy(experiment, task, splits)
-        for people in splits.values():
-            task.check(people)
+        for population in splits.values():
+            task.check(population)
     except (ValueError, TypeError) as reason:
         raise experiment.source.refuse(_key_of(reason, experiment.table()), reason) from reason
     return task
 
 
-def check_privacy(experiment: Experiment, task: Task, splits: Splits) -> None:
-    """Refuse a budget that does not last a round, and noise whose price nobody could be told."""
+def check_privacy(experiment: Experiment, task: Task, splits: Populations) -> None:
+    """Refuse a budget that does not last a round, and noise without a delta to state its guarantee at."""
     planned = planned_round(experiment.algorithm, splits["train"], experiment.channel, len(task.params()))
     if experiment.privacy.epsilon is not None:
         check_budget(Ledger(experiment.privacy), planned, experiment.rounds)

@@ -41,7 +41,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same, with what JSON cannot hold (NaN, infinity) as null."""
+    """A value for a JSON file: numbers that JSON cannot hold (NaN, infinity) become null, at any depth."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -22,22 +22,22 @@ Rows = dict[str, np.ndarray]
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
          "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool"}      # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
-Splits = dict[str, Population]
-Look = dict[str, Evaluation]                 # by split
+Populations = dict[str, Population]
+SplitEvaluations = dict[str, Evaluation]                 # by split
 MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
 SHOWN = ("mean", "p50", "p90", "worst10")
 
 
-def look(trained: Trained, splits: Splits, **computing: Any) -> list[Look]:
-    """Every split under every model; training clients count by mass, others once each."""
-    return [{name: evaluate(module, people, trained.task, weighted=name == "train", **computing)
-             for name, people in splits.items()} for module in trained.modules]
+def evaluate_splits(trained: Trained, splits: Populations, **computing: Any) -> list[SplitEvaluations]:
+    """Evaluate every model on every split; training clients are weighted by mass, others equally."""
+    return [{name: evaluate(module, population, trained.task, weighted=name == "train", **computing)
+             for name, population in splits.items()} for module in trained.modules]
 
 
-def metrics_line(round: int, looks: list[Look]) -> dict[str, Any]:
+def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
     """A line of `metrics.jsonl`."""
     return {"round": round, "members": [{split: {metric: statistics(found) for metric, found in evaluation.distributions.items()}
-                                         for split, evaluation in member.items()} for member in looks]}
+                                         for split, evaluation in member.items()} for member in evaluations]}
 
 
 def statistics(distribution: Distribution) -> dict[str, float]:
@@ -45,16 +45,16 @@ def statistics(distribution: Distribution) -> dict[str, float]:
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: who was asked, and who counted under each model. Everybody is written as null."""
+    """A line of `rounds.jsonl`: who was sampled, and who contributed to each model. All clients are written as null."""
     states = states_of(trained.state)
-    members = [{"counted": _counted(view, k), "threshold": _threshold(member.risk, state)}
+    members = [{"counted": _contributors(view, k), "threshold": _threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
-    asked = None if view.cohort == clients else view.asked.tolist()
-    return {"round": states[0].round, "asked": asked, "failed": view.failed, "members": members}
+    cohort = None if view.cohort == clients else view.asked.tolist()
+    return {"round": states[0].round, "asked": cohort, "failed": view.failed, "members": members}
 
 
-def _counted(view: RoundView, model: int) -> list[int] | None:
-    """Who counted; nothing where everybody did, which keeps the file small."""
+def _contributors(view: RoundView, model: int) -> list[int] | None:
+    """Who contributed to a model; None where the whole cohort did, which keeps the file small."""
     who = view.who_counted(model)
     return None if len(who) == view.cohort else who.tolist()
 
@@ -64,54 +64,54 @@ def _threshold(risk: Any, state: State) -> float | None:
     return start if start is not None and math.isfinite(start) else None
 
 
-def client_rows(looks: list[Look], splits: Splits) -> dict[tuple[str, int], Rows]:
+def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], Rows]:
     """Loss, error and metrics of every client, by split and model."""
     rows = {}
-    for member, evaluations in enumerate(looks):
-        for split, evaluation in evaluations.items():
-            people = splits[split]
+    for member, by_split in enumerate(evaluations):
+        for split, evaluation in by_split.items():
+            population = splits[split]
             values = {metric: found.values.numpy() for metric, found in evaluation.distributions.items()}
-            rows[split, member] = {**_who(people, split, member), **values}
+            rows[split, member] = {**_identity(population, split, member), **values}
     return rows
 
 
-def add_tail_counts(rows: dict[tuple[str, int], Rows], rounds: Path) -> None:
-    """How often each training client was asked, and how often it counted, from the lines of `rounds.jsonl`."""
+def add_participation(rows: dict[tuple[str, int], Rows], rounds: Path) -> None:
+    """How often each training client was sampled, and how often it contributed, from the lines of `rounds.jsonl`."""
     members = sorted(member for split, member in rows if split == "train")
     clients = len(rows["train", 0]["client"])
-    asked, counted = np.zeros(clients, np.int64), np.zeros((len(members), clients), np.int64)
+    sampled, contributed = np.zeros(clients, np.int64), np.zeros((len(members), clients), np.int64)
     for line in read_rounds(rounds):
-        asked[line["asked"]] += 1
+        sampled[line["asked"]] += 1
         for member in members:
-            counted[member][line["members"][member]["counted"]] += 1
+            contributed[member][line["members"][member]["counted"]] += 1
     for member in members:
-        rows["train", member] |= {"asked": asked, "in_tail": counted[member]}
+        rows["train", member] |= {"asked": sampled, "in_tail": contributed[member]}
 
 
-def add_picks(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, people: Population) -> None:
+def add_picks(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, population: Population) -> None:
     """Which model of a family each client picks by one half of its examples, and each model's error on the other half."""
-    able = people.size.numpy() >= 2
+    able = population.size.numpy() >= 2
     if not able.any():
         return
-    judged = evaluate_family(trained, people.select(able))
+    judged = evaluate_family(trained, population.select(able))
     for member, errors in enumerate(judged.members):
         rows[split, member]["picks"] = _spread(able, (judged.choice == member).numpy().astype(object), None)
         rows[split, member]["judged"] = _spread(able, errors.values.numpy(), np.nan)
 
 
-def add_finetuned(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, people: Population, local: LocalSGD,
+def add_finetuned(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, population: Population, local: LocalSGD,
                   **computing: Any) -> list[dict[str, Any]]:
     """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
 
     Returns the statistics of both for each model.
     """
-    able, told = people.size.numpy() >= 2, []
+    able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
-        tuned = finetune(module, people.select(able), local, trained.task, **computing)
-        told.append({"before": statistics(tuned.before.error), "after": statistics(tuned.after.error)})
+        tuned = finetune(module, population.select(able), local, trained.task, **computing)
+        summaries.append({"before": statistics(tuned.before.error), "after": statistics(tuned.after.error)})
         rows[split, member]["before_finetuning"] = _spread(able, tuned.before.error.values.numpy(), np.nan)
         rows[split, member]["after_finetuning"] = _spread(able, tuned.after.error.values.numpy(), np.nan)
-    return told
+    return summaries
 
 
 def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> None:
@@ -126,12 +126,12 @@ def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> N
     write_whole(path, content.getvalue())
 
 
-def _who(people: Population, split: str, member: int) -> Rows:
-    count = len(people)
-    names = np.arange(count).astype(str) if people.names is None else people.names.astype(str)
+def _identity(population: Population, split: str, member: int) -> Rows:
+    count = len(population)
+    names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
     who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
-           "size": people.size.numpy(), "mass": people.mass.numpy(), "member": np.full(count, member, np.int32)}
-    return who if people.group is None else {**who, "group": people.group.numpy()}
+           "size": population.size.numpy(), "mass": population.mass.numpy(), "member": np.full(count, member, np.int32)}
+    return who if population.group is None else {**who, "group": population.group.numpy()}
 
 
 def _spread(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
@@ -163,8 +163,8 @@ class TensorBoard:
         places = [folder / "tensorboard"] if len(members) == 1 else [folder / "tensorboard" / name for name in members]
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
 
-    def write(self, round: int, looks: list[Look]) -> None:
-        for writer, member in zip(self._writers, looks, strict=True):
+    def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
+        for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 for metric, found in evaluation.distributions.items():
                     summary = found.summary()

@@ -16,13 +16,13 @@ from fedtail.runs.files import RunError, RunRefused, only_writer, refuse_strange
 from fedtail.runs.recording import Watch, warnings_to
 from fedtail.training import Progress, train
 
-HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to judge by
+HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to evaluate on
 
 
 def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, resume: bool = False) -> dict[str, Any]:
     """Search; every trial is kept in the folder, and the best experiment is written to `best.toml`.
 
-    A trial whose statistic is not a number has failed: it counts as tried, and is not the best.
+    A trial whose statistic is not a number has failed: it is one of the trials, and never the best.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
@@ -57,38 +57,38 @@ def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finishe
 
 
 def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
-    """The statistic over held-out clients, mean over seeds; None where somebody asked to stop."""
+    """The statistic over held-out clients, mean over seeds; None where the search was stopped."""
     wanted, values = search.experiment(chosen), []
-    for seed, (people, judges) in held_out.items():
+    for seed, (population, held) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
         task = wanted.task.make(seed)
-        with wanted.fleet(task, people) as fleet:
-            trained = train(wanted.algorithm, task, people, rounds=wanted.rounds, seed=seed, fleet=fleet, **wanted.computing,
-                            channel=wanted.channel, on_round=partial(_look_on, watch))
+        with wanted.fleet(task, population) as fleet:
+            trained = train(wanted.algorithm, task, population, rounds=wanted.rounds, seed=seed, fleet=fleet, **wanted.computing,
+                            channel=wanted.channel, on_round=partial(_advance, watch))
         if watch.stop:
             return None
-        found = evaluate(trained, judges, **wanted.looking)[search.settings.metric]
+        found = evaluate(trained, held, **wanted.evaluating)[search.settings.metric]
         values.append(found.statistic(search.statistic))
     return sum(values) / len(values)
 
 
-def _look_on(watch: Watch, progress: Progress) -> bool:
+def _advance(watch: Watch, progress: Progress) -> bool:
     watch.round(progress.round)
     return watch.stop
 
 
 def _held_out(search: Search, seed: int) -> tuple[Population, Population]:
-    """Clients to train on, and clients to judge by; never the test clients."""
+    """Clients to train on, and clients to evaluate on; never the test clients."""
     splits = search.first().data.load(seed)
     if "validation" in splits:
         return splits["train"], splits["validation"]
-    people, judges = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
-    return people, judges
+    population, held = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
+    return population, held
 
 
-def _scale(search: Search, people: Population) -> float:
-    """Error rates are told in percent, as everywhere."""
-    rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), people)
+def _scale(search: Search, population: Population) -> float:
+    """100 for error rates, which are shown in percent; else 1."""
+    rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), population)
     return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
@@ -118,7 +118,7 @@ def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
 def _identity(search: Search, held_out: HeldOut) -> str:
     """What two searches must share to be one: everything but the number of trials."""
     settings = search.settings
-    data = {f"{seed} {place}": people for seed, both in held_out.items() for place, people in enumerate(both)}
+    data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
     return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first().table(),
                  search.first().own_code(), list(held_out), fingerprint(data)))
 

@@ -22,7 +22,7 @@ def moreau_gradient(
     (0 if it is convex; the clients' smoothness L for a superquantile of theirs; Theorem 4 takes mu = 2L).
 
     A bundle of cuts with the curvature sigma = mu - weak_convexity bounds h from below, a quadratic program over the
-    simplex finds where that bound is least, the next cut is made there or on the way. It ends when the best value seen
+    simplex finds where that bound is least, the next cut is made there or on the way. It ends when the best value found
     is within `tolerance` of the bound, so that |z - prox(w)| <= sqrt(2 tolerance / sigma). Works in float64.
 
     >>> moreau_gradient(lambda z: z.abs().sum(), torch.tensor([3.0, 0.25]), strength=2.0).round(decimals=3)
@@ -59,7 +59,7 @@ def _proximal_move(
             return best
         trial = best + reach * (lowest - best)
     raise RuntimeError(f"after max_cuts={max_cuts} cuts the proximal point is known up to a gap of {upper - lower:.3g} "
-                       f"in value; tolerance={tolerance:.3g} was asked. Raise max_cuts, tolerance or strength.")
+                       f"in value; tolerance is {tolerance:.3g}. Raise max_cuts, tolerance or strength.")
 
 
 def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:

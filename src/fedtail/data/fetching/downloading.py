@@ -65,7 +65,7 @@ def check_file(path: Path, source: Source, sha256: str | None = None, remove: bo
     if remove:
         path.unlink()
     length = "" if sha256 or size == source.size else f" It has {size:,} bytes, the published one {source.size:,}."
-    whose = "--sha256 asks for" if sha256 else "published is"
+    whose = "--sha256 says" if sha256 else "published is"
     raise WrongFile(f"{path.name} is not the file it should be: its SHA-256 is {found}, {whose} {wanted}.{length} Fetch "
                     f"it again; if you know where it is from and trust it, pass --sha256 {found}.")
 
@@ -124,9 +124,9 @@ def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: f
         part.unlink()
         have = 0
     headers = {"User-Agent": f"fedtail/{__version__}", "Accept-Encoding": "identity"}
-    asked = urllib.request.Request(url, headers={**headers, "Range": f"bytes={have}-"} if have else headers)
+    request = urllib.request.Request(url, headers={**headers, "Range": f"bytes={have}-"} if have else headers)
     try:
-        reply = urllib.request.urlopen(asked, timeout=timeout)
+        reply = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as reason:
         if reason.code != 416:                          # nothing is left to send, or the part is longer than the file
             raise
@@ -143,8 +143,8 @@ def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: f
 def _receive(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
     span = reply.headers.get("Content-Range", "")
     if reply.status == 206 and not span.startswith(f"bytes {have}-"):
-        raise _Refused(f"asked for the bytes from {have} on, the server sent {span!r}")
-    have = have if reply.status == 206 else 0           # else the server sends all of it, whatever was asked
+        raise _Refused(f"requested were the bytes from {have} on, the server sent {span!r}")
+    have = have if reply.status == 206 else 0           # else the server sends all of it, whatever was requested
     length = reply.headers.get("Content-Length")
     total = have + int(length) if length is not None else size
     if size is not None and total is not None and total != size:

@@ -34,7 +34,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fetching:
-    """One set on its way: what is wanted, where it goes, where downloads are kept, who is told."""
+    """One set on its way: what is wanted, where it goes, where downloads are kept, who is notified."""
 
     public: PublicSet
     out: Path
@@ -93,7 +93,7 @@ def fetch(
         made = _PREPARE[name](going, file)
         record = {"set": name, **made, "file": file.name, "sha256": sha256_of(file) if file.is_file() else None,
                   "source": public.source.urls[0], "licence": public.licence}
-        _tell_counts(going, record["holds"])
+        _note_counts(going, record["holds"])
         (going.work / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         _put_in_place(going)
     finally:
@@ -104,29 +104,29 @@ def fetch(
 def _femnist(going: Fetching, file: Path) -> dict[str, Any]:
     from fedtail.data.fetching.femnist import read_femnist
 
-    people, holds = read_femnist(file, going.work, going.at_least)
-    people.save(going.work / "ready")
-    return {"clients": len(people), "examples": people.num_examples, "populations": ["."], "holds": holds}
+    population, holds = read_femnist(file, going.work, going.at_least)
+    population.save(going.work / "ready")
+    return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds}
 
 
 def _shakespeare(going: Fetching, file: Path) -> dict[str, Any]:
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
-    people, holds = read_shakespeare(file, going.work, going.at_least, going.wishes.window)
-    people.save(going.work / "ready")
-    return {"clients": len(people), "examples": people.num_examples, "populations": ["."], "holds": holds,
+    population, holds = read_shakespeare(file, going.work, going.at_least, going.wishes.window)
+    population.save(going.work / "ready")
+    return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds,
             "window": going.wishes.window}
 
 
 def _sent140(going: Fetching, file: Path) -> dict[str, Any]:
     from fedtail.data.fetching.sent140 import read_sent140
 
-    people, known, holds = read_sent140(file, _vectors(going), going.at_least)
-    for form, population in people.items():
+    forms, known, holds = read_sent140(file, _vectors(going), going.at_least)
+    for form, population in forms.items():
         population.save(going.work / "ready" / form)
     known.save(going.work / "ready")
-    means = people["means"]
-    return {"clients": len(means), "examples": means.num_examples, "populations": list(people), "holds": holds,
+    means = forms["means"]
+    return {"clients": len(means), "examples": means.num_examples, "populations": list(forms), "holds": holds,
             "words": len(known.words) - 1, "dimension": known.vectors.shape[1]}
 
 
@@ -168,7 +168,7 @@ def _check_room(going: Fetching) -> None:
         going.note(text)
 
 
-def _tell_counts(going: Fetching, holds: dict[str, int]) -> None:
+def _note_counts(going: Fetching, holds: dict[str, int]) -> None:
     """What a file holds beside what the published one does: all there is to go by where a checksum is not known."""
     for what, count in going.public.holds:
         if what in holds and holds[what] != count:

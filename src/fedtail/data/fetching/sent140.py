@@ -34,9 +34,9 @@ def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[
     known = vectors.of_words(word for *_, words in kept for word in words)
     tokens, lengths = _tokens([words for *_, words in kept], known)
     words = {"sequence": tokens[:, :LENGTH].copy(), "lengths": lengths.clip(max=LENGTH)}
-    people = {"means": Population.from_arrays(_means(tokens, lengths, known.vectors), y, client),
+    population = {"means": Population.from_arrays(_means(tokens, lengths, known.vectors), y, client),
               "words": Population.from_arrays(words, y, client)}
-    return people, known, {"tweets": sum(counts.values()), "accounts": len(counts)}
+    return population, known, {"tweets": sum(counts.values()), "accounts": len(counts)}
 
 
 def tweets(path: Path) -> Iterator[Tweet]:

@@ -24,7 +24,7 @@ from fedtail.types import Examples
 
 Step = Callable[..., Tensor]      # params, inputs and perhaps targets and weight -> one row for each client
 
-SEEN = 2             # a shape is recorded when it is asked for that often, by default
+SEEN = 2             # a shape is recorded when it was needed that often, by default
 TRIES = 2            # failures after which nothing more is recorded
 KEPT = 64            # recordings at once; the one not used for longest goes
 NARROW = 32          # batches up to which every width is its own shape
@@ -34,16 +34,16 @@ LAST_FEW = 8         # so few clients left: their narrow last batches are padded
 class Replayed:
     """A function of stacked clients, called through recordings of it. What it returns is valid until the next call.
 
-    On a CPU nothing is recorded: the function is called on the same buffers. What cannot be recorded (a module that looks at
+    On a CPU nothing is recorded: the function is called on the same buffers. What cannot be recorded (a module that reads
     its values, too little memory) is computed as if this were not here; `refused` then says why. Batches are widened to a
-    multiple of `grain`, or where that is 0 by a few examples. A shape is recorded when it is asked for the `seen`-th time.
+    multiple of `grain`, or where that is 0 by a few examples. A shape is recorded when it is needed for the `seen`-th time.
     """
 
     def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
         self.function, self.device, self.grain, self.seen = function, device, grain, seen
         self.refused: str | None = None
         self._steps: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
-        self._asked: Counter[tuple[Any, ...]] = Counter()
+        self._needed: Counter[tuple[Any, ...]] = Counter()
         self._widest = self._failures = 0
         self._arena = _Arena(device)
         self._stream = _recording_stream(device) if device.type == "cuda" else None
@@ -61,8 +61,8 @@ class Replayed:
         key = (clients, width, *((name, t.dtype, trailing(name, t)) for name, t in given.items()))
         step = self._steps.get(key)
         if step is None:
-            self._asked[key] += 1
-            step = self._recorded(key, clients, width, given, inputs) if self._asked[key] >= self.seen else None
+            self._needed[key] += 1
+            step = self._recorded(key, clients, width, given, inputs) if self._needed[key] >= self.seen else None
         if step is None:
             return self.function(params, inputs, *rest)
         self._steps.move_to_end(key)
