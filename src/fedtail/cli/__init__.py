@@ -61,5 +61,6 @@ def options(
 
 
 def main() -> None:
+    """Run the command line; before a run begins, Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)      # before a run is watched there is nothing to save
     app()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import farewell, own_folder, run_all, show_runs, slug
+from fedtail.cli.run import own_folder, run_all, show_place, show_runs, slug
 from fedtail.cli.terminal import errors_as_sentences
 
 if TYPE_CHECKING:
@@ -54,10 +54,11 @@ def compare(
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
         show_differences(less, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
-        farewell(folder)
+        show_place(folder)
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:
+    """The seeds of the experiments; refused where files differ in them and the command line names none."""
     from fedtail.experiment import ExperimentError
 
     if from_files and len({one.seeds for one in wanted}) > 1:

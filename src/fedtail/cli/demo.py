@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from fedtail.cli.terminal import INTERRUPTED, Watcher, leave, print_json
+from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with, print_json
 
 TAIL_FRACTIONS = (None, 0.5, 0.25)
 COLUMNS = (("mean", "mean"), ("90th percentile", "p90"), ("worst 10%", "worst10"))
@@ -44,13 +44,14 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, An
         trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed,
                                 on_round=watcher.advance)
     if watcher.stop:
-        leave("interrupted; a demo keeps nothing.", INTERRUPTED)
+        exit_with("interrupted; a demo keeps nothing.", INTERRUPTED)
     errors = [fedtail.evaluate(module, data.test).error.summary() for module in trained.modules]
     return [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta, **{key: 100 * error[key] for _, key in COLUMNS}}
             for theta, error in zip(TAIL_FRACTIONS, errors, strict=True)]
 
 
 def show_errors(rows: list[dict[str, Any]], rounds: int) -> None:
+    """Print the table of the demo: each method's error over the test clients."""
     from fedtail.cli.terminal import show_table
 
     cells = [[f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"],

@@ -157,6 +157,7 @@ def check_plan(plan: PrivacyPlan, anyway: bool) -> None:
 
 
 def noise_levels(plan: PrivacyPlan) -> NoiseLevels:
+    """The noise multipliers of a plan, and the guarantee they give: from its epsilon, or from its noise."""
     from fedtail.privacy.calibration import levels, noise_for
 
     rest = (plan.delta, plan.rounds, plan.event, plan.quantile_ratio, plan.models, plan.adjacency,
@@ -187,6 +188,7 @@ def plan_as_json(plan: PrivacyPlan, found: NoiseLevels) -> dict[str, Any]:
 
 
 def show_plan(plan: PrivacyPlan, found: NoiseLevels) -> None:
+    """Print the noise and epsilon of a plan, epsilon against rounds, and warnings."""
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import doubts
 

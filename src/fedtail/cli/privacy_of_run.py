@@ -51,6 +51,7 @@ def ledger_of(folder: RunFolder) -> Ledger:
 
 
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
+    """Print the privacy statement of a run: epsilon, what it holds against, and what was released."""
     from fedtail.cli.terminal import show_table
 
     if not found["private"]:

@@ -63,14 +63,15 @@ def quantile(
         allow_few=allow_few, max_error=max_error)
     if not as_json:
         announce_plan(plan)
-    releases = [release(plan, numbers, noise(seed, k)) for k in range(repeat)]
+    releases = [release(plan, numbers, release_randomness(seed, k)) for k in range(repeat)]
     if as_json:
         print_json(releases_as_json(releases))
     else:
         show_releases(releases)
 
 
-def noise(seed: int | None, k: int) -> Any:
+def release_randomness(seed: int | None, k: int) -> Any:
+    """Where the k-th release takes its noise from: the operating system, or a seed."""
     from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 
     return SystemRandomness() if seed is None else SeededRandomness(seed, "quantile", k)
@@ -92,7 +93,7 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npy, .csv, .txt, .npz or .parquet are "
                          "read.")
-    name = column or only(list(list_arrays(path)), path)
+    name = column or only_column(list(list_arrays(path)), path)
     return read_arrays(path, [name])[name]
 
 
@@ -106,7 +107,7 @@ def read_text(path: Path, column: str | None) -> np.ndarray:
         rows = [row for row in csv.reader(file) if row]
     named = bool(rows) and not all(is_number(cell) for cell in rows[0])
     names = rows.pop(0) if named else [str(k) for k in range(len(rows[0]) if rows else 0)]
-    place = index_of(column, names, path) if column else names.index(only(names, path))
+    place = column_index(column, names, path) if column else names.index(only_column(names, path))
     try:
         return np.array([float(row[place]) for row in rows])
     except (ValueError, IndexError) as reason:
@@ -114,6 +115,7 @@ def read_text(path: Path, column: str | None) -> np.ndarray:
 
 
 def is_number(text: str) -> bool:
+    """Whether a cell of a text file is a number."""
     try:
         float(text)
     except ValueError:
@@ -121,13 +123,15 @@ def is_number(text: str) -> bool:
     return True
 
 
-def index_of(column: str, names: list[str], path: Path) -> int:
+def column_index(column: str, names: list[str], path: Path) -> int:
+    """The position of a named column; refused where there is none of that name."""
     if column not in names:
         raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)}.")
     return names.index(column)
 
 
-def only(names: list[str], path: Path) -> str:
+def only_column(names: list[str], path: Path) -> str:
+    """The name of the only column; refused where there are several and none was chosen."""
     if len(names) != 1:
         raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names) or 'it is empty'}.")
     return names[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, leave, print_json
+from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
@@ -66,9 +66,9 @@ def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[Ru
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
             except Interrupted as stopped:
-                leave(f"{stopped}.\nGo on with:  {again(folder)}", INTERRUPTED)
+                exit_with(f"{stopped}.\nGo on with:  {again(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
-                leave(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {again(folder)}", INTERRUPTED)
+                exit_with(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {again(folder)}", INTERRUPTED)
     return runs
 
 
@@ -108,7 +108,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     for promise in promises(runs):
         typer.echo(promise)
     if more is None:
-        farewell(folder)
+        show_place(folder)
 
 
 def promises(runs: list[RunFolder]) -> list[str]:
@@ -120,7 +120,8 @@ def promises(runs: list[RunFolder]) -> list[str]:
     return list(by_cost.values())
 
 
-def farewell(folder: Path) -> None:
+def show_place(folder: Path) -> None:
+    """Print where the runs are, and the command that writes a page about them."""
     typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
 
 
@@ -141,6 +142,7 @@ def own_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> 
 
 
 def free_folder(place: Path) -> Path:
+    """The first of `place`, `place-2`, ... that does not exist."""
     taken = taken_folders(place)
     return place.with_name(f"{place.name}-{len(taken) + 1}") if taken else place
 

@@ -32,15 +32,16 @@ def errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
         except typer.Exit:                             # which is a RuntimeError
             raise
         except REFUSALS as reason:
-            leave(str(reason), REFUSED)
+            exit_with(str(reason), REFUSED)
         except (RuntimeError, OSError) as reason:      # RunError, and what torch says when memory or a device fails
-            leave(str(reason), FAILED)
+            exit_with(str(reason), FAILED)
         except KeyboardInterrupt:
-            leave("interrupted; what was saved at the last checkpoint is kept.", INTERRUPTED)
+            exit_with("interrupted; what was saved at the last checkpoint is kept.", INTERRUPTED)
     return run
 
 
-def leave(text: str, code: int) -> None:
+def exit_with(text: str, code: int) -> None:
+    """Print a text to stderr and end the command with an exit code."""
     typer.echo(f"Error: {text}" if code != INTERRUPTED else text, err=True)
     raise typer.Exit(code)
 
@@ -92,6 +93,7 @@ def _difference(cell: dict[str, float | None]) -> str:
 
 
 def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
+    """Print a table with a title; the first column is text, the others are numbers."""
     from rich.console import Console
     from rich.table import Table
 
@@ -115,6 +117,7 @@ class Watcher:
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
+        """Start the bar of a run."""
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -124,6 +127,7 @@ class Watcher:
         self._task = self._bars.add_task(f"{place}{short}, seed {seed}", total=rounds, completed=round, speed="", now="")
 
     def round(self, round: int) -> None:
+        """Advance the bar to a round."""
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
@@ -134,6 +138,7 @@ class Watcher:
         return self.stop
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
+        """Show mean and tail of the last evaluation beside the bar."""
         if self._bars is None:
             return
         error = line["members"][-1].get(tested, {}).get("error", {})
@@ -141,6 +146,7 @@ class Watcher:
             self._bars.update(self._task, now=f"mean {error['mean']:.3g} tail {error['worst10']:.3g}")
 
     def note(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False, markup=False)
         else:

@@ -9,7 +9,7 @@ import typer
 
 from fedtail.cli import options
 from fedtail.cli.run import again, free_folder, slug, taken_folders
-from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, errors_as_sentences, leave, print_json
+from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 SHOWN = 10
 
@@ -48,13 +48,14 @@ def tune(
     else:
         show_trials(result)
     if result["finished"] and not result["best"]:
-        leave("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
+        exit_with("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
               "enough) and the learning rates.", FAILED)
     if not result["finished"]:
-        leave(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
+        exit_with(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
 
 
 def show_trials(result: dict[str, Any]) -> None:
+    """Print the best settings of a search, and where the best experiment is."""
     from fedtail.cli.terminal import show_table
 
     names = list(result["trials"][0]["settings"]) if result["trials"] else []

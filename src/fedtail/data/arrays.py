@@ -34,6 +34,7 @@ def tensors_of(inputs: Examples) -> list[Tensor]:
 
 
 def on(inputs: Examples, device: torch.device) -> Examples:
+    """A tensor, or each tensor of a dict, on a device."""
     return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
 
 
@@ -68,9 +69,11 @@ class Sequences(NamedTuple):
     lengths: np.ndarray                                 # (examples,)
 
     def rows(self) -> list[np.ndarray]:
+        """One array for each sequence."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
     def padded(self, fill: float) -> np.ndarray:
+        """One array, (examples, longest, ...), with `fill` behind the shorter sequences."""
         shape = (len(self.lengths), self.lengths.max(), *self.values.shape[1:])
         rows = np.full(shape, fill, self.values.dtype)
         rows[np.arange(shape[1]) < self.lengths[:, None]] = self.values

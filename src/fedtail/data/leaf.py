@@ -67,6 +67,7 @@ def _codes(text: str) -> np.ndarray:
 
 
 def leaf_files(folder: str | Path) -> list[Path]:
+    """The json files of a folder that LEAF wrote, sorted; refused where there are none."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"there is no .json file in {folder}. Pass the folder LEAF wrote, such as "

@@ -62,6 +62,7 @@ class Population:
 
     @property
     def num_examples(self) -> int:
+        """How many examples all clients hold together."""
         return int(self.size.sum())
 
     @classmethod

@@ -42,17 +42,21 @@ class Distribution:
         return len(self.values)
 
     def mean(self) -> float:
+        """Mean over clients."""
         values, share = self._present()
         return float((share * values).sum())
 
     def variance(self) -> float:
+        """Variance over clients, of the population and not of a sample: no n - 1."""
         values, share = self._present()
         return float((share * (values - self.mean()).square()).sum())
 
     def std(self) -> float:
+        """Standard deviation over clients, the root of `variance`."""
         return math.sqrt(self.variance())
 
     def percentile(self, percent: float) -> float:
+        """The value that so many percent of the clients do not exceed."""
         if not 0 <= percent <= 100:
             raise FieldError("percent", "in [0, 100]", float(percent))
         values, share = self._present()
@@ -65,6 +69,7 @@ class Distribution:
         return float(ranked[min(int(torch.searchsorted(reached, percent / 100)), len(ranked) - 1)])
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
+        """Several percentiles by name, p20 for the 20th."""
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
 
     def statistic(self, name: str) -> float:

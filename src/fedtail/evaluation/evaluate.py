@@ -38,10 +38,12 @@ class Evaluation:
 
     @property
     def loss(self) -> Distribution:
+        """The distribution of the loss over clients."""
         return self["loss"]
 
     @property
     def error(self) -> Distribution:
+        """The distribution of the error over clients."""
         return self["error"]
 
     def table(self) -> str:
@@ -130,6 +132,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
+    """Each client's values as an evaluation, weighted by mass or equally."""
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
     return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error")

@@ -58,6 +58,7 @@ class FamilyEvaluation:
         return dict(zip(self.names, self.choice.bincount(minlength=len(self.names)).tolist(), strict=True))
 
     def table(self) -> str:
+        """A line for each model, and one for each client's own pick."""
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
         rows["each client's own pick"] = self.chosen.summary()

@@ -31,6 +31,7 @@ class FineTuned:
     after: Evaluation
 
     def table(self) -> str:
+        """Two lines, the error before and after fine-tuning."""
         return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
                      ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 

@@ -72,6 +72,7 @@ class DataPlan:
 
     @property
     def same_for_all_seeds(self) -> bool:
+        """Whether all seeds of a run have the same data and splits."""
         return not self.follows
 
     def __str__(self) -> str:

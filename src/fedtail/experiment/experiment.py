@@ -109,6 +109,7 @@ class Experiment:
 
     @property
     def evaluate_every(self) -> int:
+        """Rounds between evaluations; by default a twentieth of the run."""
         return self.evaluate.every or max(1, self.rounds // 20)
 
     def table(self, seed: int | None = None) -> dict[str, Any]:

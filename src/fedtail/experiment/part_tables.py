@@ -184,6 +184,7 @@ def arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callab
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a class or function that have a name, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 

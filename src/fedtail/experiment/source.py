@@ -50,6 +50,7 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Source:
+        """Read an experiment file, and apply what `--set` changes."""
         path = Path(path)
         if path.is_dir():
             raise ExperimentError(f"{path} is a folder, an experiment file is needed. `fedtail init` writes one.")

@@ -35,6 +35,7 @@ class TaskPlan:
         return Plan("Task", Task, whole, self.module.source, ("task",)).make()
 
     def table(self) -> dict[str, Any]:
+        """The task section with every field, as it would be written in a file."""
         rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
         rest |= {name: toml_value(value) for name, value in self.rest.items() if name != "metrics"}
         metrics = [{k: v for k, v in toml_value(m).items() if k != "part"} for m in self.rest.get("metrics", ())]

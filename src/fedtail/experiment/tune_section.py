@@ -38,9 +38,11 @@ class Range:
             raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
 
     def ends(self) -> list[Any]:
+        """The ends of the range, which are tried when the file is checked."""
         return [self.low, self.high]
 
     def suggest(self, trial: Any, name: str) -> Any:
+        """Let an optuna trial choose a number of the range."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
 
@@ -52,9 +54,11 @@ class Choices:
     values: tuple[Any, ...]
 
     def ends(self) -> list[Any]:
+        """All values: each is tried when the file is checked."""
         return list(self.values)
 
     def suggest(self, trial: Any, name: str) -> Any:
+        """Let an optuna trial choose one of the values."""
         return trial.suggest_categorical(name, self.values)
 
 
@@ -97,6 +101,7 @@ class Search:
 
     @property
     def statistic(self) -> str:
+        """The statistic to choose by: as written, or the percentile of the clients who do worst."""
         return self.settings.statistic or TAIL[self.metrics[self.settings.metric]]
 
     @property
@@ -105,6 +110,7 @@ class Search:
         return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
 
     def experiment(self, chosen: dict[str, Any]) -> Experiment:
+        """The experiment with the chosen values of the searched fields."""
         source = self.source
         for name, value in chosen.items():
             source = source.changed(tuple(name.split(".")), value, f"{self.source.where('tune', 'search')}, {name} = {value!r}")

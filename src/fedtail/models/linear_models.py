@@ -22,6 +22,7 @@ class SoftmaxRegression(nn.Module):
         self.linear = _zero_linear(features, classes, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Scores of the classes, (examples, classes)."""
         return self.linear(inputs.flatten(1))                # (examples, classes)
 
 
@@ -38,6 +39,7 @@ class LogisticRegression(nn.Module):
         self.linear = _zero_linear(features, 1, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Log-odds of the positive class, (examples,)."""
         return self.linear(inputs.flatten(1)).squeeze(1)     # (examples,)
 
 
@@ -54,6 +56,7 @@ class LeastSquares(nn.Module):
         self.linear = _zero_linear(features, outputs, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Predictions, (examples,), or (examples, outputs) where there are several."""
         predicted = self.linear(inputs.flatten(1))
         return predicted.squeeze(1) if self.linear.out_features == 1 else predicted
 

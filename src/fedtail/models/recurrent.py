@@ -42,6 +42,7 @@ class LSTMClassifier(nn.Module):
         self.linear = nn.Linear(hidden, classes)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Scores of the classes, (examples, classes), of padded sequences."""
         sequence = _blank_padding(sequence, lengths)
         vectors = sequence if self.embedding is None else look_up(sequence, self.embedding)
         _check_vectors(vectors, self.lstm.input_size)
@@ -66,6 +67,7 @@ class CharacterGRU(nn.Module):
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Scores of the next character, after the last one or after each."""
         states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last(states, lengths))
 

@@ -82,6 +82,7 @@ def by_seed(method: Method, clients: PageClients, name: str) -> dict[int, np.nda
 
 
 def mean_by_client(values: Mapping[int, np.ndarray], clients: PageClients) -> np.ndarray:
+    """Each client's mean over seeds; NaN where it has no number."""
     return mean_over(list(values.values())) if values else np.full(len(clients), np.nan)
 
 
@@ -142,6 +143,7 @@ def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.
 
 
 def spans_decades(sizes: np.ndarray) -> bool:
+    """Whether sizes differ so much that an axis should be logarithmic."""
     return bool(len(sizes) and sizes.min() > 0 and sizes.max() > 10 * sizes.min())
 
 

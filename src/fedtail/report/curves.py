@@ -23,6 +23,7 @@ def splits(methods: Sequence[Method]) -> list[str]:
 
 
 def metrics(methods: Sequence[Method]) -> list[str]:
+    """The names of all metrics of the runs, in the order they come."""
     return list(dict.fromkeys(name for m in methods for run in m.runs for name in run.about["metrics"]))
 
 

@@ -43,6 +43,7 @@ class MethodFamily:
 
 
 def is_finished(run: RunFolder) -> bool:
+    """Whether a run ended and left its table over clients."""
     return run.finished and (run.path / "clients.parquet").is_file()
 
 
@@ -76,6 +77,7 @@ def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
 
 
 def tick(value: Any) -> str:
+    """The value of a family's field, as the slider shows it."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 

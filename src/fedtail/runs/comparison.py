@@ -42,6 +42,7 @@ def differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
 
 
 def unit_of(run: RunFolder, metric: str = "error") -> str:
+    """"%" where a metric is an error rate, else nothing."""
     return "%" if metric == "error" and run.about["rates"] else ""
 
 
@@ -60,6 +61,7 @@ def final(run: RunFolder, member: int, metric: str) -> dict[str, float]:
 
 
 def scaled(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
+    """Statistics in the unit they are shown in: error rates in percent, their variance in squared percent."""
     scale = 100.0 if unit_of(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
     return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}

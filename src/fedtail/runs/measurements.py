@@ -41,6 +41,7 @@ def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, A
 
 
 def statistics(distribution: Distribution) -> dict[str, float]:
+    """The statistics over clients that a line of `metrics.jsonl` holds."""
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
@@ -164,6 +165,7 @@ class TensorBoard:
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
 
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
+        """Write the statistics and a histogram of every metric and split."""
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 for metric, found in evaluation.distributions.items():
@@ -174,5 +176,6 @@ class TensorBoard:
             writer.flush()
 
     def close(self) -> None:
+        """Close the event files."""
         for writer in self._writers:
             writer.close()

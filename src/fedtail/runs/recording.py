@@ -46,13 +46,21 @@ from fedtail.version import __version__
 class Watch(Protocol):
     """Follows a run while it goes on, and may stop it."""
 
-    def begin(self, name: str, seed: int, round: int, rounds: int) -> None: ...
+    def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
+        """A run begins, or goes on after a round."""
+        ...
 
-    def round(self, round: int) -> None: ...
+    def round(self, round: int) -> None:
+        """A round is done."""
+        ...
 
-    def evaluated(self, line: dict[str, Any], tested: str) -> None: ...
+    def evaluated(self, line: dict[str, Any], tested: str) -> None:
+        """A line of `metrics.jsonl` was written; `tested` is the split that reports are about."""
+        ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        ...
 
     @property
     def stop(self) -> bool:
@@ -83,6 +91,7 @@ class Recorder:
             self._board.close()
 
     def done(self, trained: Trained) -> int:
+        """How many rounds a model was trained for."""
         return states_of(trained.state)[0].round
 
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
@@ -110,6 +119,7 @@ class Recorder:
         return start
 
     def after_round(self, progress: Progress) -> bool:
+        """Record a round, evaluate and save where that is due; True where training should stop."""
         trained, round, stop = progress.trained, self.done(progress.trained), self.watch.stop      # read once: it may change
         if "rounds.jsonl" in self._lines and progress.view is not None:
             self._lines["rounds.jsonl"].write(round_line(trained, progress.view, len(self.splits["train"])))
@@ -142,6 +152,7 @@ class Recorder:
         self.watch.note(text)
 
     def log(self, text: str) -> None:
+        """Append a line with the time to `log.txt`."""
         with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
@@ -249,10 +260,12 @@ def module_bytes(module: nn.Module) -> bytes:
 
 
 def digest_of(content: bytes) -> str:
+    """A digest of the contents of a file."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, str]:
+    """The versions of the packages that decide about bits."""
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 

@@ -45,10 +45,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
+        """The name of the method, or of the family."""
         return self.about["name"]
 
     @property
     def seed(self) -> int:
+        """The seed of the run."""
         return self.about["seed"]
 
     @property
@@ -58,6 +60,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
+        """Whether the run ended and left its result."""
         return (self.path / "result.json").is_file() and (self.deployed or (self.path / "clients.parquet").is_file())
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli.options import JSON
-from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, leave, print_json
+from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 if TYPE_CHECKING:
     from fedtail_studies import Data, Results, Study
@@ -72,7 +72,7 @@ def _run(study: Study, plan: Any, folder: Path, data: Path | None, quick: bool, 
         try:
             return run_study(study, plan, folder, read, quick, device, watcher, command)
         except Stopped:
-            leave(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
+            exit_with(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
     raise AssertionError
 
 

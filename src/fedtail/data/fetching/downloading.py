@@ -71,6 +71,7 @@ def check_file(path: Path, source: Source, sha256: str | None = None, remove: bo
 
 
 def sha256_of(path: Path) -> str:
+    """The SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

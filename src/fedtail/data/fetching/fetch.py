@@ -50,6 +50,7 @@ class Fetching:
 
     @property
     def at_least(self) -> int:
+        """The least number of examples of a client that is kept: the user's, or the papers'."""
         return _LEAST.get(self.public.name, 1) if self.wishes.at_least is None else self.wishes.at_least
 
     def file(self) -> Path:

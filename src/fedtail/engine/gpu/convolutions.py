@@ -80,12 +80,15 @@ class Stacked(TorchFunctionMode):
         return self.pooled(input, Window(kernel, pace))
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+        """The convolution of a stack of clients."""
         return _Convolution.apply(images, weight, bias, window)
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
+        """Max-pooling of a stack of clients."""
         return _MaxPool.apply(images, window)[0]
 
     def recurred(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The LSTM or GRU of a stack of clients."""
         return cell(*args, **kwargs)
 
 
@@ -96,11 +99,13 @@ class Flat(Stacked):
         """One model's recurrence is left to PyTorch."""
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+        """One model's convolution by a kernel of our own; None where that does not take it."""
         if not _direct(images, len(images) * len(weight) * math.prod(window.places(*images.shape[2:]))):
             return None
         return _convolved(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
+        """One model's max-pooling, without the places of the largest."""
         return triton_kernels.pooled(images, window, keep=False)[0]
 
 
