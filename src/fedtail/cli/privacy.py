@@ -192,7 +192,7 @@ def show_plan(plan: PrivacyPlan, found: NoiseLevels) -> None:
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import doubts
 
-    drawn = "everybody in every round" if plan.sampling == "none" else \
+    drawn = "all clients in every round" if plan.sampling == "none" else \
         f"cohorts of {plan.cohort} by {plan.sampling} sampling"
     title = f"{plan.rounds} rounds, {plan.population} clients, {drawn}, {plan.adjacency}, delta {plan.delta:g}"
     show_table(title, ["what", "value"], [[name, value] for name, value in plan_lines(plan, found)])

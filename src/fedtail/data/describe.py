@@ -31,8 +31,8 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """Counts, sizes, inputs, targets, how clients differ, warnings, and a task to start from.
 
     Under `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label
-    proportions and everybody's, in [0, 1), and `if_shuffled`, the same with labels dealt out at random (small clients
-    differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
+    proportions and those of all clients, in [0, 1), and `if_shuffled`, this distance with labels dealt out at random (small
+    clients differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
     `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
@@ -40,7 +40,7 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     (0.5, {'part': 'LogisticRegression', 'features': 1})
     """
     if not len(population):
-        raise ValueError("this population has no clients, so there is nothing to describe. Was everybody filtered out?")
+        raise ValueError("this population has no clients, so there is nothing to describe. Were all filtered out?")
     owner, rows = population.examples()
     parts = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
     spreads = {key: _spread(values, rows) for key, values in parts.items()}
@@ -134,7 +134,7 @@ def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dic
 
 
 def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each client with a label: the distance to everybody's label proportions, and how many labels it has.
+    """For each client with a label: the distance to the label proportions of all clients, and how many labels it has.
 
     Only the pairs (client, label) that occur take memory: sum_c |p_kc - p_c| is one plus the sum over them of
     |p_kc - p_c| - p_c.
@@ -221,7 +221,7 @@ def _suggested(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | N
         return {"part": "LeastSquares", "features": features, **outputs}
     if targets["kind"] == "sequences" or targets["count"] == 1:
         return None
-    few_gaps = targets["min"] >= 0 and targets["max"] < 2 * targets["count"]       # a class nobody here has
+    few_gaps = targets["min"] >= 0 and targets["max"] < 2 * targets["count"]       # a class that no client here has
     classes = targets["max"] + 1 if few_gaps else targets["count"]
     if len(x["shape"]) in (2, 3) and x["shape"][-2:] == [_SIDE, _SIDE]:
         return {"part": "ConvNet", "classes": classes, "channels": x["shape"][0] if len(x["shape"]) == 3 else 1}

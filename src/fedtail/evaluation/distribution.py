@@ -127,7 +127,7 @@ class Distribution:
         }
 
     def _present(self) -> tuple[Tensor, Tensor]:
-        """Values of the clients that have mass, and their shares of it; nobody is one client whose value is NaN."""
+        """Values of the clients that have mass, and their shares of it; no client at all is one whose value is NaN."""
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0
         values, mass = (self.values, mass) if bool(here.all()) else (self.values[here], mass[here])

@@ -75,7 +75,7 @@ def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
     return Task(model) if task is None else replace(task, module=model)
 
 
-_CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDictionary()      # the form of who was checked last
+_CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDictionary()      # the form of the task checked last
 
 
 def check_once(task: Task, population: Population) -> None:

@@ -67,7 +67,7 @@ class FamilyEvaluation:
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
-    """Every client picks by the first part of its examples; all models, and its pick, are judged on the second."""
+    """Every client picks a model by the first part of its examples; all models, and its pick, are evaluated on the second."""
     models = results(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
@@ -76,9 +76,9 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     own, held = population.split_examples(fraction, seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
     choice = _least(torch.stack([_errors(t, own) for t in tasks]))
-    judged = torch.stack([_errors(t, held) for t in tasks])                       # (models, clients)
-    picked = judged.gather(0, choice[None])[0]
-    return FamilyEvaluation(names, tuple(Distribution(e) for e in judged), Distribution(picked), choice)
+    errors = torch.stack([_errors(t, held) for t in tasks])                       # (models, clients)
+    picked = errors.gather(0, choice[None])[0]
+    return FamilyEvaluation(names, tuple(Distribution(e) for e in errors), Distribution(picked), choice)
 
 
 def _least(errors: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
 from fedtail.training import Trained
 
-AT_ONCE = 2**25      # numbers in the models side by side: everybody trains, not a cohort, and activations come on top
+AT_ONCE = 2**25      # numbers in the models side by side: all clients train, not a cohort, and activations come on top
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FineTuned:
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
              seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
              workers: int | None = None) -> FineTuned:
-    """Split each client's examples in two, train a copy of the model on the first part with `local`, judge it on the second.
+    """Split each client's examples in two, train a copy of the model on the first part with `local`, evaluate it on the second.
 
     Clients train side by side where the kernel can, as in a round; what a client draws depends on the seed and on itself alone,
     so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit.

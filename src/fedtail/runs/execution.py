@@ -158,7 +158,7 @@ def _key_of(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from; refused where the folder holds a run and nobody said --resume, or another experiment."""
+    """The checkpoint to go on from; refused where the folder holds a run and `resume` is False, or another experiment."""
     folder = checkpoints.folder
     if not (folder / "run.json").is_file():
         return None, []

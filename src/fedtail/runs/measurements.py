@@ -94,9 +94,9 @@ def add_picks(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, p
     able = population.size.numpy() >= 2
     if not able.any():
         return
-    judged = evaluate_family(trained, population.select(able))
-    for member, errors in enumerate(judged.members):
-        rows[split, member]["picks"] = _spread(able, (judged.choice == member).numpy().astype(object), None)
+    family = evaluate_family(trained, population.select(able))
+    for member, errors in enumerate(family.members):
+        rows[split, member]["picks"] = _spread(able, (family.choice == member).numpy().astype(object), None)
         rows[split, member]["judged"] = _spread(able, errors.values.numpy(), np.nan)
 
 

@@ -276,7 +276,7 @@ def _same(run: RunFolder, name: str, now: Any, what: str) -> None:
 
 @contextmanager
 def warnings_to(note: Callable[[str], None]) -> Iterator[None]:
-    """Warnings go to the log and to whoever watches, once each."""
+    """Warnings go to the log and to the terminal, once each."""
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:

@@ -149,9 +149,9 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
 def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of `rounds.jsonl` after the first, with the positions of all clients where all were sampled or contributed."""
     lines = _lines(path)
-    everybody = np.arange(next(lines, {"clients": 0})["clients"])
+    everyone = np.arange(next(lines, {"clients": 0})["clients"])
     for line in lines:
-        cohort = everybody if line["asked"] is None else line["asked"]
+        cohort = everyone if line["asked"] is None else line["asked"]
         members = [{**member, "counted": cohort if member["counted"] is None else member["counted"]}
                    for member in line["members"]]
         yield {**line, "asked": cohort, "members": members}

@@ -1,4 +1,7 @@
-"""One file from the web, whole or not at all: parts are kept and continued, sizes and checksums compared."""
+"""One file from the web, whole or not at all: parts are kept and continued, sizes and checksums compared.
+
+Written here rather than taken from pooch, which begins an interrupted download anew: word vectors have 862 MB.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fedtail.data.fetching.downloading import Progress, check_file, download, sh
 
 Note = Callable[[str], None]
 RECORD = "source.json"
-_LEAST = {"sent140": 50}                       # examples of a client, as in the papers; elsewhere everybody is kept
+_LEAST = {"sent140": 50}                       # examples of a client, as in the papers; elsewhere all clients are kept
 
 
 @dataclass(frozen=True)
