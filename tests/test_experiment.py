@@ -17,9 +17,9 @@ import fedtail
 from fedtail.data import Population, label_shift, synthetic
 from fedtail.errors import FieldError
 from fedtail.experiment import ExperimentError, Source, read_experiment, read_experiments, seeds_of
-from fedtail.experiment.data_section import fingerprint
+from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.experiment import experiments
-from fedtail.experiment.part_tables import SLOTS, Plan
+from fedtail.experiment.part_tables import SLOTS, PartPlan
 from fedtail.experiment.starter import starter
 
 BASE = """\
@@ -635,7 +635,7 @@ class Whose:
 def test_a_field_is_taken_from_the_error_and_not_from_its_words():
     source = Source.parse("[risk]\nfirst = 2\nsecond = 1\n", "e.toml", Path())
     with pytest.raises(ExperimentError) as reason:
-        Plan("Whose", Whose, {"first": 2, "second": 1}, source, ("risk",)).make()
+        PartPlan("Whose", Whose, {"first": 2, "second": 1}, source, ("risk",)).make()
     assert str(reason.value) == "e.toml, line 3: second must be larger than first, got 1. Write second = 3."
     assert reason.value.write == "Write second = 3."
 

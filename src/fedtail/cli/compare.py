@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import own_folder, run_all, show_place, show_runs, slug
+from fedtail.cli.run import folder_for, run_all, show_place, show_runs, slug
 from fedtail.cli.terminal import errors_as_sentences
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def compare(
     def jobs(folder: Path) -> list[Job]:
         return [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
 
-    folder = out or own_folder(Path("runs") / slug(experiments[0].stem), jobs, resume)
+    folder = out or folder_for(Path("runs") / slug(experiments[0].stem), jobs, resume)
     runs = run_all(jobs(folder), folder, resume, as_json)
     less = differences(runs)
     write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})

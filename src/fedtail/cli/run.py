@@ -47,7 +47,7 @@ def run(
     def jobs(folder: Path) -> list[Job]:
         return [(wanted, seed, folder if len(numbers) == 1 else folder / f"seed-{seed}") for seed in numbers]
 
-    folder = out or own_folder(Path("runs") / slug(wanted.name), jobs, resume)
+    folder = out or folder_for(Path("runs") / slug(wanted.name), jobs, resume)
     runs = run_all(jobs(folder), folder, resume, as_json)
     show_runs(runs, folder, as_json)
 
@@ -66,9 +66,9 @@ def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[Ru
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
             except Interrupted as stopped:
-                exit_with(f"{stopped}.\nGo on with:  {again(folder)}", INTERRUPTED)
+                exit_with(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
-                exit_with(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {again(folder)}", INTERRUPTED)
+                exit_with(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
     return runs
 
 
@@ -105,13 +105,13 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     show_rows(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
     show_finetuned(runs)
-    for promise in promises(runs):
+    for promise in privacy_lines(runs):
         typer.echo(promise)
     if more is None:
         show_place(folder)
 
 
-def promises(runs: list[RunFolder]) -> list[str]:
+def privacy_lines(runs: list[RunFolder]) -> list[str]:
     """What private runs have cost; of a method's seeds, one line for each different cost."""
     lines = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
     by_cost: dict[str, str] = {}
@@ -130,7 +130,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()[:80] or "run"
 
 
-def own_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
+def folder_for(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The first of `place`, `place-2`, ... that is not taken; to resume, the last that holds one of these runs."""
     from fedtail.runs.execution import begun_by
 
@@ -155,7 +155,7 @@ def taken_folders(place: Path) -> list[Path]:
     return taken
 
 
-def again(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command that goes on where this one stopped."""
     words = ["fedtail", *sys.argv[1:]]
     words += [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import again, free_folder, slug, taken_folders
+from fedtail.cli.run import free_folder, resume_command, slug, taken_folders
 from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 SHOWN = 10
@@ -51,7 +51,7 @@ def tune(
         exit_with("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
               "enough) and the learning rates.", FAILED)
     if not result["finished"]:
-        exit_with(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
+        exit_with(f"stopped after {len(result['trials'])} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
 
 
 def show_trials(result: dict[str, Any]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedtail.data.arrays import Sequences
-from fedtail.data.images import read_pixels
 from fedtail.data.population import Population
 from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, names_among, stacked
 
 _ROW = "fedtail row"                                    # the column that says where an example stood
+_LARGEST = {"b1": 1, "u1": 255, "u2": 65535}            # value of a pixel, by type
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -245,3 +245,33 @@ def _package(name: str) -> Any:
             raise
         raise ImportError(f"this needs the package {name.partition('.')[0].replace('_', '-')}, which is not installed: "
                           "pip install 'fedtail[hub]'") from reason
+
+
+def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
+    """Images as float32 in [0, 1], (examples, height, width) where grey, else (examples, channels, height, width).
+
+    `column` is an arrow column of encoded images, `image` the `datasets.Image` that decodes a cell.
+    """
+    if column.null_count:
+        raise ValueError(f"column {name!r} lacks {column.null_count} of {len(column)} images. Drop those examples first.")
+    first = _decoded(column[0], image, name)
+    pixels = np.empty((len(column), *first.shape), np.float32)
+    for place, cell in enumerate(column):
+        values = _decoded(cell, image, name)
+        if values.shape != first.shape:
+            raise ValueError(f"image {place} of column {name!r} has shape {values.shape}, image 0 has {first.shape}. Bring them "
+                             'to one size and mode first: dataset.map with image.resize(...).convert("RGB").')
+        pixels[place] = values
+    return pixels
+
+
+def _decoded(cell: Any, image: Any, name: str) -> np.ndarray:
+    picture = image.decode_example(cell.as_py())
+    if picture.mode == "P":                             # a palette's numbers mean nothing by themselves
+        picture = picture.convert("RGB")
+    values = np.asarray(picture)
+    largest = _LARGEST.get(values.dtype.str[1:])
+    if largest is None:
+        raise TypeError(f"column {name!r} has images of mode {picture.mode} ({values.dtype}), whose largest value is unknown. "
+                        'Convert them first: image.convert("L") or image.convert("RGB").')
+    return (np.moveaxis(values, 2, 0) if values.ndim == 3 else values) / np.float32(largest)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedtail import data as generators
 from fedtail.data import Population, Splits, partition
 from fedtail.errors import FieldError
-from fedtail.experiment import readers
-from fedtail.experiment.part_tables import Plan, arguments, imported, toml_value
+from fedtail.experiment import data_sources
+from fedtail.experiment.data_sources import SplitPlan
+from fedtail.experiment.part_tables import PartPlan, arguments, import_named, toml_value
 from fedtail.experiment.source import Key, Source, nearest
 
 READERS: dict[str, Callable[..., Any]] = {
-    "arrays": readers.arrays, "leaf": readers.leaf, "saved": readers.saved, "huggingface": readers.huggingface}
+    "arrays": data_sources.arrays, "leaf": data_sources.leaf, "saved": data_sources.saved,
+    "huggingface": data_sources.huggingface}
 GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthetic_iid", "three_gaussians")
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
 FROM_DATA = ("labels", "examples", "values")      # what a partitioner takes from the data, not from the file
@@ -28,43 +28,11 @@ COMMON = ("kind", "split", "at_least", "test_path")
 
 
 @dataclass(frozen=True)
-class SplitPlan:
-    """Clients are split by fractions; `within` keeps back a part of every training client's examples.
-
-    Where no clients are kept for `test`, the examples kept back are the test set.
-    """
-
-    train: float = 0.8
-    validation: float | None = None
-    test: float | None = None
-    within: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        shares = [s for s in (self.train, self.validation, self.test) if s is not None]
-        if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
-            raise FieldError("train", "a fraction of the clients", shares,
-                             text=f"train, validation and test are fractions of the clients, at most 1 together, got {shares}.")
-        if self.within is not None and not 0 < self.within < 1:
-            raise FieldError("within", "in (0, 1)", self.within, "It is the part of a client's examples kept back.")
-
-    def __call__(self, population: Population, seed: int) -> dict[str, Population]:
-        named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
-        splits = {"train": population}
-        if len(named) > 1 or self.train < 1:
-            splits = dict(zip(named, population.split(tuple(named.values()), seed), strict=True))
-        if self.within is not None:
-            kept, back = splits["train"].split_examples(1 - self.within, seed)
-            splits |= {"train": kept, ("held_out" if "test" in splits else "test"): back}
-        return splits
-
-
-@dataclass(frozen=True)
 class DataPlan:
     """Everything it takes to load the data, checked before anything is read."""
 
-    reader: Plan
-    partition: Plan | None
+    reader: PartPlan
+    partition: PartPlan | None
     split: SplitPlan | None                 # None: the reader gives the splits itself
     at_least: int
     test_path: Path | None
@@ -148,7 +116,7 @@ def data_plan(source: Source) -> DataPlan:
     if "path" in given:
         given["path"] = _existing(source, ("data", "path"), given["path"])
     if reader.name == "leaf" and ":" in str(given.get("encode")):
-        given["encode"] = imported(source, ("data", "encode"), given["encode"])
+        given["encode"] = import_named(source, ("data", "encode"), given["encode"])
     if reader.name == "huggingface" and (source.folder / given["dataset"]).exists():
         given["dataset"] = source.folder / given["dataset"]
     at_least = table.get("at_least", 1)
@@ -160,48 +128,32 @@ def data_plan(source: Source) -> DataPlan:
                     frozenset(follows))
 
 
-def fingerprint(splits: dict[str, Population]) -> str:
-    """A digest of the data themselves, so that a run does not go on with others."""
-    digest, known = hashlib.blake2b(digest_size=16), set()
-    for name, population in sorted(splits.items()):
-        inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
-        group = [] if population.group is None else [population.group]
-        own = [population.start, population.size, population.mass, population.key, *group]
-        for tensor in (*inputs.values(), population.targets, *own):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            if tensor.data_ptr() not in known:      # splits by client share their examples
-                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-            known.add(tensor.data_ptr())
-        digest.update(b"" if population.names is None else np.ascontiguousarray(population.names).tobytes())
-    return digest.hexdigest()
-
-
-def _reader(source: Source, table: dict[str, Any]) -> Plan:
+def _reader(source: Source, table: dict[str, Any]) -> PartPlan:
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
     if not isinstance(kind, str):
         raise source.refuse(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
     if ":" in kind:
-        return Plan(kind, imported(source, ("data", "kind"), kind), {}, source, ("data",))
+        return PartPlan(kind, import_named(source, ("data", "kind"), kind), {}, source, ("data",))
     if kind not in known:
         raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest(kind, known)}")
     target = READERS[kind] if kind in READERS else getattr(generators, kind)
-    return Plan(kind, target, {}, source, ("data",))
+    return PartPlan(kind, target, {}, source, ("data",))
 
 
-def _partition(source: Source, table: dict[str, Any], kind: str) -> Plan:
+def _partition(source: Source, table: dict[str, Any], kind: str) -> PartPlan:
     """Who deals the examples out: one of ours, or for a Hugging Face data set one of Flower's."""
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}
     if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
-        return Plan(name, _flower, fields, source, key)
+        return PartPlan(name, _flower, fields, source, key)
     if name not in PARTITIONS:
         raise source.refuse((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
                                             f"{nearest(str(name), PARTITIONS)}")
     target = getattr(partition, name)
     named = ("values",) if name == "by_column" else ()
     given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in named))
-    return Plan(name, target, given, source, key)
+    return PartPlan(name, target, given, source, key)
 
 
 def _flower(**settings: Any) -> Any:
@@ -209,9 +161,9 @@ def _flower(**settings: Any) -> Any:
     return settings
 
 
-def _dealer(plan: Plan) -> readers.Deal:
+def _dealer(plan: PartPlan) -> data_sources.Deal:
     """What a reader calls to have its examples dealt out to clients."""
-    def deal(y: str, read: readers.Read, dataset: Any) -> np.ndarray:
+    def deal(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
         if plan.target is _flower:
             from fedtail.data.hub import partition_ids
             return partition_ids(dataset, plan.name, plan.arguments)
@@ -239,7 +191,7 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
         raise source.refuse(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
     if "train" not in given:
         given["train"] = 1 - sum(given.get(name) or 0 for name in ("validation", "test"))
-    return Plan("split", SplitPlan, given, source, ("data", "split")).make()
+    return PartPlan("split", SplitPlan, given, source, ("data", "split")).make()
 
 
 def _existing(source: Source, key: Key, value: Any) -> Path:

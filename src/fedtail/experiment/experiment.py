@@ -18,7 +18,7 @@ from fedtail.data.population import Population
 from fedtail.errors import FieldError
 from fedtail.experiment.data_section import DataPlan, data_plan
 from fedtail.experiment.engine_section import UNSET, EnginePlan
-from fedtail.experiment.part_tables import SLOTS, Plan, arguments, own_file, part, toml_value
+from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, build_part, own_file, toml_value
 from fedtail.experiment.source import ExperimentError, Source, nearest
 from fedtail.experiment.task_section import TaskPlan, task_plan
 from fedtail.local import LocalSGD
@@ -227,7 +227,7 @@ def experiment_of(source: Source, name: str) -> Experiment:
         raise source.refuse(("name",), FieldError("name", "text", given))
     algorithm, family = _algorithm(source)
     return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
-                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
+                      build_part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
                       _section(source, "privacy", Terms), family, _section(source, "engine", EnginePlan),
                       _section(source, "evaluate", EvaluationPlan), source)
 
@@ -244,7 +244,7 @@ def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan 
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
     by = source.where("family", *key)
     members = tuple(_member(source.changed(key, value, by)) for value in values)
-    family = Plan("family", Family, {"members": members}, source, ("family",)).make()
+    family = PartPlan("family", Family, {"members": members}, source, ("family",)).make()
     return family, FamilyPlan(".".join(key), tuple(values))
 
 
@@ -261,13 +261,13 @@ def _member(source: Source) -> FederatedAlgorithm:
         if name == "sample" and not table:
             raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
                                              "part = \"Everyone\".")
-        parts[name] = part(source, (name,), table, SLOTS[name])
-    return Plan("method", FederatedAlgorithm, parts, source, ()).make()
+        parts[name] = build_part(source, (name,), table, SLOTS[name])
+    return PartPlan("method", FederatedAlgorithm, parts, source, ()).make()
 
 
 def _section(source: Source, name: str, kind: type) -> Any:
     given = arguments(source, (name,), source.table(name), kind, f"[{name}]")
-    return Plan(name, kind, given, source, (name,)).make()
+    return PartPlan(name, kind, given, source, (name,)).make()
 
 
 def _device(source: Source) -> str:

@@ -65,7 +65,7 @@ SLOTS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartPlan:
     """A part that is not made yet: what to call, with what. Modules are made once for every seed."""
 
     name: str                            # as written: "SoftmaxRegression", "mine:Net"
@@ -100,12 +100,12 @@ class Plan:
         return {"part": self.name, **{name: toml_value(value) for name, value in {**defaults, **self.arguments}.items()}}
 
 
-def part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
+def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
     """The part that a table describes."""
-    return plan(source, key, table, slot).make()
+    return plan_part(source, key, table, slot).make()
 
 
-def plan(source: Source, key: Key, table: Any, slot: Slot) -> Plan:
+def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
     """What a table describes, checked as far as it can be without making it."""
     table = {"part": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
@@ -115,15 +115,15 @@ def plan(source: Source, key: Key, table: Any, slot: Slot) -> Plan:
         came = "nothing" if name is None else repr(name)
         raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example(slot)}\"; there are "
                                  f"{', '.join(slot.candidates())}.")
-    target = find(source, (*key, "part"), name, slot)
+    target = find_part(source, (*key, "part"), name, slot)
     given = {field: value for field, value in table.items() if field != "part"}
-    return Plan(name, target, arguments(source, key, given, target, name), source, key)
+    return PartPlan(name, target, arguments(source, key, given, target, name), source, key)
 
 
-def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
+def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
     """A part by its public name, or a user's own by `module:Class`."""
     if ":" in name:
-        own = imported(source, key, name)
+        own = import_named(source, key, name)
         if isinstance(own, type) and not slot.fits(own):
             raise source.refuse(key, f"{name} has no method {slot.needs}, which {key[-2]} needs.")
         if isinstance(own, type) and not (is_dataclass(own) or hasattr(own, "forward")):
@@ -137,7 +137,7 @@ def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
     return known[name]
 
 
-def imported(source: Source, key: Key, name: str) -> Any:
+def import_named(source: Source, key: Key, name: str) -> Any:
     """`module:name`, looked for beside the experiment file too."""
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or module.startswith("."):
@@ -198,7 +198,7 @@ def toml_value(value: Any) -> Any:
         return {"part": name_of(type(value)), **own}
     if isinstance(value, (list, tuple)):
         return [toml_value(entry) for entry in value]
-    if isinstance(value, Plan):
+    if isinstance(value, PartPlan):
         return value.table()
     if callable(value) and hasattr(value, "__qualname__"):
         return name_of(value)
@@ -216,9 +216,9 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
     if value == NONE and fitted(value, hint)[1] is None:
         return None
     if field in SLOTS and (isinstance(value, Mapping) or (isinstance(value, str) and hint is not str)):
-        return part(source, key, value, SLOTS[field])
+        return build_part(source, key, value, SLOTS[field])
     if isinstance(value, Mapping) and "part" in value:
-        return part(source, key, value, ANYTHING)
+        return build_part(source, key, value, ANYTHING)
     problem, result = fitted(value, hint, lambda name: _function(source, key, name))
     if problem:
         raise source.refuse(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
@@ -228,7 +228,7 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
 def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     """A function by its name in `fedtail.losses`, or a user's own by `module:function`."""
     if ":" in name:
-        return imported(source, key, name)
+        return import_named(source, key, name)
     losses = importlib.import_module("fedtail.losses")
     known = [name for name, value in vars(losses).items()
              if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["outputs", "targets"]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedtail.errors import FieldError
-from fedtail.experiment.part_tables import SLOTS, Plan, arguments, parameters_of, plan, toml_value
+from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, parameters_of, plan_part, toml_value
 from fedtail.experiment.source import Source, nearest
 from fedtail.task import Metric, Task, in_precision
 
@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class TaskPlan:
     """A task whose module is made anew for every seed."""
 
-    module: Plan
+    module: PartPlan
     rest: dict[str, Any]
     dtype: str = "float32"
 
@@ -32,7 +32,7 @@ class TaskPlan:
             raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
                                                              "torch.nn.Module is needed.")
         whole = {"module": in_precision(module, DTYPES[self.dtype]), **self.rest}
-        return Plan("Task", Task, whole, self.module.source, ("task",)).make()
+        return PartPlan("Task", Task, whole, self.module.source, ("task",)).make()
 
     def table(self) -> dict[str, Any]:
         """The task section with every field, as it would be written in a file."""
@@ -61,7 +61,7 @@ def task_plan(source: Source) -> TaskPlan:
         raise source.refuse(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
     metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
     rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
-    return TaskPlan(plan(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
+    return TaskPlan(plan_part(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
 
 
 def _metric(source: Source, index: int, table: Any) -> Metric:
@@ -69,4 +69,4 @@ def _metric(source: Source, index: int, table: Any) -> Metric:
         raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
                                                  '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
     key = ("task", "metrics", index)
-    return Plan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()
+    return PartPlan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()

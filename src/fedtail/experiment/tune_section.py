@@ -15,7 +15,7 @@ import torch
 from fedtail.errors import FieldError
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, method_names, pick_method
-from fedtail.experiment.part_tables import Plan, arguments
+from fedtail.experiment.part_tables import PartPlan, arguments
 from fedtail.experiment.source import ExperimentError, Source, nearest
 
 Better = Literal["lower", "higher"]
@@ -142,7 +142,7 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
     table = source.table("tune")
     found = dict(_fields(source, table.pop("search", None)))
     given = arguments(source, ("tune",), table, TuneSettings, "[tune]")
-    search = Search(source, name, Plan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
+    search = Search(source, name, PartPlan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
     if search.settings.metric not in search.metrics:
         raise source.refuse(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
                                                 f"{nearest(search.settings.metric, [*search.metrics])}")
@@ -177,6 +177,6 @@ def _fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[t
         elif isinstance(value, dict) and "low" in value:
             ends = {field: number for field, number in value.items() if field in ("low", "high")}      # whole ones stay whole
             checked = arguments(source, (*at, name), value, Range, "a range")
-            yield ".".join((*key, name)), Plan("range", Range, {**checked, **ends}, source, (*at, name)).make()
+            yield ".".join((*key, name)), PartPlan("range", Range, {**checked, **ends}, source, (*at, name)).make()
         else:
             yield from _fields(source, value, (*key, name))

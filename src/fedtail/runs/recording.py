@@ -19,7 +19,7 @@ from torch import nn
 from fedtail.algorithm import states_of
 from fedtail.engine.choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data_section import fingerprint
+from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints

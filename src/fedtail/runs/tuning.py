@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedtail.data import Population
 from fedtail.evaluation import evaluate
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data_section import fingerprint
+from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.tune_section import Search
 from fedtail.runs.files import RunError, RunRefused, only_writer, refuse_strangers, write_json, write_whole
 from fedtail.runs.recording import Watch, warnings_to
