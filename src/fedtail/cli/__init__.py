@@ -15,7 +15,7 @@ from fedtail.cli.deploy import deploy
 from fedtail.cli.experiment_file import init, show
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
-from fedtail.cli.report import choose, report
+from fedtail.cli.report_and_choose import choose, report
 from fedtail.cli.run import run
 from fedtail.cli.tune import tune
 from fedtail.version import __version__
