@@ -48,6 +48,7 @@ for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name
 
 
 def _version(wanted: bool) -> None:
+    """Print the version and end, where `--version` was given."""
     if wanted:
         typer.echo(f"fedtail {__version__}")
         raise typer.Exit

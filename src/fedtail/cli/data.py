@@ -49,13 +49,13 @@ def render_description(description: dict[str, Any]) -> Any:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
-    for title, value in _facts(description):
+    for title, value in _description_rows(description):
         facts.add_row(title, Text(value))
     sizes = Table.grid(padding=(0, 2))
     sizes.add_column(justify="right")
     sizes.add_column(style="cyan", no_wrap=True)
     sizes.add_column(justify="right")
-    for span, bar, clients in _bars(description["sizes"]["histogram"]):
+    for span, bar, clients in _size_bars(description["sizes"]["histogram"]):
         sizes.add_row(span, bar, clients)
     heading = [Text(description["name"], style="bold underline")] if description["name"] else []
     warnings = [Text(f"! {warning}", style="yellow") for warning in description["warnings"]]
@@ -63,7 +63,8 @@ def render_description(description: dict[str, Any]) -> Any:
                  *([Text()] if warnings else []), *warnings)
 
 
-def _facts(about: dict[str, Any]) -> list[tuple[str, str]]:
+def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts of a description, a title and a text each."""
     sizes, largest = about["sizes"], about["largest"]
     rows = [
         ("clients", f"{about['clients']:,}"),
@@ -71,31 +72,34 @@ def _facts(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("per client", f"{sizes['min']:,} to {sizes['max']:,}, mean {sizes['mean']:,.1f}, median {sizes['median']:,g}, "
                        f"10th and 90th percentile {sizes['p10']:,g} and {sizes['p90']:,g}"),
         ("largest client", f"{largest['name']} with {largest['share']:.2%} of the examples"),
-        *((f"input {name}", _input(part)) for name, part in about["inputs"].items()),
-        ("targets", _targets(about["targets"])),
-        ("clients differ", _difference(about["difference"])),
+        *((f"input {name}", _input_text(part)) for name, part in about["inputs"].items()),
+        ("targets", _targets_text(about["targets"])),
+        ("clients differ", _difference_text(about["difference"])),
     ]
     if about["groups"] is not None:
-        rows.append(("groups", f"{len(about['groups'])}, of {_few(about['groups'])} clients"))
-    return [*rows, ("start from", _call(about["suggested"]))]
+        rows.append(("groups", f"{len(about['groups'])}, of {_counts_text(about['groups'])} clients"))
+    return [*rows, ("start from", _suggested_call(about["suggested"]))]
 
 
-def _input(part: dict[str, Any]) -> str:
+def _input_text(part: dict[str, Any]) -> str:
+    """Shape, type and range of an input."""
     shape = " x ".join(map(str, part["shape"])) or "one number"
     return f"{shape}, {part['dtype']}, from {part['min']:g} to {part['max']:g}"
 
 
-def _targets(targets: dict[str, Any]) -> str:
+def _targets_text(targets: dict[str, Any]) -> str:
+    """What is to be predicted: numbers, classes or sequences of them, with their range."""
     if targets["kind"] == "numbers":
         each = "numbers" if targets["outputs"] == 1 else f"{targets['outputs']} numbers for each example"
         return f"{each}, mean {targets['mean']:g}, deviation {targets['std']:g}, from {targets['min']:g} to {targets['max']:g}"
     what = f"{targets['count']:,} classes" if targets["kind"] == "classes" else (
         f"sequences of {targets['length']['mean']:.1f} positions on average, {targets['count']:,} classes")
-    counts = f", {_few(list(targets['counts'].values()))} of each" if "counts" in targets else ""
+    counts = f", {_counts_text(list(targets['counts'].values()))} of each" if "counts" in targets else ""
     return f"{what} ({targets['min']} to {targets['max']}){counts}"
 
 
-def _difference(difference: dict[str, Any]) -> str:
+def _difference_text(difference: dict[str, Any]) -> str:
+    """How clients differ in their targets, in a sentence."""
     if "total_variation" in difference:
         distance, shuffled, single = (difference[name] for name in ("total_variation", "if_shuffled", "single_label"))
         return (f"labels are {distance:.3f} from everybody's in total variation ({shuffled:.3f} if they were shuffled); "
@@ -107,18 +111,20 @@ def _difference(difference: dict[str, Any]) -> str:
     return f"{between:.1%} of the variance of targets lies between clients{estimate}"
 
 
-def _call(suggested: dict[str, Any] | None) -> str:
+def _suggested_call(suggested: dict[str, Any] | None) -> str:
+    """The suggested model as Python would write it."""
     if suggested is None:
         return "a module of your own: no linear model or image model of fedtail fits these inputs and targets"
     settings = ", ".join(f"{name}={value}" for name, value in suggested.items() if name != "part")
     return f"{suggested['part']}({settings})"
 
 
-def _few(counts: list[int]) -> str:
+def _counts_text(counts: list[int]) -> str:
+    """A few counts one by one, many as their range."""
     return ", ".join(f"{count:,}" for count in counts) if len(counts) <= 5 else f"{min(counts):,} to {max(counts):,}"
 
 
-def _bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
+def _size_bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
     """A line for each bin; a bin with anybody in it has a bar."""
     most = max(part["clients"] for part in histogram)
     spans = [f"{part['from']:,}" if part["from"] == part["to"] else f"{part['from']:,}-{part['to']:,}" for part in histogram]
@@ -154,18 +160,19 @@ def fetch(
     from fedtail.data.fetching import fetch as fetched
 
     if show or name is None:
-        print_json({"sets": [_entry(public) for public in CATALOGUE]}) if as_json else _show(CATALOGUE)
+        print_json({"sets": [_catalogue_entry(public) for public in CATALOGUE]}) if as_json else _show_catalogue(CATALOGUE)
         return
     wishes = Wishes(file, url, sha256, at_least, window, dimension, vectors, again)
-    with _bar() as progress:
+    with _download_bar() as progress:
         record = fetched(name, out, wishes, cache, progress, lambda text: typer.echo(text, err=True))
     if as_json:
         print_json(record)
     else:
-        _report(record)
+        _show_fetched(record)
 
 
-def _report(record: dict[str, Any]) -> None:
+def _show_fetched(record: dict[str, Any]) -> None:
+    """Print what a fetched set holds, where it came from, and its licence."""
     place = Path(record["folder"])
     if record["populations"]:
         typer.echo(f"Wrote {place}: {record['clients']:,} clients, {record['examples']:,} examples. Look: fedtail data describe "
@@ -176,14 +183,16 @@ def _report(record: dict[str, Any]) -> None:
     typer.echo(f"Licence: {record['licence']}")
 
 
-def _entry(public: Any) -> dict[str, Any]:
+def _catalogue_entry(public: Any) -> dict[str, Any]:
+    """A public set for `--list --json`."""
     source = public.source
     return {"name": public.name, "about": public.about, "file": source.file, "urls": list(source.urls), "size": source.size,
             "sha256": source.sha256, "checked_by": source.checked_by, "licence": public.licence, "becomes": public.becomes,
             "instead": list(source.instead), "disk": public.disk}
 
 
-def _show(catalogue: Any) -> None:
+def _show_catalogue(catalogue: Any) -> None:
+    """Print every public set: source, checksum, what it becomes, licence."""
     for public in catalogue:
         source = public.source
         typer.echo(f"{public.name}: {public.about}\n"
@@ -195,7 +204,7 @@ def _show(catalogue: Any) -> None:
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
+def _download_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr where that is a terminal; elsewhere a line for every tenth."""
     if not sys.stderr.isatty():
         yield _Tenths()

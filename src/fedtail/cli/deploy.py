@@ -58,6 +58,7 @@ def local(
 
 
 def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
+    """Run the example deployment in a folder, and print how far it is from the simulator."""
     from dataclasses import asdict
 
     from fedtail.cli.terminal import show_table

@@ -125,6 +125,7 @@ def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int
 
 
 def _given(named: dict[str, Any]) -> tuple[int, int, float]:
+    """Population, rounds and delta; refused where one of the needed options is missing."""
     missing = [name for name, value in named.items() if value is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given too.")
@@ -220,6 +221,7 @@ def plan_lines(plan: PrivacyPlan, found: NoiseLevels) -> list[tuple[str, str]]:
 
 
 def _skipping(plan: PrivacyPlan) -> list[tuple[str, str]]:
+    """Lines about rounds that are skipped because too few clients were sampled."""
     from fedtail.privacy.cohorts import minimum_for, skip_probability
 
     if plan.sampling != "poisson" or plan.cohort is None:
@@ -258,6 +260,7 @@ def plot_epsilon(plan: PrivacyPlan, file: Path) -> None:
 
 
 def _number(value: float) -> str:
+    """An epsilon for a table."""
     return "infinite" if math.isinf(value) else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 

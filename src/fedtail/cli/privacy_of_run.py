@@ -73,6 +73,7 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
 
 
 def _advice(problems: list[str]) -> str:
+    """What to change so that the model of a run may be released."""
     from fedtail.privacy.statement import FLOATING, SIMULATED
 
     advice = [text for problem, text in ((SIMULATED, 'Run again with [privacy] randomness = "os".'),
@@ -81,4 +82,5 @@ def _advice(problems: list[str]) -> str:
 
 
 def _number(value: float | str) -> str:
+    """An epsilon for a table; texts as they are."""
     return value if isinstance(value, str) else f"{value:.3f}" if value < 100 else f"{value:.0f}"

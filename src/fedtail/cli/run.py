@@ -170,6 +170,7 @@ class _Loaded:
         self._splits: Any = None
 
     def of(self, experiment: Experiment, seed: int) -> Any:
+        """A function that gives the splits of an experiment and seed, loaded unless the last ones are the same."""
         def load() -> Any:
             key = (experiment.data.table(), seed if not experiment.data.same_for_all_seeds else None)
             if self._key != key:

@@ -55,7 +55,7 @@ def print_json(value: Any) -> None:
 
 def show_rows(rows: list[dict[str, Any]], title: str) -> None:
     """Every method with its statistics; +- is the deviation over seeds."""
-    cells = [[row["method"], *(_spread(row[key]) for _, key in COLUMNS)] for row in rows]
+    cells = [[row["method"], *(_mean_and_deviation(row[key]) for _, key in COLUMNS)] for row in rows]
     show_table(title, ["method", *(name for name, _ in COLUMNS)], cells)
 
 
@@ -63,7 +63,7 @@ def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
     """Every method less the baseline, on the same seeds; +- is the standard error."""
     if not rows or all(row["mean"]["mean"] is None for row in rows):
         return
-    cells = [[row["method"], *(_difference(row[key]) for _, key in COLUMNS)] for row in rows]
+    cells = [[row["method"], *(_difference_and_error(row[key]) for _, key in COLUMNS)] for row in rows]
     few = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
     show_table(f"Difference to {rows[0]['baseline']} {alike}, with its standard error over seeds{few}",
           ["method", *(name for name, _ in COLUMNS)], cells)
@@ -75,18 +75,20 @@ def show_finetuned(runs: list[RunFolder]) -> None:
 
     rows = finetuned_rows(runs)
     if rows:
-        cells = [[row["method"], *(_spread(row[key]) for _, key in COLUMNS)] for row in rows]
+        cells = [[row["method"], *(_mean_and_deviation(row[key]) for _, key in COLUMNS)] for row in rows]
         show_table("Evaluated on half of each client's examples, fine-tuned on the other half",
                    ["method", *(name for name, _ in COLUMNS)], cells)
 
 
-def _spread(cell: dict[str, float | None]) -> str:
+def _mean_and_deviation(cell: dict[str, float | None]) -> str:
+    """A cell with the mean over seeds and its deviation."""
     if cell["mean"] is None:
         return "not finite"
     return f"{cell['mean']:.2f}" if cell["std"] is None else f"{cell['mean']:.2f} +- {cell['std']:.2f}"
 
 
-def _difference(cell: dict[str, float | None]) -> str:
+def _difference_and_error(cell: dict[str, float | None]) -> str:
+    """A cell with a mean difference and its standard error."""
     if cell["mean"] is None:
         return "none"
     return f"{cell['mean']:+.2f}" if cell["stderr"] is None else f"{cell['mean']:+.2f} +- {cell['stderr']:.2f}"
@@ -155,7 +157,7 @@ class Watcher:
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
         """Show the bar, and let Ctrl-C (or a scheduler's TERM) finish the round and save; a second one ends at once."""
-        handlers = {kind: signal.signal(kind, self._asked_to_stop) for kind in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {kind: signal.signal(kind, self._stop_requested) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:
             if self._quiet:
                 yield self
@@ -167,7 +169,8 @@ class Watcher:
             for kind, handler in handlers.items():
                 signal.signal(kind, handler)
 
-    def _asked_to_stop(self, *_: Any) -> None:
+    def _stop_requested(self, *_: Any) -> None:
+        """The handler of a signal: the first one stops after the round, a second one at once."""
         if self.stop:
             raise KeyboardInterrupt
         self.stop = True
@@ -175,6 +178,7 @@ class Watcher:
 
 
 def _bars() -> Any:
+    """The progress bar, drawn on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

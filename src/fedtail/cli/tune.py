@@ -70,8 +70,10 @@ def show_trials(result: dict[str, Any]) -> None:
 
 
 def _mean_over(seeds: list[int]) -> str:
+    """A note for the title where values are means over several seeds."""
     return f", mean over {len(seeds)} seeds" if len(seeds) > 1 else ""
 
 
 def _short(value: Any) -> str:
+    """A setting or value for a table."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -244,5 +244,6 @@ def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
 
 
 def _length(value: Any) -> int:
+    """How long a sequence is; -1 for a single number or text."""
     scalar = isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0
     return -1 if scalar or not hasattr(value, "__len__") else len(value)

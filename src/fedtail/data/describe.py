@@ -50,16 +50,19 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     wanted = wanted.double() if wanted.is_floating_point() else wanted
     targets, difference = _targets(owner.numpy(), wanted.numpy(), len(population))
     about = {
-        "name": name, "clients": len(population), "examples": population.num_examples, "sizes": _sizes(population.size.numpy()),
-        "largest": _largest(population), "inputs": inputs, "targets": targets, "difference": difference,
+        "name": name, "clients": len(population), "examples": population.num_examples,
+        "sizes": _size_summary(population.size.numpy()), "largest": _largest(population), "inputs": inputs, "targets": targets,
+        "difference": difference,
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
     alone = not isinstance(population.inputs, dict)
-    return {**about, "warnings": [*_about_clients(population, about), *_about_inputs(inputs, spreads), *_about_targets(targets)],
+    warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads), *_target_warnings(targets)]
+    return {**about, "warnings": warnings,
             "suggested": _suggested(inputs["x"], targets) if alone else None}
 
 
-def _sizes(size: np.ndarray) -> dict[str, Any]:
+def _size_summary(size: np.ndarray) -> dict[str, Any]:
+    """Statistics and a histogram of the clients' sizes."""
     low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
     most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
     edges = np.unique(np.rint(np.geomspace(low, high + 1, most_bins + 1)).astype(np.int64))
@@ -70,6 +73,7 @@ def _sizes(size: np.ndarray) -> dict[str, Any]:
 
 
 def _largest(population: Population) -> dict[str, Any]:
+    """The client with most examples, and its share of all."""
     client = int(population.size.argmax())
     examples = int(population.size[client])
     name = client if population.names is None else np.asarray(population.names[client]).item()
@@ -117,6 +121,7 @@ def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
+    """How many classes there are, from which to which, how many examples of each."""
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
     if len(labels) <= MOST_CLASSES:
@@ -127,6 +132,7 @@ def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real:
 
 
 def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dict[str, float]:
+    """How far clients' labels are from those of all, as they are and if labels were shuffled."""
     distance, distinct = _total_variation(owner, label, clients)
     shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
     return {"total_variation": float(distance.mean()), "if_shuffled": float(shuffled.mean()),
@@ -158,6 +164,7 @@ def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, 
 
 
 def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
+    """The share of the variance between clients, and the intraclass correlation."""
     held = np.bincount(owner, minlength=clients)
     centred = values - values.mean()
     mean = np.bincount(owner, centred, clients) / held.clip(min=1)
@@ -172,7 +179,8 @@ def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tup
     return float(between / (between + within)), float((outer - inner) / (outer + (typical - 1) * inner))
 
 
-def _about_clients(population: Population, about: dict[str, Any]) -> list[str]:
+def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]:
+    """Clients that cannot be split, and a client that holds most examples."""
     found, single, largest = [], int((population.size == 1).sum()), about["largest"]
     if single:
         found.append(f"{single} of {len(population)} clients hold one example, which cannot be split within the client. Use "
@@ -183,7 +191,8 @@ def _about_clients(population: Population, about: dict[str, Any]) -> list[str]:
     return found
 
 
-def _about_inputs(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
+def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
+    """Inputs that are bytes, and features on very different scales."""
     found = []
     for name, spread in spreads.items():
         if inputs[name]["dtype"] == "uint8":
@@ -199,7 +208,8 @@ def _about_inputs(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[st
     return found
 
 
-def _about_targets(targets: dict[str, Any]) -> list[str]:
+def _target_warnings(targets: dict[str, Any]) -> list[str]:
+    """Labels that are all alike, or not numbered from 0 on."""
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]

@@ -83,12 +83,12 @@ def synthetic(
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
     """
-    return _labelled(synthetic_models(alpha, beta, clients, seed, spread), _sizes(sizes, clients, seed), seed)
+    return _labelled(synthetic_models(alpha, beta, clients, seed, spread), _client_sizes(sizes, clients, seed), seed)
 
 
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
     """The homogeneous companion of `synthetic`: one W, b ~ N(0, 1) and inputs centred at 0 [Li23, section 3.7.1]."""
-    return _labelled(_shared_model(clients, seed), _sizes(sizes, clients, seed), seed)
+    return _labelled(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
 
 def synthetic_hybrid(
@@ -102,7 +102,7 @@ def synthetic_hybrid(
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
     models = LinearClients(*(np.where(group.reshape(-1, *[1] * (b.ndim - 1)) == 1, b, a)
                              for a, b in zip(alike, different, strict=True)))
-    return _labelled(models, _sizes(sizes, clients, seed), seed, group)
+    return _labelled(models, _client_sizes(sizes, clients, seed), seed, group)
 
 
 def synthetic_models(
@@ -170,12 +170,14 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
 
 
 def _check_pool(held: np.ndarray, needed: Any) -> None:
+    """Refuse a pool with fewer examples of a label than the clients need."""
     for label in np.flatnonzero(needed > held)[:1]:
         raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "
                          f"Raise pool_size={held.sum()}, or ask for fewer clients or examples_per_client.")
 
 
-def _sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
+def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
+    """How many examples each client holds, drawn or as given."""
     random = named_random(seed, "synthetic sizes")
     if isinstance(sizes, str):
         if sizes == "power_law":
@@ -191,6 +193,7 @@ def _sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
 
 
 def _shared_model(clients: int, seed: int) -> LinearClients:
+    """One drawn model for all clients, whose inputs are centred at zero."""
     random = named_random(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
     parts = (weight, bias, np.zeros(_FEATURES))

@@ -107,9 +107,9 @@ def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, s
 def open_dataset(dataset: Any, split: str | None = None, subset: str | None = None) -> Any:
     """One `datasets.Dataset`, out of a data set, a dict of splits, a folder written by `save_to_disk`, or a hub name."""
     datasets = _package("datasets")
-    found = _load(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
+    found = _load_from_hub(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
     if isinstance(found, Mapping):                       # a DatasetDict
-        return _one_of(found, split)
+        return _one_split(found, split)
     if not isinstance(found, datasets.Dataset):
         raise TypeError(f"a datasets.Dataset is needed, got {type(found).__name__}. Pass a Dataset, a DatasetDict with a split, "
                         "or a folder; what is streamed must be downloaded first: load_dataset(..., streaming=False).")
@@ -123,7 +123,8 @@ def is_dataset_folder(path: str | Path) -> bool:
     return any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _load(name: str | Path, split: str | None, subset: str | None) -> Any:
+def _load_from_hub(name: str | Path, split: str | None, subset: str | None) -> Any:
+    """A data set from a folder written by `save_to_disk`, or by its name on the hub."""
     datasets = _package("datasets")
     if is_dataset_folder(name):
         return datasets.load_from_disk(str(name))
@@ -139,7 +140,8 @@ def _load(name: str | Path, split: str | None, subset: str | None) -> Any:
                    ) from reason
 
 
-def _one_of(splits: Mapping[str, Any], split: str | None) -> Any:
+def _one_split(splits: Mapping[str, Any], split: str | None) -> Any:
+    """The chosen split, or the only one."""
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     if split is None:
@@ -194,9 +196,10 @@ def _numbers(column: Any, feature: Any, name: str) -> Any:
 
 
 def _partitioner_of(federated: Any, split: str | None) -> Any:
+    """A partitioner that has its data: itself, or that of a split of a federated data set."""
     flower = _package("flwr_datasets")
     if isinstance(federated, flower.FederatedDataset):
-        return _one_of(federated.partitioners, split)
+        return _one_split(federated.partitioners, split)
     if not isinstance(federated, flower.partitioner.Partitioner):
         raise TypeError(f"a flwr_datasets FederatedDataset or a partitioner is needed, got {type(federated).__name__}. For a "
                         "Dataset with a column of clients use read_dataset.")
@@ -206,6 +209,7 @@ def _partitioner_of(federated: Any, split: str | None) -> Any:
 
 
 def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
+    """One of Flower's partitioners by name, its settings checked."""
     module = _package("flwr_datasets.partitioner")
     known = [each for each in module.__all__ if each != "Partitioner"]
     check_name(name, known, "partitioner in flwr_datasets")
@@ -238,6 +242,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _package(name: str) -> Any:
+    """An optional package; refused with what to install where it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as reason:
@@ -266,6 +271,7 @@ def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
 
 
 def _decoded(cell: Any, image: Any, name: str) -> np.ndarray:
+    """An encoded image as numbers in [0, 1], channels first."""
     picture = image.decode_example(cell.as_py())
     if picture.mode == "P":                             # a palette's numbers mean nothing by themselves
         picture = picture.convert("RGB")

@@ -99,6 +99,7 @@ def by_column(values: Any) -> np.ndarray:
 
 
 def _check_clients(examples: int, clients: int, at_least: int) -> None:
+    """Refuse numbers of clients and examples that no partition has."""
     if clients < 1 or at_least < 1:
         field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
         raise FieldError(field, "at least 1", came,

@@ -137,6 +137,7 @@ class Distribution:
         return values, mass / total
 
     def _tail(self, fraction: float, sign: int) -> float:
+        """Mean over the largest (sign 1) or smallest (sign -1) fraction of the values."""
         values, share = self._present()
         if bool(values.isnan().any()):
             return math.nan

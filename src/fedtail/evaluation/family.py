@@ -87,6 +87,7 @@ def _least(errors: Tensor) -> Tensor:
 
 
 def _errors(task: Task, population: Population) -> Tensor:
+    """The error of every client under one model."""
     params = task.params().cpu()
     kernel = evaluating_kernel(task, params.device, params.dtype, population)
     return shared_values(kernel, params, population, task.all_metrics[1:2])["error"]

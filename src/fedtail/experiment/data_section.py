@@ -51,7 +51,7 @@ class DataPlan:
 
     def load(self, seed: int) -> dict[str, Population]:
         """The clients to train on, to choose with (`validation`), to report (`test`), and what was held out."""
-        population = self._read(seed)
+        population = self._read_population(seed)
         if isinstance(population, Splits):
             return {name: self._filtered(part) for name, part in population._asdict().items()}
         if not isinstance(population, Population):
@@ -67,7 +67,7 @@ class DataPlan:
             raise self.reader.source.refuse(("data", "split"), reason) from reason
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
-            splits["test"] = self._filtered(self._read(seed, path=self.test_path))
+            splits["test"] = self._filtered(self._read_population(seed, path=self.test_path))
         return splits
 
     def table(self) -> dict[str, Any]:
@@ -83,7 +83,8 @@ class DataPlan:
         own = {name: value for name, value in own.items() if value != "none"}
         return self._seeded({**own, "at_least": self.at_least}, "seed")
 
-    def _read(self, seed: int, **more: Any) -> Any:
+    def _read_population(self, seed: int, **more: Any) -> Any:
+        """Read or generate the clients, with the seeds that follow the run."""
         if "seed" in self.follows:
             more["seed"] = seed
         if self.partition is not None:
@@ -92,9 +93,11 @@ class DataPlan:
         return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
 
     def _filtered(self, population: Population) -> Population:
+        """The clients with at least `at_least` examples."""
         return population if self.at_least <= 1 else population.at_least(self.at_least)
 
     def _seeded(self, table: dict[str, Any], name: str) -> dict[str, Any]:
+        """A table whose seed is written "run" where it follows the run."""
         return {**table, "seed": RUN} if name in self.follows else table
 
 
@@ -114,7 +117,7 @@ def data_plan(source: Source) -> DataPlan:
     own = {name: value for name, value in table.items() if name not in COMMON and not (dealt and name == "client")}
     given = arguments(source, ("data",), own, reader.target, reader.name, skip=("client",) if dealt else ())
     if "path" in given:
-        given["path"] = _existing(source, ("data", "path"), given["path"])
+        given["path"] = _existing_path(source, ("data", "path"), given["path"])
     if reader.name == "leaf" and ":" in str(given.get("encode")):
         given["encode"] = import_named(source, ("data", "encode"), given["encode"])
     if reader.name == "huggingface" and (source.folder / given["dataset"]).exists():
@@ -123,12 +126,13 @@ def data_plan(source: Source) -> DataPlan:
     if type(at_least) is not int or at_least < 1:
         raise source.refuse(("data", "at_least"), FieldError("at_least", "a whole number from 1", at_least))
     test = table.get("test_path")
-    test_path = None if test is None else _existing(source, ("data", "test_path"), test)
+    test_path = None if test is None else _existing_path(source, ("data", "test_path"), test)
     return DataPlan(replace(reader, arguments=given), dealt, _split(source, table, reader.name), at_least, test_path,
                     frozenset(follows))
 
 
 def _reader(source: Source, table: dict[str, Any]) -> PartPlan:
+    """The kind of data that a file names: a reader, a generator, or a user's own function."""
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
     if not isinstance(kind, str):
@@ -175,6 +179,7 @@ def _dealer(plan: PartPlan) -> data_sources.Deal:
 
 
 def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
+    """How clients are split, from the file or by default; None where the data come split."""
     split = table.get("split")
     if kind == "label_shift":
         if split is not None:
@@ -194,7 +199,8 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
     return PartPlan("split", SplitPlan, given, source, ("data", "split")).make()
 
 
-def _existing(source: Source, key: Key, value: Any) -> Path:
+def _existing_path(source: Source, key: Key, value: Any) -> Path:
+    """A path beside the experiment file, refused where there is nothing."""
     path = source.folder / str(value)
     if not path.exists():
         raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")

@@ -233,6 +233,7 @@ def experiment_of(source: Source, name: str) -> Experiment:
 
 
 def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
+    """The method of a file, or the family of methods that differ in one field."""
     if "family" not in source.tables:
         return _member(source), None
     varied = list(_leaves(source.table("family")))
@@ -255,6 +256,7 @@ def _leaves(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _member(source: Source) -> FederatedAlgorithm:
+    """One method: each of its parts built from its section."""
     parts = {}
     for name in METHOD:
         table = source.table(name)
@@ -266,11 +268,13 @@ def _member(source: Source) -> FederatedAlgorithm:
 
 
 def _section(source: Source, name: str, kind: type) -> Any:
+    """A section whose fields are those of a dataclass."""
     given = arguments(source, (name,), source.table(name), kind, f"[{name}]")
     return PartPlan(name, kind, given, source, (name,)).make()
 
 
 def _device(source: Source) -> str:
+    """The device a file names, refused where PyTorch has none such."""
     device = source.tables.get("device", "cpu")
     try:
         kind = torch.device(device).type
@@ -284,6 +288,7 @@ def _device(source: Source) -> str:
 
 
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:
+    """Refuse keys that no section or setting has, with the nearest that one has."""
     for name in table:
         if name in NOT_YET:
             raise source.refuse((*key, name), f"{NOT_YET[name]}. Remove [{name}].")

@@ -212,6 +212,7 @@ def name_of(value: Any) -> str:
 
 
 def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
+    """A value of a file as an argument: a part, a function, a path, or a plain value of the right kind."""
     field = str(key[-1])
     if value == NONE and fitted(value, hint)[1] is None:
         return None
@@ -238,10 +239,12 @@ def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
 
 
 def _example(slot: Slot) -> str:
+    """A part to name in an error text."""
     return slot.default or next(iter(slot.candidates()), "module:Class")
 
 
 def _takes_any(target: Callable[..., Any]) -> bool:
+    """Whether a function takes fields of any name, **kwargs."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 

@@ -97,10 +97,10 @@ class Source:
         """
         merged = {key: value for key, value in self.tables.items() if key != "method"}
         for key, value in self.tables["method"][index].items():
-            merged[key] = _over(merged.get(key), value, defaults.get(key))
+            merged[key] = _merged(merged.get(key), value, defaults.get(key))
         view = replace(self, tables=merged, method=index, own=self.tables["method"][index])
         for key, by in self.set_by.items():
-            view = view.changed(key, _at(self.tables, key), by)
+            view = view.changed(key, _value_at(self.tables, key), by)
         return view
 
     def where(self, *key: str | int) -> str:
@@ -149,14 +149,14 @@ def _setting(text: str) -> tuple[Key, Any]:
         return key, value.strip()
 
 
-def _over(common: Any, own: Any, default: str | None = None) -> Any:
+def _merged(common: Any, own: Any, default: str | None = None) -> Any:
     """A method's section over the common one: another part replaces it, fields alone change some of it."""
     common = {"part": common} if isinstance(common, str) and isinstance(own, dict) else common
     if not isinstance(common, dict) or not isinstance(own, dict):
         return own
     if "part" in own and own["part"] != common.get("part", default):
         return own
-    return {**common, **{key: _over(common.get(key), value) for key, value in own.items()}}
+    return {**common, **{key: _merged(common.get(key), value) for key, value in own.items()}}
 
 
 def _holds(table: Any, key: Key) -> bool:
@@ -168,7 +168,8 @@ def _holds(table: Any, key: Key) -> bool:
     return True
 
 
-def _at(tables: Any, key: Key) -> Any:
+def _value_at(tables: Any, key: Key) -> Any:
+    """The value under a key of nested tables."""
     for part in key:
         tables = tables[part]
     return tables
@@ -184,12 +185,12 @@ def _lines(text: str) -> Iterator[tuple[Key, int]]:
         if began:
             continue
         if header := _HEADER.match(line):
-            table = _numbered(_words(header[2]), entries, header[1] == "[[")
+            table = _numbered(_key_words(header[2]), entries, header[1] == "[[")
             yield table, number
             if isinstance(table[-1], int):
                 yield table[:-1], number
         elif assigned := _ASSIGNED.match(line):
-            words = _words(assigned[1])
+            words = _key_words(assigned[1])
             for size in range(1, len(words) + 1):
                 yield (*table, *words[:size]), number
 
@@ -222,5 +223,6 @@ def _numbered(words: tuple[str, ...], entries: dict[Key, int], another: bool) ->
     return key
 
 
-def _words(dotted: str) -> tuple[str, ...]:
+def _key_words(dotted: str) -> tuple[str, ...]:
+    """The parts of a dotted key, without quotes."""
     return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))

@@ -135,6 +135,7 @@ def _sample(train: int) -> str:
 
 
 def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: dict[str, Any]) -> str:
+    """The data section for a user's own data."""
     kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
     place = "dataset" if kind == "huggingface" else "path"
     lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml(os.path.relpath(data, folder))}"]
@@ -148,12 +149,14 @@ def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: 
 
 
 def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
     import tomli_w
 
     return tomli_w.dumps({"value": value}, multiline_strings=False).partition("=")[2].strip()
 
 
 def _folder_kind(data: Path) -> str:
+    """What kind of data a folder holds."""
     from fedtail.data.hub import is_dataset_folder
 
     if (data / "population.json").is_file():
@@ -162,6 +165,7 @@ def _folder_kind(data: Path) -> str:
 
 
 def _module_section(suggested: dict[str, Any] | None) -> str:
+    """The section of the model that fits the data, or a place for the user's own."""
     if suggested is None:
         return '[task.module]\npart = "mine:Net"      # a torch.nn.Module of yours, in mine.py beside this file\n'
     values = (f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in suggested.items())

@@ -65,6 +65,7 @@ def task_plan(source: Source) -> TaskPlan:
 
 
 def _metric(source: Source, index: int, table: Any) -> Metric:
+    """A metric from an entry of `metrics`."""
     if not isinstance(table, dict):
         raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
                                                  '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')

@@ -62,6 +62,7 @@ class LeastSquares(nn.Module):
 
 
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
+    """A linear layer that starts at zero."""
     if features < 1 or outputs < 1:
         text = f"a linear model needs at least one feature and one output, got {features} and {outputs}."
         raise FieldError("features" if features < 1 else "", "at least 1", min(features, outputs), text=text)

@@ -91,6 +91,7 @@ def _width(table: Tensor | None, dimension: int | None) -> int:
 
 
 def _check_vectors(vectors: Tensor, dimension: int) -> None:
+    """Refuse sequences that are not word vectors of the right dimension."""
     if vectors.dim() != 3 or vectors.shape[2] != dimension:
         raise ValueError(f"after embedding, sequences must have shape (examples, time, {dimension}), got "
                          f"{tuple(vectors.shape)}. Pass tokens with an embedding, word vectors without.")

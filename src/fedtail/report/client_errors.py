@@ -52,6 +52,7 @@ class _Identity:
     data: str                                # the run's mark of its data; "" where it left none
 
     def is_same(self, other: _Identity) -> bool:
+        """Whether two runs have the same clients: names, sizes and groups."""
         pairs = ((self.names, other.names), (self.sizes, other.sizes), (self.groups, other.groups))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
@@ -93,6 +94,7 @@ def pooled_over_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
 
 
 def _identity(run: RunFolder, split: str) -> _Identity:
+    """Names, sizes and groups of a run's clients in a split, and the fingerprint of its data."""
     rows = run.of_clients(split)
     order = np.argsort(rows["client"])
     named = [str(client) if name is None else str(name) for name, client in zip(rows["name"], rows["client"], strict=True)]
@@ -101,6 +103,7 @@ def _identity(run: RunFolder, split: str) -> _Identity:
 
 
 def _joined(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
+    """The clients of all seeds: once where every seed has the same, else one after another."""
     if not by_seed:
         return None
     each = list(by_seed.values())

@@ -51,6 +51,7 @@ def contributors(method: Method) -> dict[str, Any] | None:
 
 
 def _participation(line: dict[str, Any], member: int) -> dict[str, Any]:
+    """How many clients of a round were sampled and contributed, and its threshold."""
     return {"sampled": len(line["asked"]), "contributed": len(line["members"][member]["counted"]),
             "threshold": line["members"][member].get("threshold")}
 
@@ -64,6 +65,7 @@ def _windowed(rounds: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, An
 
 
 def _evaluated(run: RunFolder, member: int, split: str, metric: str) -> dict[int, dict[str, Any]]:
+    """The statistics of a metric by round, of one run and model."""
     found = {line["round"]: line["members"][member].get(split, {}).get(metric) for line in run.metrics}
     return {number: statistics for number, statistics in found.items() if statistics}
 

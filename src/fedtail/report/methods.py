@@ -82,6 +82,7 @@ def tick(value: Any) -> str:
 
 
 def _family(name: str, methods: Sequence[Method]) -> MethodFamily:
+    """The members of a family in the order of the slider."""
     own = [k for k, m in enumerate(methods) if m.name == name]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):
@@ -90,6 +91,7 @@ def _family(name: str, methods: Sequence[Method]) -> MethodFamily:
 
 
 def _members(name: str, runs: list[RunFolder], several: bool) -> list[Method]:
+    """The methods of one name: the runs' one model, or each model of a family."""
     _check_seeds(name, runs)
     ordered, first = tuple(sorted(runs, key=lambda run: run.seed)), runs[0]
     if len(first.members) == 1:
@@ -107,10 +109,12 @@ def _field(run: RunFolder) -> str | None:
 
 
 def _label(field: str | None, value: Any) -> str:
+    """How the page calls a member of a family."""
     return f"{SYMBOLS.get(field, field)} = {tick(value)}" if field else str(value)
 
 
 def _check_seeds(name: str, runs: list[RunFolder]) -> None:
+    """Refuse two runs of one name and seed, and runs of one name with other models."""
     by_seed: dict[int, RunFolder] = {}
     for run in runs:
         if run.seed in by_seed:

@@ -24,11 +24,12 @@ def facts(runs: Sequence[RunFolder]) -> dict[str, str]:
     return {"Data": _distinct(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
             "Rounds": _distinct(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
-            **({"Privacy": promised} if (promised := _distinct(_promise(run) for run in runs)) else {}),
+            **({"Privacy": promised} if (promised := _distinct(_privacy_line(run) for run in runs)) else {}),
             "Device": _distinct(str(run.about.get("device", "")) for run in runs), "Versions": versions}
 
 
-def _promise(run: RunFolder) -> str:
+def _privacy_line(run: RunFolder) -> str:
+    """The privacy guarantee of a run with its name; nothing where it has none."""
     return f"{run.name}: {run.promise}" if run.promise else ""
 
 
@@ -66,6 +67,7 @@ def last_summary(run: RunFolder, member: int) -> dict[str, float]:
 
 
 def _row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """The row of a method: statistics over seeds, and paired differences to the baseline."""
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
     for name, cell in statistics.items():
@@ -75,11 +77,13 @@ def _row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, 
 
 
 def _unfinished(run: RunFolder) -> str:
+    """A note about a run that is not finished."""
     done = f"round {run.metrics[-1]['round']} of {run.about['rounds']}" if run.metrics else "before its first evaluation"
     return f"{run.name}, seed {run.seed}, is not finished ({done}); it joins no average of finished runs."
 
 
 def _distinct(texts: Iterable[str]) -> str:
+    """Distinct texts in one line."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
@@ -115,6 +119,7 @@ def choice(members: Sequence[Method], clients: PageClients, percent: bool) -> di
 
 
 def _over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Statistics over clients, each as its mean and deviation over seeds."""
     each = [summary(v) for v in values]
     return {name: over_seeds([numbers[name] for numbers in each]) for name in JUDGED}
 

@@ -49,9 +49,9 @@ def render(data: dict[str, Any], title: str) -> str:
         raise ImportError(f"the page needs {missing.name}, which is not installed. Write pip install plotly jinja2.") from None
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return rules.from_string(_own(TEMPLATE)).render(
-        title=title, data=data, embedded=Markup(embedded(data)), style=Markup(_own(STYLE)),
-        plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_own, SCRIPTS))))
+    return rules.from_string(_page_file(TEMPLATE)).render(
+        title=title, data=data, embedded=Markup(embedded(data)), style=Markup(_page_file(STYLE)),
+        plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_page_file, SCRIPTS))))
 
 
 def embedded(data: Any) -> str:
@@ -60,7 +60,8 @@ def embedded(data: Any) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _own(name: str) -> str:
+def _page_file(name: str) -> str:
+    """The text of a file that belongs to the page."""
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
 
@@ -73,7 +74,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     percent, rounds = bool(runs[0].about["rates"]), [contributors(m) for m in methods]
     return {
         "facts": facts(runs), "notes": notes(runs, clients), "tested": tested, "percent": percent,
-        "methods": _listed(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
+        "methods": _method_entries(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
         "table": methods_table(methods, first),
         "splits": splits(methods), "metrics": metrics(methods), "curves": [curves(m) for m in methods],
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
@@ -92,7 +93,8 @@ def _over_clients(methods: Sequence[Method], baseline: int, clients: PageClients
     }
 
 
-def _listed(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:
+def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:
+    """Label, colour, family and seeds of every method."""
     family_of = {k: number for number, family in enumerate(families) for k in family.order}
     colour = {k: _ramp(place / max(len(f.order) - 1, 1)) for f in families for place, k in enumerate(f.order)}
     alone = [k for k in range(len(methods)) if k not in family_of]

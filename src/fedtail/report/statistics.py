@@ -93,7 +93,7 @@ def classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: float = 1
     which = np.searchsorted(cuts, values, side="left")
     used, which = np.unique(which, return_inverse=True)
     ends = [(values[which == k].min() * scale, values[which == k].max() * scale) for k in range(len(used))]
-    return [_between(*(show.format(end) for end in pair)) for pair in ends], which
+    return [_range_text(*(show.format(end) for end in pair)) for pair in ends], which
 
 
 def page_numbers(values: Any) -> list[float | None]:
@@ -101,7 +101,8 @@ def page_numbers(values: Any) -> list[float | None]:
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
 
-def _between(low: str, high: str) -> str:
+def _range_text(low: str, high: str) -> str:
+    """A range, or the one number where its ends look alike."""
     return low if low == high else f"{low} to {high}"
 
 

@@ -34,7 +34,7 @@ def tail(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
     sizes, of_size = classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
     drawn_ids = sample(len(clients))
-    each = [_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
+    each = [_tail_of_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
     return {"total": len(clients), "points": len(drawn_ids), "names": clients.names[drawn_ids].tolist(),
             "sizes": clients.sizes[drawn_ids].tolist(), "log": spans_decades(clients.sizes),
             "classes": {"size": sizes if len(sizes) > 1 else [], "group": groups if len(groups) > 1 else []}, "methods": each}
@@ -61,19 +61,21 @@ def participation(method: Method, clients: PageClients) -> Participation | None:
     windows = min(WINDOWS, rounds)
     sampled, contributed = np.zeros((2, windows, len(clients)))
     for run in runs:
-        _add(run, method.member, clients.first[run.seed], rounds, sampled, contributed)
+        _add_rounds(run, method.member, clients.first[run.seed], rounds, sampled, contributed)
     ends = np.array([-(-(k + 1) * rounds // windows) for k in range(windows)])      # rounded up
     return Participation(ends, sampled, contributed)
 
 
-def _add(run: RunFolder, member: int, first: int, rounds: int, sampled: np.ndarray, contributed: np.ndarray) -> None:
+def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: np.ndarray, contributed: np.ndarray) -> None:
+    """Add the rounds of a run to the windows they fall in."""
     for line in run.rounds:
         window = (line["round"] - 1) * len(sampled) // rounds
         np.add.at(sampled[window], first + np.array(line["asked"], int), 1)
         np.add.at(contributed[window], first + np.array(line["members"][member]["counted"], int), 1)
 
 
-def _method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+    """Tail membership under one method; None where it was not recorded."""
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
     if not len(known):
@@ -94,6 +96,7 @@ def tail_share(method: Method, clients: PageClients) -> np.ndarray:
 
 
 def _total(values: dict[int, np.ndarray], count: int) -> np.ndarray:
+    """The sum over seeds for each client."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 

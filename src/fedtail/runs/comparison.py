@@ -77,10 +77,12 @@ def _methods(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder, int]]
 
 
 def _values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> list[float]:
+    """One statistic of several runs."""
     return [final(run, member, metric)[name] for run, member in found]
 
 
 def _over_seeds(values: list[float]) -> dict[str, float | None]:
+    """Mean and deviation over seeds, by name."""
     mean, std = _mean_and_std(values)
     return {"mean": mean, "std": std}
 

@@ -65,6 +65,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
+    """Train the rounds that are missing; raises `Interrupted` where training was stopped before the last."""
     population = recorder.splits["train"]
     with experiment.fleet(start.task, population) as fleet:
         trained = train(experiment.algorithm, start.task, population, rounds=experiment.rounds - recorder.done(start),

@@ -61,6 +61,7 @@ def _contributors(view: RoundView, model: int) -> list[int] | None:
 
 
 def _threshold(risk: Any, state: State) -> float | None:
+    """The loss at which the tail begins; None where a risk has none."""
     start = None if state.dual is None else risk.tail_start(state.dual)
     return start if start is not None and math.isfinite(start) else None
 
@@ -128,6 +129,7 @@ def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> N
 
 
 def _identity(population: Population, split: str, member: int) -> Rows:
+    """The columns that say who a row is about: split, client, name, size, mass, group, model."""
     count = len(population)
     names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
     who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
@@ -143,6 +145,7 @@ def _spread(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
 
 
 def _array(part: Rows, column: str) -> Any:
+    """A column as an arrow array; null where a part has no such column."""
     import pyarrow as arrow
 
     kind = arrow.type_for_alias(KINDS.get(column, "float64"))

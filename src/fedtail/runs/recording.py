@@ -97,7 +97,7 @@ class Recorder:
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
-        self._describe(task, table, fresh=checkpoint is None)
+        self._write_run_json(task, table, fresh=checkpoint is None)
         task = self._same_start(task, fresh=checkpoint is None)
         names = ["metrics.jsonl", "rounds.jsonl"] if self.tail else ["metrics.jsonl"]
         for name in names:
@@ -156,13 +156,14 @@ class Recorder:
         with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
-    def _describe(self, task: Task, table: dict[str, Any], fresh: bool) -> None:
+    def _write_run_json(self, task: Task, table: dict[str, Any], fresh: bool) -> None:
+        """Write `run.json` and `experiment.toml`; of a resumed run, refuse other data or code."""
         import tomli_w
 
         print_of_data = fingerprint(self.splits)
         if not fresh:
-            _same(RunFolder.open(self.folder), "fingerprint", print_of_data, "the data are")
-            _same(RunFolder.open(self.folder), "own_code", self.experiment.own_code(), "your own code is")
+            _refuse_changed(RunFolder.open(self.folder), "fingerprint", print_of_data, "the data are")
+            _refuse_changed(RunFolder.open(self.folder), "own_code", self.experiment.own_code(), "your own code is")
             return
         family = self.experiment.family
         write_json(self.folder / "run.json", {
@@ -198,6 +199,7 @@ class Recorder:
         return replace(task, module=module)
 
     def _evaluated_splits(self) -> Populations:
+        """The splits that are evaluated while the run goes on."""
         return {name: population for name, population in self.splits.items() if name != "train" or self.experiment.evaluate.train
                 or self.tested == "train"}
 
@@ -211,6 +213,7 @@ class Recorder:
         return [{name: member[name] for name in splits} for member in self._last[1]]
 
     def _evaluate(self, trained: Trained) -> None:
+        """Evaluate, and write a line of `metrics.jsonl`."""
         evaluations = self._evaluations(trained, self._evaluated_splits())
         line = metrics_line(self.done(trained), evaluations)
         self._lines["metrics.jsonl"].write(line)
@@ -219,6 +222,7 @@ class Recorder:
         self.watch.evaluated(line, self.tested)
 
     def _save(self, trained: Trained) -> None:
+        """Write a checkpoint, and what the run has cost so far."""
         self.checkpoints.save(trained, {name: lines.flush() for name, lines in self._lines.items()})
         self._write_privacy(trained)
 
@@ -233,6 +237,7 @@ class Recorder:
                 self.note(str(reason))
 
     def _write_privacy(self, trained: Trained) -> None:
+        """Write the privacy statement, `privacy.json`."""
         from fedtail.privacy.statement import statement
 
         write_json(self.folder / "privacy.json", statement(self.ledger, self.done(trained)))
@@ -269,7 +274,8 @@ def versions() -> dict[str, str]:
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
-def _same(run: RunFolder, name: str, now: Any, what: str) -> None:
+def _refuse_changed(run: RunFolder, name: str, now: Any, what: str) -> None:
+    """Refuse to go on where something is not what the run began with."""
     if run.about[name] != now:
         raise RunRefused(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
 

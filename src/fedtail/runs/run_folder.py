@@ -158,6 +158,7 @@ def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json(path: Path) -> Any:
+    """The contents of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:

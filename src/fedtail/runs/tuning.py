@@ -29,27 +29,29 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     refuse_strangers(folder, {"trials.log"})
     held_out = {seed: _held_out(search, seed) for seed in seeds}
     with only_writer(folder), warnings_to(watch.note):
-        study = _study(search, held_out, folder)
+        study = _open_study(search, held_out, folder)
         wanted = min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
-        while (number := len(_tried(study)) + 1) <= wanted and not watch.stop:
+        while (number := len(_tried_trials(study)) + 1) <= wanted and not watch.stop:
             trial = study.ask()
             chosen = {name: field.suggest(trial, name) for name, field in search.space.items()}
             value = _value(search, chosen, held_out, watch, number)
             if value is not None:
-                study.tell(trial, value if math.isfinite(value) else None, state=None if math.isfinite(value) else _failed())
-        return _result(search, study, held_out, folder, len(_tried(study)) >= wanted)
+                finite = math.isfinite(value)
+                study.tell(trial, value if finite else None, state=None if finite else _failed_state())
+        return _result(search, study, held_out, folder, len(_tried_trials(study)) >= wanted)
 
 
 def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool) -> dict[str, Any]:
+    """What a search found; writes `trials.json`, and `best.toml` where a trial gave a number."""
     import tomli_w
 
     scale = _scale(search, next(iter(held_out.values()))[1])
-    worth = [trial for trial in _tried(study) if trial.state.name == "COMPLETE"]
+    worth = [trial for trial in _tried_trials(study) if trial.state.name == "COMPLETE"]
     ranked = sorted(worth, key=lambda trial: trial.value if search.better == "lower" else -trial.value)
     trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
     result = {"statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
               "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
-              "failed": len(_tried(study)) - len(ranked), "trials": trials}
+              "failed": len(_tried_trials(study)) - len(ranked), "trials": trials}
     write_json(folder / "trials.json", result)
     if ranked:
         write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
@@ -73,6 +75,7 @@ def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Wat
 
 
 def _advance(watch: Watch, progress: Progress) -> bool:
+    """Show a round, and stop training where the search was stopped."""
     watch.round(progress.round)
     return watch.stop
 
@@ -92,7 +95,8 @@ def _scale(search: Search, population: Population) -> float:
     return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
-def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
+def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
+    """The optuna study in a folder, new or gone on with; refused where it is another search's."""
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
@@ -126,15 +130,17 @@ def _identity(search: Search, held_out: HeldOut) -> str:
 def _missing(search: Search, study: Any) -> list[dict[str, Any]]:
     """Where there are few combinations, each is tried once: those that are neither tried nor waiting."""
     waiting = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "WAITING"]
-    known = [trial.params for trial in _tried(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
+    known = [trial.params for trial in _tried_trials(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
     return [chosen for chosen in search.combinations() or [] if chosen not in known]
 
 
-def _tried(study: Any) -> list[Any]:
+def _tried_trials(study: Any) -> list[Any]:
+    """The trials that ended, with a number or without."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "FAIL")]
 
 
-def _failed() -> Any:
+def _failed_state() -> Any:
+    """Optuna's state of a trial that failed."""
     from optuna.trial import TrialState
 
     return TrialState.FAIL

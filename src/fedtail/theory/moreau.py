@@ -63,6 +63,7 @@ def _proximal_move(
 
 
 def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
+    """Refuse a bound from below that lies above a value: the objective is less convex than was said."""
     if upper - lower < -tolerance - 1e-9 * abs(upper):
         raise ValueError(f"a cut lies {lower - upper:.3g} above the objective, so weak_convexity={weak_convexity} is "
                          "too small for it. Raise weak_convexity, and strength above it.")

@@ -82,6 +82,7 @@ def convex_step_size(
 
 
 def _condition_number(smoothness: float, strength: float, num_rounds: int) -> float:
+    """kappa = (L + lambda) / lambda; refused where the theorem does not hold."""
     if strength >= smoothness:
         raise ValueError(f"strength (lambda) must be below smoothness (L) = {smoothness}, got {strength}. "
                          "A larger smoothness is also a valid constant: pass that, or regularise less.")

@@ -47,14 +47,14 @@ def download(
         check_file(target, source, sha256)
         return target
     resumed = part.exists() and part.stat().st_size > 0
-    _fill(source, part, progress, sha256 is None, tries, pause, timeout)
+    _download_part(source, part, progress, sha256 is None, tries, pause, timeout)
     try:
         check_file(part, source, sha256)
     except WrongFile:
         part.unlink()
         if not resumed:
             raise
-        _fill(source, part, progress, sha256 is None, tries, pause, timeout)      # the part may have been of an older file
+        _download_part(source, part, progress, sha256 is None, tries, pause, timeout)      # the part may be of an older file
         check_file(part, source, sha256, remove=True)
     part.rename(target)
     return target
@@ -79,12 +79,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fill(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
+def _download_part(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
     """Every address in turn until the part is whole."""
     reasons = []
     for url in source.urls:
         try:
-            _keep_at_it(url, part, progress, source.size if sized else None, tries, pause, timeout)
+            _retry(url, part, progress, source.size if sized else None, tries, pause, timeout)
             return
         except _Refused as reason:
             reasons.append(f"  {url}: {reason}")
@@ -95,12 +95,13 @@ def _fill(source: Source, part: Path, progress: Progress, sized: bool, tries: in
                           f"where FILE is {source.forms}.")
 
 
-def _keep_at_it(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float, timeout: float) -> None:
+def _retry(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float, timeout: float) -> None:
+    """Request what is missing from one address, again after a pause where the connection was cut."""
     failed = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _once(url, part, progress, size, timeout)
+            _request_rest(url, part, progress, size, timeout)
             return
         except urllib.error.HTTPError as reason:
             reason.close()
@@ -119,7 +120,7 @@ def _keep_at_it(url: str, part: Path, progress: Progress, size: int | None, trie
         time.sleep(pause * 2 ** failed)
 
 
-def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
+def _request_rest(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
     """One request for what is missing."""
     have = part.stat().st_size if part.exists() else 0
     if size is not None and have == size:
@@ -145,6 +146,7 @@ def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: f
 
 
 def _receive(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
+    """Write what a server sends behind the part that is there, or over it where it sends all."""
     span = reply.headers.get("Content-Range", "")
     if reply.status == 206 and not span.startswith(f"bytes {have}-"):
         raise _Refused(f"requested were the bytes from {have} on, the server sent {span!r}")

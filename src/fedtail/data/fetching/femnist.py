@@ -61,6 +61,7 @@ def _filled(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Popul
 
 
 def _check(images: np.ndarray, labels: np.ndarray, name: str) -> None:
+    """Refuse pixels and labels that FEMNIST does not have."""
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):
         raise ValueError(f"{name}: pixels from {low:g} to {high:g} and labels {labels.min()} to {labels.max()}; FEMNIST has "

@@ -56,6 +56,7 @@ def tweets(path: Path) -> Iterator[Tweet]:
 
 
 def _tokens(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
+    """The words of each tweet as numbers, padded with 0, and how many there are."""
     row = {word: place for place, word in enumerate(known.words) if place}
     numbers = [[row[word] for word in words if word in row] for words in texts]
     lengths = np.array([len(words) for words in numbers])

@@ -61,6 +61,7 @@ class Stacked(TorchFunctionMode):
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor | None:
+        """The arguments of `conv2d` as a window; None for what is left to PyTorch."""
         if input.ndim != 4 or groups != 1 or isinstance(padding, str):
             return None
         if input.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -72,6 +73,7 @@ class Stacked(TorchFunctionMode):
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
+        """The arguments of `max_pool2d` as a window; None for what is left to PyTorch."""
         kernel, pace = _pair(kernel_size), _pair(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
         if (input.ndim != 4 or not apart or any(_pair(padding)) or _pair(dilation) != (1, 1) or ceil_mode or return_indices
@@ -110,6 +112,7 @@ class Flat(Stacked):
 
 
 def _pair(value: Any) -> Pair:
+    """A size by height and width, from one number or two."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
@@ -239,11 +242,13 @@ class _Convolution(torch.autograd.Function):
 
 
 def _pooled(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Max-pooling of a stack, and the places of the largest numbers."""
     largest, place = triton_kernels.pooled(images.flatten(0, 1), window)
     return largest.unflatten(0, images.shape[:2]), place.unflatten(0, images.shape[:2])
 
 
 def _unpooled(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
+    """The gradient of max-pooling: to the places of the largest numbers."""
     images = triton_kernels.unpooled(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
 

@@ -71,6 +71,7 @@ class Replayed:
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
     def _width(self, active: int, batch: int) -> int:
+        """How many examples a batch is padded to."""
         self._widest = max(self._widest, batch)
         if self.grain:
             return -(-batch // self.grain) * self.grain
@@ -78,6 +79,7 @@ class Replayed:
 
     def _recorded(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
                   inputs: Examples) -> _Recorded | None:
+        """Record a step of this shape and keep it; None where it cannot be recorded."""
         buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *trailing(name, t)), t.dtype)
                    for name, t in given.items()}
         step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
@@ -142,6 +144,7 @@ class _Recorded:
             buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
 
     def run(self) -> None:
+        """Compute on what is in the buffers: replay the graph, or call the function where there is none."""
         if self.graph is not None:
             self.graph.replay()
             return
@@ -162,6 +165,7 @@ class _Arena:
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A buffer of this shape and type, at the start of the memory that is kept under this name."""
         size, key = math.prod(shape), (name, dtype)
         old = self._held.get(key)
         if old is None or old.numel() < size:
@@ -207,5 +211,6 @@ def trailing(name: str, tensor: Tensor) -> tuple[int, ...]:
 
 
 def _named(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
+    """The arguments of a step by the names of their buffers."""
     parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
     return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}
