@@ -94,7 +94,7 @@ def test_tables_for_people(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     for words in ("10 rounds, 1000 clients, cohorts of 100 by poisson sampling, zero-out, delta 1e-05", "noise multiplier of a whole round",
-                  "noise multiplier of each histogram", "epsilon, by pld", "second opinion, by rdp", "a client sampled every round",
+                  "noise multiplier of each histogram", "epsilon, by pld", "second opinion, by rdp", "without amplification, a client in every round",
                   "Epsilon against rounds, at this noise", "without amplification", "largest minimum missed"):
         assert words in done.stdout
     body = [line for line in done.stdout.splitlines() if line.startswith(("│", "┃"))]
@@ -129,8 +129,8 @@ def changed(**settings: str) -> list[str]:
 @pytest.mark.parametrize(("words", "text"), [
     ([], "--population, --rounds, --delta, --cohort must be given too."),
     (changed(cohort=""), "--cohort must be given too."),
-    (changed(epsilon=""), "give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises."),
-    (changed(noise="1"), "give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises."),
+    (changed(epsilon=""), "give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives."),
+    (changed(noise="1"), "give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives."),
     (changed(cohort="1001"), "--cohort must be between 1 and the population of 1000, got 1001."),
     (changed(population="0"), "--population must be 1 or more, got 0."),
     (changed(rounds="0"), "there must be one round or more, got rounds=0."),

@@ -1,4 +1,4 @@
-"""`fedtail privacy`: the noise that a promise takes, or the promise that noise keeps."""
+"""`fedtail privacy`: the noise that a privacy budget needs, or the guarantee that noise gives."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ POINTS = 24                                # of the plot
 @errors_as_sentences
 def privacy(
     run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
-                                      help="A run folder: what that run has cost, instead of a plan."),
+                                      help="A run folder: its privacy statement, instead of a plan."),
     population: int | None = typer.Option(None, "--population", metavar="N", show_default=False,
                                           help="How many clients there are."),
     cohort: int | None = typer.Option(None, "--cohort", metavar="M", show_default=False,
-                                      help="How many of them are sampled for a round, on average."),
+                                      help="How many of them are sampled in a round, on average."),
     rounds: int | None = typer.Option(None, "--rounds", metavar="T", show_default=False, help="How many rounds."),
     delta: float | None = typer.Option(None, "--delta", show_default=False, help="Well below one over the population."),
-    epsilon: float | None = typer.Option(None, "--epsilon", show_default=False, help="What to promise; prints the noise."),
+    epsilon: float | None = typer.Option(None, "--epsilon", show_default=False, help="The budget; prints the noise it needs."),
     noise: float | None = typer.Option(None, "--noise", metavar="Z", show_default=False,
                                        help="The noise multiplier of a whole round; prints epsilon instead."),
     quantile_ratio: float | None = typer.Option(None, "--quantile-ratio", metavar="R", show_default=False,
                                                 help="Cost of a quantile over that of an update; without, no quantile."),
     models: int = typer.Option(1, "--models", help="Models of a family, each with an update and a quantile."),
-    sampling: str = typer.Option("poisson", "--sampling", metavar="|".join(SAMPLINGS), help="How cohorts are drawn."),
+    sampling: str = typer.Option("poisson", "--sampling", metavar="|".join(SAMPLINGS), help="How cohorts are sampled."),
     minimum: int | None = typer.Option(None, "--minimum", metavar="M", show_default=False,
                                        help="Rounds of fewer clients are skipped (Poisson sampling)."),
     adjacency: str = typer.Option("zero-out", "--adjacency", metavar="|".join(ADJACENCIES),
-                                  help="What could be different: a client is silent, or has other data."),
+                                  help="Neighbouring data: a client's rows are zeroed, or others."),
     accountant: str | None = typer.Option(None, "--accountant", metavar="|".join(ACCOUNTANTS), show_default=False,
                                           help="By default pld, the sharpest."),
     plot: Path | None = typer.Option(None, "--plot", metavar="FILE.html", show_default=False,
@@ -53,11 +53,11 @@ def privacy(
     for_release: bool = typer.Option(False, "--for-release", help="Refuse a RUN whose guarantee is only a simulated one."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Say which noise keeps a promise of differential privacy for clients, or with --noise what a noise promises.
+    """Say which noise a budget of client-level differential privacy needs, or with --noise which epsilon a noise gives.
 
-    With a RUN, say what it has cost, from its ledger.
+    With a RUN, print its privacy statement, from its ledger.
 
-    All that a round releases is composed first, then amplified once by how its cohort was drawn. A noise multiplier is the
+    The releases of a round are composed first, then amplified once by how its cohort was sampled. A noise multiplier is the
     standard deviation of the noise over the largest norm of one client's row.
     """
     if run is not None or for_release:
@@ -67,25 +67,25 @@ def privacy(
         return
     named = {"--population": population, "--rounds": rounds, "--delta": delta,
              **({"--cohort": cohort} if sampling != "none" else {})}
-    plan = PrivacyPlan(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
+    request = Request(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
                       sampling=sampling, minimum=_minimum(minimum, discrete, sampling, population, cohort),
                       adjacency=adjacency, accountant=accountant, discrete=discrete)
-    check_plan(plan, anyway)
+    check(request, anyway)
     if plot and plot.suffix != ".html":
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
-    found = noise_levels(plan)
+    found = noise_levels(request)
     if plot:
-        plot_epsilon(replace(plan, noise=found.whole_round), plot)
+        plot_epsilon(replace(request, noise=found.whole_round), plot)
     if as_json:
-        print_json(plan_as_json(plan, found))
+        print_json(plan_as_json(request, found))
     else:
-        show_plan(plan, found)
+        show_plan(request, found)
         typer.echo(f"Wrote {plot}." if plot else "", nl=bool(plot))
 
 
 @dataclass(frozen=True)
-class PrivacyPlan:
-    """The setting to account for, from the command line."""
+class Request:
+    """The options of the command line."""
 
     population: int
     rounds: int
@@ -103,7 +103,7 @@ class PrivacyPlan:
 
     @property
     def event(self) -> Sampling:
-        """How cohorts are drawn, for the accountant."""
+        """How cohorts are sampled, for the accountant."""
         from fedtail.privacy.cohorts import decisive_share
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
@@ -116,7 +116,7 @@ class PrivacyPlan:
 
 
 def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
-    """The smallest cohort that trains: where noise comes in shares, by default one that is rarely missed."""
+    """The minimum cohort: where noise comes in shares, by default one that is rarely missed."""
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
     from fedtail.privacy.cohorts import minimum_for
@@ -132,128 +132,128 @@ def _given(named: dict[str, Any]) -> tuple[int, int, float]:
     return named["--population"], named["--rounds"], named["--delta"]
 
 
-def check_plan(plan: PrivacyPlan, anyway: bool) -> None:
+def check(request: Request, anyway: bool) -> None:
     """Refuse what has no answer before anything is computed."""
     from fedtail.privacy.calibration import check_population
     from fedtail.privacy.concentrated import check_delta
 
-    for name, value, known in (("--sampling", plan.sampling, SAMPLINGS), ("--adjacency", plan.adjacency, ADJACENCIES),
-                               ("--accountant", plan.accountant, (None, *ACCOUNTANTS))):
+    for name, value, known in (("--sampling", request.sampling, SAMPLINGS), ("--adjacency", request.adjacency, ADJACENCIES),
+                               ("--accountant", request.accountant, (None, *ACCOUNTANTS))):
         if value not in known:
             raise ValueError(f"{name} must be {', '.join(filter(None, known[:-1]))} or {known[-1]}, got {value}.")
-    if (plan.epsilon is None) == (plan.noise is None):
-        raise ValueError("give either --epsilon, for the noise it takes, or --noise, for the epsilon it promises.")
-    if plan.population < 1:
-        raise ValueError(f"--population must be 1 or more, got {plan.population}.")
-    if plan.cohort is not None and not 1 <= plan.cohort <= plan.population:
-        raise ValueError(f"--cohort must be between 1 and the population of {plan.population}, got {plan.cohort}.")
-    check_delta(plan.delta)
-    if plan.minimum is not None and plan.sampling != "poisson":
+    if (request.epsilon is None) == (request.noise is None):
+        raise ValueError("give either --epsilon, for the noise it needs, or --noise, for the epsilon it gives.")
+    if request.population < 1:
+        raise ValueError(f"--population must be 1 or more, got {request.population}.")
+    if request.cohort is not None and not 1 <= request.cohort <= request.population:
+        raise ValueError(f"--cohort must be between 1 and the population of {request.population}, got {request.cohort}.")
+    check_delta(request.delta)
+    if request.minimum is not None and request.sampling != "poisson":
         raise ValueError("--minimum is for Poisson sampling: other cohorts have a size that is known.")
     if not anyway:
         try:
-            check_population(plan.population)
+            check_population(request.population)
         except ValueError as reason:
             raise ValueError(f"{reason} Write --anyway to see the numbers.") from None
 
 
-def noise_levels(plan: PrivacyPlan) -> NoiseLevels:
-    """The noise multipliers of a plan, and the guarantee they give: from its epsilon, or from its noise."""
+def noise_levels(request: Request) -> NoiseLevels:
+    """The noise multipliers of a request, and the guarantee they give: from its epsilon, or from its noise."""
     from fedtail.privacy.calibration import levels, noise_for
 
-    rest = (plan.delta, plan.rounds, plan.event, plan.quantile_ratio, plan.models, plan.adjacency,
-            plan.accountant, plan.discrete)
-    if plan.noise is not None:
-        return levels(plan.noise, *rest)
-    assert plan.epsilon is not None
-    return noise_for(plan.epsilon, *rest)
+    rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
+            request.accountant, request.discrete)
+    if request.noise is not None:
+        return levels(request.noise, *rest)
+    assert request.epsilon is not None
+    return noise_for(request.epsilon, *rest)
 
 
-def plan_as_json(plan: PrivacyPlan, found: NoiseLevels) -> dict[str, Any]:
-    """One JSON object. With --epsilon that is what is promised; `epsilon_spent` may be a little less."""
+def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
+    """One JSON object. With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less."""
     from fedtail.privacy.bill import sampling_rate
     from fedtail.privacy.calibration import doubts
 
-    guarantee = found.guarantee
-    second = guarantee.second_opinion
+    bought = found.guarantee
+    second = bought.second_opinion
     return {
         "noise_multiplier": found.whole_round, "quantile_noise_multiplier": found.quantile,
-        "update_noise_multiplier": found.update, "epsilon": plan.epsilon or guarantee.epsilon, "delta": guarantee.delta,
-        "accountant": guarantee.accountant, "sampling": plan.sampling, "adjacency": guarantee.adjacency,
-        "epsilon_spent": guarantee.epsilon,
+        "update_noise_multiplier": found.update, "epsilon": request.epsilon or bought.epsilon, "delta": bought.delta,
+        "accountant": bought.accountant, "sampling": request.sampling, "adjacency": bought.adjacency,
+        "epsilon_spent": bought.epsilon,
         "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
-        "epsilon_against_server": guarantee.against_server, "epsilon_one_participation": guarantee.one_participation,
-        "population": plan.population, "cohort": plan.cohort, "rounds": plan.rounds, "models": plan.models,
-        "quantile_ratio": plan.quantile_ratio or None, "rate": sampling_rate(plan.event), "minimum": plan.minimum,
-        "notes": list(guarantee.notes), "warnings": doubts(plan.population, plan.event, plan.delta)}
+        "epsilon_against_server": bought.against_server, "epsilon_one_participation": bought.one_participation,
+        "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
+        "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.event), "minimum": request.minimum,
+        "notes": list(bought.notes), "warnings": doubts(request.population, request.event, request.delta)}
 
 
-def show_plan(plan: PrivacyPlan, found: NoiseLevels) -> None:
-    """Print the noise and epsilon of a plan, epsilon against rounds, and warnings."""
+def show_plan(request: Request, found: NoiseLevels) -> None:
+    """Print noise and epsilon, epsilon against rounds, and warnings."""
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import doubts
 
-    drawn = "all clients in every round" if plan.sampling == "none" else \
-        f"cohorts of {plan.cohort} by {plan.sampling} sampling"
-    title = f"{plan.rounds} rounds, {plan.population} clients, {drawn}, {plan.adjacency}, delta {plan.delta:g}"
-    show_table(title, ["what", "value"], [[name, value] for name, value in plan_lines(plan, found)])
-    shown = sorted({max(1, round(share * plan.rounds)) for share in SHARES})
-    rows = [[str(count), _number(guarantee.epsilon), _number(guarantee.against_server)]
-            for count, guarantee in zip(shown, at_rounds(replace(plan, noise=found.whole_round), shown), strict=True)]
+    drawn = "every client in every round" if request.sampling == "none" else \
+        f"cohorts of {request.cohort} by {request.sampling} sampling"
+    title = f"{request.rounds} rounds, {request.population} clients, {drawn}, {request.adjacency}, delta {request.delta:g}"
+    show_table(title, ["what", "value"], [[name, value] for name, value in lines(request, found)])
+    shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
+    rows = [[str(count), _number(bought.epsilon), _number(bought.against_server)]
+            for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
-    for note in (*found.guarantee.notes, *doubts(plan.population, plan.event, plan.delta)):
+    for note in (*found.guarantee.notes, *doubts(request.population, request.event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 
-def plan_lines(plan: PrivacyPlan, found: NoiseLevels) -> list[tuple[str, str]]:
+def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
     """The table of an answer."""
-    guarantee = found.guarantee
-    second = guarantee.second_opinion
+    bought = found.guarantee
+    second = bought.second_opinion
     quantile = [("noise multiplier of each histogram", _upwards(found.quantile))] if found.quantile else []
     return [
         ("noise multiplier of a whole round", _upwards(found.whole_round)), *quantile,
         ("noise multiplier of each update", _upwards(found.update)),
-        (f"epsilon, by {guarantee.accountant}", _number(guarantee.epsilon)),
+        (f"epsilon, by {bought.accountant}", _number(bought.epsilon)),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
-        ("without amplification, a client sampled once", _number(guarantee.one_participation)),
-        ("without amplification, a client sampled every round", _number(guarantee.against_server)),
-        *_skipping(plan)]
+        ("without amplification, a client in one round", _number(bought.one_participation)),
+        ("without amplification, a client in every round", _number(bought.against_server)),
+        *_skipping(request)]
 
 
-def _skipping(plan: PrivacyPlan) -> list[tuple[str, str]]:
+def _skipping(request: Request) -> list[tuple[str, str]]:
     """Lines about rounds that are skipped because too few clients were sampled."""
     from fedtail.privacy.cohorts import minimum_for, skip_probability
 
-    if plan.sampling != "poisson" or plan.cohort is None:
+    if request.sampling != "poisson" or request.cohort is None:
         return []
-    rate = plan.cohort / plan.population
-    if plan.minimum is not None:
-        return [(f"rounds of fewer than {plan.minimum} are skipped, with probability",
-                 f"{skip_probability(rate, plan.population, plan.minimum):.2g}")]
+    rate = request.cohort / request.population
+    if request.minimum is not None:
+        return [(f"rounds of fewer than {request.minimum} are skipped, with probability",
+                 f"{skip_probability(rate, request.population, request.minimum):.2g}")]
     try:
-        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, plan.population)))]
+        return [("largest minimum missed less than once in 100000 rounds", str(minimum_for(rate, request.population)))]
     except ValueError:
         return []
 
 
-def at_rounds(plan: PrivacyPlan, counts: list[int]) -> list[Guarantee]:
-    """What the noise of a plan promises after so many rounds."""
-    return [noise_levels(replace(plan, rounds=count)).guarantee for count in counts]
+def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
+    """The guarantees that the noise of a request gives after so many rounds."""
+    return [noise_levels(replace(request, rounds=count)).guarantee for count in counts]
 
 
-def plot_epsilon(plan: PrivacyPlan, file: Path) -> None:
+def plot_epsilon(request: Request, file: Path) -> None:
     """A page with epsilon against rounds; plotly's script is in it."""
     from plotly import graph_objects
 
-    counts = sorted({max(1, round(plan.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
-    guarantee = at_rounds(plan, counts)
+    counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
+    bought = at_rounds(request, counts)
     figure = graph_objects.Figure(layout={
-        "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {plan.delta:g}",
+        "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
         "yaxis_rangemode": "tozero",
-        "title": f"{plan.population} clients, {plan.sampling} sampling, noise multiplier {plan.noise:.4g}"})
-    figure.add_scatter(x=counts, y=[one.epsilon for one in guarantee], name=guarantee[0].accountant, mode="lines")
-    if all(one.second_opinion for one in guarantee):
-        seconds = [one.second_opinion for one in guarantee if one.second_opinion]
+        "title": f"{request.population} clients, {request.sampling} sampling, noise multiplier {request.noise:.4g}"})
+    figure.add_scatter(x=counts, y=[one.epsilon for one in bought], name=bought[0].accountant, mode="lines")
+    if all(one.second_opinion for one in bought):
+        seconds = [one.second_opinion for one in bought if one.second_opinion]
         figure.add_scatter(x=counts, y=[epsilon for _, epsilon in seconds], name=seconds[0][0], mode="lines", line_dash="dot")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.write_html(str(file), include_plotlyjs=True)

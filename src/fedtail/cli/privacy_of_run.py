@@ -1,4 +1,4 @@
-"""`fedtail privacy RUN`: what a run has cost, from its ledger, and whether its model may be handed out."""
+"""`fedtail privacy RUN`: the privacy statement of a run, from its ledger, and whether its model may be released."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from fedtail.privacy.ledger import Ledger
     from fedtail.runs import RunFolder
 
-COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: keep them back."
-COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who answered: keep them back."
+COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: do not release them."
+COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who participated: do not release them."
 
 
 def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
-    """Print the statement of a run; with `for_release`, refuse where it is a simulated one."""
+    """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
     from fedtail.privacy.statement import obstacles, statement
     from fedtail.runs import RunFolder
 
@@ -43,9 +43,9 @@ def rounds_so_far(folder: RunFolder) -> int:
 
 
 def ledger_of(folder: RunFolder) -> Ledger:
-    """The ledger of a run, under the terms it began with."""
+    """The ledger of a run, with the privacy budget it began with."""
     from fedtail.privacy.ledger import Ledger, Terms
-    from fedtail.runs.run_folder import LEDGER
+    from fedtail.runs.reading import LEDGER
 
     return Ledger(Terms(**folder.about["experiment"].get("privacy", {})), folder.path / LEDGER)
 
@@ -63,8 +63,8 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
         ("what the server sees", found["channel"]), ("adjacency", found["adjacency"]),
         ("sampling", found["sampling"]), ("against", found["observer"]),
-        ("without amplification, a client sampled once", _number(found["one_participation"])),
-        ("without amplification, a client sampled every round", _number(found["against_server"])),
+        ("without amplification, a client in one round", _number(found["one_participation"])),
+        ("without amplification, a client in every round", _number(found["against_server"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])
