@@ -45,7 +45,7 @@ def rounds_so_far(folder: RunFolder) -> int:
 def ledger_of(folder: RunFolder) -> Ledger:
     """The ledger of a run, with the privacy budget it began with."""
     from fedtail.privacy.ledger import Ledger, Terms
-    from fedtail.runs.reading import LEDGER
+    from fedtail.runs.run_folder import LEDGER
 
     return Ledger(Terms(**folder.about["experiment"].get("privacy", {})), folder.path / LEDGER)
 
