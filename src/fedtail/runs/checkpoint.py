@@ -90,15 +90,15 @@ def _read(path: Path) -> Checkpoint:
     with safe_open(path, "pt") as file:
         about, check = (file.metadata() or {}).get("about", "{}"), (file.metadata() or {}).get("check")
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}      # noqa: SIM118 (not a dict)
-    header = json.loads(about)
-    if header.get("format") != FORMAT:
+    told = json.loads(about)
+    if told.get("format") != FORMAT:
         raise ValueError("not a checkpoint of this version")
     if _check(tensors, about) != check:
         raise ValueError("its contents do not match their digest")
-    states = tuple(_state(k, tensors, header["round"]) for k in range(header["models"]))
+    states = tuple(_state(k, tensors, told["round"]) for k in range(told["models"]))
     kept = {name.removeprefix("kept "): tensor for name, tensor in tensors.items() if name.startswith("kept ")}
     memory = ClientMemory(tensors.get("memory key", torch.zeros(0, dtype=torch.int64)), kept)
-    return Checkpoint(header["round"], states if header["family"] else states[0], memory, header["failed"], header["lines"])
+    return Checkpoint(told["round"], states if told["family"] else states[0], memory, told["failed"], told["lines"])
 
 
 def _named(k: int, state: State) -> dict[str, Tensor]:

@@ -66,11 +66,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
     """Train the rounds that are missing; raises `Interrupted` where training was stopped before the last."""
-    population = recorder.splits["train"]
-    with experiment.fleet(start.task, population) as fleet:
-        trained = train(experiment.algorithm, start.task, population, rounds=experiment.rounds - recorder.done(start),
-                        start=start, channel=experiment.channel, fleet=fleet, **experiment.computing,
-                        on_round=recorder.after_round, privacy=recorder.ledger)
+    people = recorder.splits["train"]
+    with experiment.fleet(start.task, people) as fleet:
+        trained = train(experiment.algorithm, start.task, people, rounds=experiment.rounds - recorder.done(start), start=start,
+                        channel=experiment.channel, fleet=fleet, **experiment.computing, on_round=recorder.after_round,
+                        privacy=recorder.ledger)
     if recorder.done(trained) < experiment.rounds and not trained.stopped:
         raise Interrupted(recorder.folder, recorder.done(trained), experiment.rounds)
     recorder.finish(trained)

@@ -32,7 +32,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         beside.replace(path)
     except OSError as reason:
         beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {strerror(reason)}. What was there before is still whole.") from reason
+        raise RunError(f"{path} could not be written: {why(reason)}. What was there before is still whole.") from reason
     _settle(path.parent)
 
 
@@ -77,7 +77,7 @@ class Lines:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as reason:
-            raise RunError(f"{self.path} could not be written: {strerror(reason)}. The last checkpoint is whole: free some space "
+            raise RunError(f"{self.path} could not be written: {why(reason)}. The last checkpoint is whole: free some space "
                            "and go on with --resume.") from reason
         return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()      # `tell` does not know of the cut
 
@@ -94,7 +94,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as reason:
-        raise RunRefused(f"{folder} cannot be written to: {strerror(reason)}. Choose another folder with --out.") from reason
+        raise RunRefused(f"{folder} cannot be written to: {why(reason)}. Choose another folder with --out.") from reason
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ def _leave_no_trace(folder: Path) -> None:
         folder.rmdir()
 
 
-def strerror(reason: OSError) -> str:
+def why(reason: OSError) -> str:
     """What the system says, without numbers and paths."""
     return reason.strerror or str(reason)
 
