@@ -73,11 +73,11 @@ def privacy(
     check(request, anyway)
     if plot and plot.suffix != ".html":
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
-    found = noise_levels(request)
+    found = solved(request)
     if plot:
         plot_epsilon(replace(request, noise=found.whole_round), plot)
     if as_json:
-        print_json(plan_as_json(request, found))
+        print_json(as_dictionary(request, found))
     else:
         show_plan(request, found)
         typer.echo(f"Wrote {plot}." if plot else "", nl=bool(plot))
@@ -103,7 +103,7 @@ class Request:
 
     @property
     def event(self) -> Sampling:
-        """How cohorts are sampled, for the accountant."""
+        """How cohorts are drawn, for the accountant."""
         from fedtail.privacy.cohorts import decisive_share
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
@@ -116,7 +116,7 @@ class Request:
 
 
 def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
-    """The minimum cohort: where noise comes in shares, by default one that is rarely missed."""
+    """The smallest cohort that is asked: where noise comes in shares, by default one that is rarely missed."""
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
     from fedtail.privacy.cohorts import minimum_for
@@ -157,7 +157,7 @@ def check(request: Request, anyway: bool) -> None:
             raise ValueError(f"{reason} Write --anyway to see the numbers.") from None
 
 
-def noise_levels(request: Request) -> NoiseLevels:
+def solved(request: Request) -> NoiseLevels:
     """The noise multipliers of a request, and the guarantee they give: from its epsilon, or from its noise."""
     from fedtail.privacy.calibration import levels, noise_for
 
@@ -169,8 +169,8 @@ def noise_levels(request: Request) -> NoiseLevels:
     return noise_for(request.epsilon, *rest)
 
 
-def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
-    """One JSON object. With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less."""
+def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
+    """One JSON object. With --epsilon that is what is promised; `epsilon_spent` may be a little less."""
     from fedtail.privacy.bill import sampling_rate
     from fedtail.privacy.calibration import doubts
 
@@ -221,7 +221,6 @@ def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
 
 
 def _skipping(request: Request) -> list[tuple[str, str]]:
-    """Lines about rounds that are skipped because too few clients were sampled."""
     from fedtail.privacy.cohorts import minimum_for, skip_probability
 
     if request.sampling != "poisson" or request.cohort is None:
@@ -237,8 +236,8 @@ def _skipping(request: Request) -> list[tuple[str, str]]:
 
 
 def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
-    """The guarantees that the noise of a request gives after so many rounds."""
-    return [noise_levels(replace(request, rounds=count)).guarantee for count in counts]
+    """What the noise of a request promises after so many rounds."""
+    return [solved(replace(request, rounds=count)).guarantee for count in counts]
 
 
 def plot_epsilon(request: Request, file: Path) -> None:

@@ -18,7 +18,7 @@ COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say wh
 
 
 def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
-    """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
+    """Print the statement of a run; with `for_release`, refuse where it is a simulated one."""
     from fedtail.privacy.statement import obstacles, statement
     from fedtail.runs import RunFolder
 
@@ -43,7 +43,7 @@ def rounds_so_far(folder: RunFolder) -> int:
 
 
 def ledger_of(folder: RunFolder) -> Ledger:
-    """The ledger of a run, with the privacy budget it began with."""
+    """The ledger of a run, under the terms it began with."""
     from fedtail.privacy.ledger import Ledger, Terms
     from fedtail.runs.run_folder import LEDGER
 
