@@ -18,12 +18,13 @@ from fedtail.runs.files import RunError, write_whole
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
-Rows = dict[str, np.ndarray]
+ClientColumns = dict[str, np.ndarray]       # of one split and model
+# Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
 KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
          "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool"}      # others are float64
 FIRST = ("split", "client", "name", "size", "mass", "group", "member")
 Populations = dict[str, Population]
-SplitEvaluations = dict[str, Evaluation]                 # by split
+SplitEvaluations = dict[str, Evaluation]     # of one model, by split
 MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
 SHOWN = ("mean", "p50", "p90", "worst10")
 
@@ -66,7 +67,7 @@ def _threshold(risk: Any, state: State) -> float | None:
     return start if start is not None and math.isfinite(start) else None
 
 
-def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], Rows]:
+def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
     """Loss, error and metrics of every client, by split and model."""
     rows = {}
     for member, by_split in enumerate(evaluations):
@@ -77,7 +78,7 @@ def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dic
     return rows
 
 
-def add_participation(rows: dict[tuple[str, int], Rows], rounds: Path) -> None:
+def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) -> None:
     """How often each training client was sampled, and how often it contributed, from the lines of `rounds.jsonl`."""
     members = sorted(member for split, member in rows if split == "train")
     clients = len(rows["train", 0]["client"])
@@ -90,7 +91,7 @@ def add_participation(rows: dict[tuple[str, int], Rows], rounds: Path) -> None:
         rows["train", member] |= {"asked": sampled, "in_tail": contributed[member]}
 
 
-def add_picks(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, population: Population) -> None:
+def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
     """Which model of a family each client picks by one half of its examples, and each model's error on the other half."""
     able = population.size.numpy() >= 2
     if not able.any():
@@ -101,7 +102,7 @@ def add_picks(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, p
         rows[split, member]["judged"] = _spread(able, errors.values.numpy(), np.nan)
 
 
-def add_finetuned(rows: dict[tuple[str, int], Rows], trained: Trained, split: str, population: Population, local: LocalSGD,
+def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population, local: LocalSGD,
                   **computing: Any) -> list[dict[str, Any]]:
     """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
 
@@ -116,7 +117,7 @@ def add_finetuned(rows: dict[tuple[str, int], Rows], trained: Trained, split: st
     return summaries
 
 
-def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> None:
+def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
     """Parquet, whole or not there. Its schema says that only a simulator can see all of this."""
     import pyarrow as arrow
     from pyarrow import parquet
@@ -128,7 +129,7 @@ def write_clients(path: Path, rows: dict[tuple[str, int], Rows], name: str) -> N
     write_whole(path, content.getvalue())
 
 
-def _identity(population: Population, split: str, member: int) -> Rows:
+def _identity(population: Population, split: str, member: int) -> ClientColumns:
     """The columns that say who a row is about: split, client, name, size, mass, group, model."""
     count = len(population)
     names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
@@ -144,7 +145,7 @@ def _spread(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
     return spread
 
 
-def _array(part: Rows, column: str) -> Any:
+def _array(part: ClientColumns, column: str) -> Any:
     """A column as an arrow array; null where a part has no such column."""
     import pyarrow as arrow
 
