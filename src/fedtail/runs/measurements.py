@@ -102,8 +102,8 @@ def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, spli
         rows[split, member]["judged"] = _spread(able, errors.values.numpy(), np.nan)
 
 
-def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population, local: LocalSGD,
-                  **computing: Any) -> list[dict[str, Any]]:
+def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
+                  local: LocalSGD, **computing: Any) -> list[dict[str, Any]]:
     """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
 
     Returns the statistics of both for each model.
