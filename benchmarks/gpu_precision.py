@@ -15,8 +15,8 @@ from workloads import WORKLOADS, Data, _made
 
 import fedtail
 from fedtail.clients import client_means
+from fedtail.engine.gpu.precision import computing
 from fedtail.engine.kernels import ModuleKernel
-from fedtail.engine.precision import computing
 from fedtail.engine.stacked import StackedKernel
 from fedtail.risk.superquantile import superquantile_weights
 

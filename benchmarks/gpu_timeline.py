@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import fedtail
-from fedtail.engine.graphs import Replayed
+from fedtail.engine.gpu.cuda_graphs import Replayed
 
 EVERY = 100
 

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 import fedtail
 from fedtail.data.arrays import on, rows_of, tensors_of
 from fedtail.engine.choice import kernel_for
-from fedtail.engine.convolutions import Flat, Stacked
 from fedtail.engine.fleet import LocalFleet
-from fedtail.engine.graphs import Replayed
-from fedtail.engine.precision import computing
+from fedtail.engine.gpu.convolutions import Flat, Stacked
+from fedtail.engine.gpu.cuda_graphs import Replayed
+from fedtail.engine.gpu.precision import computing
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import CharacterGRU, ConvNet, LSTMClassifier, SoftmaxRegression
 from fedtail.modules import cast

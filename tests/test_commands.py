@@ -430,7 +430,7 @@ def test_a_percentile_of_clients_who_do_well_is_refused(place, metric, statistic
     done = call("tune", "t.toml", "--set", f'tune.metric="{metric}"')
     assert (done.exit_code, text in " ".join(done.stderr.split())) == (2, True), done.stderr
     for middle in ("p50", "best10", "worst10", "std"):
-        fedtail.experiment.search.read_search("t.toml", [f'tune.metric="{metric}"', f'tune.statistic="{middle}"'])
+        fedtail.experiment.tune_section.read_search("t.toml", [f'tune.metric="{metric}"', f'tune.statistic="{middle}"'])
 
 
 @pytest.mark.parametrize("statistic", ["mean", "std", "p10", "worst30"])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pytest import approx
 from rich.console import Console
 
+from fedtail.cli.data import render_description
 from fedtail.data import Population
 from fedtail.data import describe as describe_module
 from fedtail.data.describe import describe
-from fedtail.data.rendering import render
 
 owners = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 
@@ -27,7 +27,7 @@ def of(client, y, x=None, **more) -> Population:
 
 def printed(population: Population, name: str = "") -> str:
     page = StringIO()
-    Console(width=100, file=page).print(render(describe(population, name)))
+    Console(width=100, file=page).print(render_description(describe(population, name)))
     return page.getvalue()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,11 @@ import torch
 
 import fedtail
 from fedtail.data import Population, label_shift, synthetic
+from fedtail.errors import FieldError
 from fedtail.experiment import ExperimentError, Source, read_experiment, read_experiments, seeds_of
-from fedtail.experiment.data import fingerprint
+from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.experiment import experiments
-from fedtail.experiment.parts import SLOTS
+from fedtail.experiment.part_tables import SLOTS, PartPlan
 from fedtail.experiment.starter import starter
 
 BASE = """\
@@ -594,3 +597,53 @@ def test_a_starter_names_the_arrays_it_was_told(tmp_path):
 def test_files_with_several_methods_are_read_whole(tmp_path):
     (tmp_path / "e.toml").write_text(BASE + "[[method]]\nname = 'a'\n[[method]]\nname = 'b'\n")
     assert [e.name for e in read_experiments(tmp_path / "e.toml")] == ["a", "b"]
+
+
+# What an error carries as data
+
+def error_of(text: str, folder: Path = Path()) -> ExperimentError:
+    with pytest.raises(ExperimentError) as reason:
+        experiments(Source.parse(text, "e.toml", folder), "e")
+    return reason.value
+
+
+@pytest.mark.parametrize(("text", "key", "came"), [
+    (BASE + "[engine]\nworkers = -1\n", ("engine", "workers"), -1),
+    (BASE + "[engine]\nshards = 2\n", ("engine", "shards"), 2),
+    (BASE.replace('sizes = "moderate"', "split = { within = 2.0 }"), ("data", "split", "within"), 2.0),
+    (BASE.replace("rounds = 4", "rounds = 0"), ("rounds",), 0),
+    ("device = 'gpu0'\n" + BASE, ("device",), "gpu0"),
+    (BASE + "[local]\nbatch_size = 2.5\n", ("local", "batch_size"), 2.5),
+])
+def test_errors_carry_their_field_and_what_came(text, key, came):
+    error = error_of(text)
+    assert (error.key, error.field, error.came) == (key, key[-1], came)
+    assert error.needed
+
+
+@dataclass(frozen=True)
+class Whose:
+    """A part of a user's own that names another field in its text than the one it is about."""
+
+    first: int
+    second: int
+
+    def __post_init__(self):
+        raise FieldError("second", "larger than first", self.second, "Write second = 3.")
+
+
+def test_a_field_is_taken_from_the_error_and_not_from_its_words():
+    source = Source.parse("[risk]\nfirst = 2\nsecond = 1\n", "e.toml", Path())
+    with pytest.raises(ExperimentError) as reason:
+        PartPlan("Whose", Whose, {"first": 2, "second": 1}, source, ("risk",)).make()
+    assert str(reason.value) == "e.toml, line 3: second must be larger than first, got 1. Write second = 3."
+    assert reason.value.write == "Write second = 3."
+
+
+def test_errors_about_a_field_survive_a_pickle():
+    error = FieldError("tail_fraction", "in (0, 1]", 80.0, "Write 0.2.", symbol="theta")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
+    assert str(error) == "tail_fraction (theta) must be in (0, 1], got 80. Write 0.2."
+    experiment = error_of(BASE + "[engine]\nworkers = -1\n")
+    assert vars(pickle.loads(pickle.dumps(experiment))) == vars(experiment)

@@ -20,7 +20,7 @@ from fedtail.data import (
     synthetic_models,
     three_gaussians,
 )
-from fedtail.data.generators import _sizes
+from fedtail.data.generators import _client_sizes
 
 ERROR_RATE = 1e-7          # how often, over seeds, a test of moments fails although the code is right
 
@@ -150,8 +150,8 @@ def test_sizes_follow_their_law_and_do_not_depend_on_alpha():
     small, large = (synthetic(a, a, clients=30, seed=4).size for a in (0.0, 1.0))
     assert torch.equal(small, large)
     assert torch.equal(small, synthetic_iid(30, seed=4).size)
-    power = np.concatenate([_sizes("power_law", 500, seed) for seed in range(20)]) - 50
-    moderate = np.concatenate([_sizes("moderate", 500, seed) for seed in range(20)]) - 50
+    power = np.concatenate([_client_sizes("power_law", 500, seed) for seed in range(20)]) - 50
+    moderate = np.concatenate([_client_sizes("moderate", 500, seed) for seed in range(20)]) - 50
     # floor(X) and round(X) lie within one of X: the empirical laws at the edges of the cells bound the law of X
     for sizes, law, below in ((power, stats.lognorm(2.0, scale=np.exp(4.0)), 0.0),
                               (moderate, stats.lognorm(0.8, scale=np.exp(4.02)), 0.5)):
@@ -162,7 +162,7 @@ def test_sizes_follow_their_law_and_do_not_depend_on_alpha():
 
 
 def test_moderate_sizes_have_the_mean_and_deviation_of_the_table():
-    sizes = _sizes("moderate", 2_000_000, seed=0)
+    sizes = _client_sizes("moderate", 2_000_000, seed=0)
     law = stats.lognorm(0.8, scale=np.exp(4.02))
     assert abs(sizes.mean() - 50 - law.mean()) < stats.norm.isf(ERROR_RATE / 2) * law.std() / 2_000_000**0.5
     assert (round(50 + law.mean()), round(law.std())) == (127, 73)               # [Li23, Table 4.4]

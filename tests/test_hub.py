@@ -361,6 +361,6 @@ def test_a_missing_package_names_what_to_install(monkeypatch, package, call):
 
 
 def test_describing_files_needs_none_of_them():
-    code = ("import sys, fedtail.data.opening, fedtail.data.hub, fedtail.data.describe, fedtail.data.rendering\n"
+    code = ("import sys, fedtail.data.opening, fedtail.data.hub, fedtail.data.describe, fedtail.cli.data\n"
             "print([p for p in ('datasets', 'flwr_datasets', 'pyarrow', 'rich', 'PIL', 'pandas') if p in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

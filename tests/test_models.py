@@ -219,7 +219,7 @@ def test_errors_say_what_is_needed(build, text):
         build()
 
 
-@pytest.mark.parametrize("name", ["linear", "convnet", "recurrent"])
+@pytest.mark.parametrize("name", ["linear_models", "convnet", "recurrent"])
 def test_examples_in_the_documentation_run(name):
     assert doctest.testmod(importlib.import_module(f"fedtail.models.{name}")).failed == 0
 

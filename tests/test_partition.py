@@ -173,13 +173,13 @@ def test_by_column_has_a_client_for_each_value(values):
     (lambda: dirichlet([0] * 10, 3, 0.5, at_least=4), "10 examples do not give each of 3 clients 4. Ask for at most 2"),
     (lambda: dirichlet([0, 1], 0, 0.5), "at least one client and one example for each, got 0 clients with 1"),
     (lambda: dirichlet([0, 1], 1, 0.5, at_least=0), "one client and one example for each, got 1 clients with 0"),
-    (lambda: dirichlet([0, 1], 1, 0.0), "concentration must be positive and finite, got 0.0. Write 0.1"),
+    (lambda: dirichlet([0, 1], 1, 0.0), "concentration must be positive and finite, got 0. Write 0.1"),
     (lambda: dirichlet([0, 1], 1, np.inf), "concentration must be positive and finite, got inf"),
     (lambda: dirichlet([[0, 1]], 1, 1.0), "labels must hold one label per example, got shape (1, 2)"),
     (lambda: label_shards([0, 1, 2], 2), "3 examples do not give each of 2 clients 2"),
     (lambda: label_shards([0, 1, 2], 2, 0), "got 2 clients with 0"),
     (lambda: quantity_skew(3, 4, 1.0), "3 examples do not give each of 4 clients 1"),
-    (lambda: quantity_skew(4, 4, -1.0), "sigma must be at least 0, got -1.0. Write 0.0 for equal sizes"),
+    (lambda: quantity_skew(4, 4, -1.0), "sigma must be at least 0, got -1. Write 0.0 for equal sizes"),
     (lambda: by_column(["a", None]), "values mixes values of type NoneType, str"),
 ])
 def test_errors_say_what_came_and_what_to_write(split, text):

@@ -279,7 +279,7 @@ def test_from_clients_pads_sequences_over_all_clients(second):
     (lambda: population().split((0.5, 0.6)), "fractions must be positive and sum to at most 1, got (0.5, 0.6)"),
     (lambda: population().split(()), "fractions must be positive and sum to at most 1, got ()"),
     (lambda: population().split((0.01, 0.99)), "a fraction of 0.01 of 4 clients leaves nobody"),
-    (lambda: population().split_examples(1.0), "fraction must be in (0, 1), got 1.0. For half and half write 0.5"),
+    (lambda: population().split_examples(1.0), "fraction must be in (0, 1), got 1. For half and half write 0.5"),
     (lambda: population().split_examples(), "1 of 4 clients hold one example, which cannot be split"),
 ])
 def test_errors_say_what_came_and_what_to_write(build, text):

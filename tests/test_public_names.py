@@ -37,7 +37,15 @@ def imported_after(code: str, *packages: str) -> list[str]:
 def test_all_is_what_type_checkers_see():
     assert sorted(fedtail.__all__) == sorted(["__version__", *names_for_type_checkers()])
     assert len(set(fedtail.__all__)) == len(fedtail.__all__)
-    assert dir(fedtail) == sorted(fedtail.__all__)
+
+
+def test_dir_shows_public_names_and_submodules_and_all_of_them_load():
+    submodules = {path.stem for path in Path(fedtail.__file__).parent.iterdir()
+                  if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").is_file())}
+    assert {"risk", "quantiles", "privacy", "secure", "theory", "cli"} <= submodules
+    assert dir(fedtail) == sorted({*fedtail.__all__, *submodules})
+    for name in submodules - set(fedtail.__all__):
+        assert getattr(fedtail, name) is importlib.import_module(f"fedtail.{name}")
 
 
 def test_every_name_loads_from_where_type_checkers_look_for_it():

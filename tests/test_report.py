@@ -18,7 +18,7 @@ from scipy import stats
 
 from fedtail.evaluation import Distribution
 from fedtail.report import page_data, write_page
-from fedtail.report.errors import LISTED, POINTS
+from fedtail.report.client_errors import LISTED, POINTS
 from fedtail.report.page import embedded
 from fedtail.report.statistics import STATISTICS, bins, classes, shares, summary, thinned
 from fedtail.runs import RunError, RunFolder, find_runs
@@ -162,17 +162,17 @@ def test_curves_are_means_over_seeds(family, split):
             assert curve[name] == approx(np.mean(rows, axis=0), rel=1e-4, abs=1e-9)
 
 
-def test_counted_clients_by_round(family):
+def test_contributors_by_round(family):
     data = page_data(family)
     for member in range(len(THETAS)):
-        counted = data["counted"][member]
+        found = data["contributors"][member]
         for place, line in enumerate(zip(*(run.rounds for run in family), strict=True)):
             who = [one["members"][member]["counted"] for one in line]
             sizes = [len(one["asked"] if ids is None else ids) for one, ids in zip(line, who, strict=True)]
-            assert counted["counted"][place] == approx(np.mean(sizes), rel=1e-4)
-            assert counted["asked"][place] == approx(np.mean([len(one["asked"]) for one in line]))
+            assert found["contributed"][place] == approx(np.mean(sizes), rel=1e-4)
+            assert found["sampled"][place] == approx(np.mean([len(one["asked"]) for one in line]))
     thresholds = [[line["members"][1]["threshold"] for line in run.rounds] for run in family]
-    assert data["counted"][1]["threshold"] == approx(np.mean(thresholds, axis=0), rel=1e-4)
+    assert data["contributors"][1]["threshold"] == approx(np.mean(thresholds, axis=0), rel=1e-4)
 
 
 def test_how_often_clients_are_in_the_tail(family):
@@ -191,12 +191,12 @@ def test_what_the_tail_is_made_of(family):
     ids = [client for run in family for line in run.rounds if made["ends"][-2] < line["round"] <= 20
            for client in (line["members"][2]["counted"] or line["asked"])]
     for k, label in enumerate(tail["classes"]["group"]):
-        assert made["composition"]["group"]["counted"][k][-1] == approx(np.mean([f"group {group[i]:g}" == label for i in ids]), rel=1e-4)
-    assert sum(part[-1] for part in made["composition"]["size"]["counted"]) == approx(1, abs=1e-4)
+        assert made["composition"]["group"]["contributed"][k][-1] == approx(np.mean([f"group {group[i]:g}" == label for i in ids]), rel=1e-4)
+    assert sum(part[-1] for part in made["composition"]["size"]["contributed"]) == approx(1, abs=1e-4)
     names = family[0].of_clients("train")["name"].tolist()
     total = {names[k]: n for k, n in enumerate(sum(column_of(run, 2, "train", "in_tail") for run in family))}
-    assert made["frequent"]["counted"] == sorted(total.values(), reverse=True)[:25]
-    assert [total[name] for name in made["frequent"]["names"]] == made["frequent"]["counted"]
+    assert made["frequent"]["contributed"] == sorted(total.values(), reverse=True)[:25]
+    assert [total[name] for name in made["frequent"]["names"]] == made["frequent"]["contributed"]
 
 
 # ---- the knob
@@ -242,7 +242,7 @@ def test_an_unfinished_run_shows_its_curves(methods, tmp_path):
     data = page_data(half)
     assert data["clients"] is data["tail"] is data["distributions"] is None
     assert data["curves"][0]["test"]["loss"]["rounds"] == [0, 5]
-    assert data["counted"][0]["rounds"] == [line["round"] for line in half[0].rounds]
+    assert data["contributors"][0]["rounds"] == [line["round"] for line in half[0].rounds]
     assert "tail, seed 2, is not finished (round 5 of 20)" in data["notes"][0]
     assert "is not finished" in write_page(half, tmp_path).read_text()
 
@@ -276,7 +276,7 @@ def test_a_run_without_rounds(methods, tmp_path):
     shutil.copytree(methods[2].path, tmp_path / "run")
     (tmp_path / "run" / "rounds.jsonl").unlink()
     data = page_data(find_runs([tmp_path]))
-    assert data["counted"] == [None]
+    assert data["contributors"] == [None]
     assert data["tail"]["methods"][0]["ends"] == []
     assert data["tail"]["methods"][0]["composition"] == {}
     assert "composition" not in write_page(find_runs([tmp_path]), tmp_path).read_text().split("page-data")[0]

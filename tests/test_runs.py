@@ -284,7 +284,7 @@ import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch; torch.set_num_threads(1)
 from run_cases import Onlooker, experiment
-import fedtail.runs.running
+import fedtail.runs.execution
 module, _, name = {after!r}.rpartition(".")
 owner = eval(module, {{"fedtail": fedtail, "os": os}})
 real, left = getattr(owner, name), [{hits}]

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 import fedtail
 from fedtail import LocalSGD, Population, Task
 from fedtail.clients import Broadcast, Shard
-from fedtail.engine import convolutions, graphs
-from fedtail.engine.convolutions import Flat, Stacked, Window
-from fedtail.engine.graphs import Replayed, rounded
+from fedtail.engine.gpu import convolutions, cuda_graphs
+from fedtail.engine.gpu.convolutions import Flat, Stacked, Window
+from fedtail.engine.gpu.cuda_graphs import Replayed, rounded
+from fedtail.engine.gpu.precision import computing
+from fedtail.engine.gpu.recurrence import gru, lstm
 from fedtail.engine.kernels import ModuleKernel
-from fedtail.engine.precision import computing
-from fedtail.engine.recurrence import gru, lstm
 from fedtail.engine.stacked import StackedGradients, StackedKernel, flat_outputs
 from fedtail.models import CharacterGRU, LSTMClassifier
 
@@ -136,7 +136,7 @@ def test_inputs_may_come_by_name():
 
 
 def test_a_shape_is_recorded_when_it_comes_back_and_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(graphs, "KEPT", 2)
+    monkeypatch.setattr(cuda_graphs, "KEPT", 2)
     replayed = Replayed(example_gradients, CPU)
     replayed(*example_step(2, 40))
     assert len(replayed) == 0

@@ -341,7 +341,7 @@ def test_too_few_cuts_and_too_little_weak_convexity_are_errors():
 @pytest.mark.parametrize(("call", "text"), [
     (lambda: bias_bound(1.0, 80, 10), r"tail_fraction \(theta\) must be in \(0, 1\], got 80. It is a fraction"),
     (lambda: variance_bound(1.0, 0.5, 0), r"cohort_size \(m\) must be at least 1, got 0"),
-    (lambda: bias_bound(-1.0, 0.5, 10), "loss_bound must be positive and finite, got -1.0"),
+    (lambda: bias_bound(-1.0, 0.5, 10), "loss_bound must be positive and finite, got -1"),
     (lambda: expected_minibatch_weights(3, 4, 0.5), r"cohort_size \(m\) must be at most num_clients = 3, got 4"),
     (lambda: expected_minibatch_superquantile(random(3, 2), 2, 0.5), r"shape \(clients,\), got \(3, 2\)"),
     (lambda: nonconvex_step_size(1.0, 1.0, 0, 10, 1.0), r"local_steps \(tau\) must be at least 1, got 0"),

@@ -8,6 +8,7 @@ The names below load when they are first used: `import fedtail` itself is instan
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from fedtail.version import __version__
@@ -64,14 +65,13 @@ _HOME = {
     "task": ("Metric", "Task"),
     "training": ("BudgetSpentWarning", "NobodyCountedWarning", "Progress", "Trained", "train"),
 }
-_ROOMS = (*_HOME, "deployment", "engine", "experiment", "losses", "models", "report", "runs", "theory")
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *sorted(_ROOM_OF)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'fedtail' has no attribute {name!r}")
@@ -81,4 +81,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_submodules()})
+
+
+def _submodules() -> list[str]:
+    """The names of the modules and packages in here, none of which is imported."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]

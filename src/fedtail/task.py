@@ -23,7 +23,7 @@ from fedtail.losses import (
     padding,
     squared_error,
 )
-from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import cast, refuse_shared_statistics, trainable
 from fedtail.trial import refuse_neighbours, tried
 

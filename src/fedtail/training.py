@@ -18,7 +18,7 @@ from fedtail.clients import ClientMemory, RoundView
 from fedtail.composition import check
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
-from fedtail.engine.precision import Precision
+from fedtail.engine.gpu.precision import Precision
 from fedtail.modules import trainable
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms

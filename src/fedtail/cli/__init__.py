@@ -9,12 +9,13 @@ from operator import attrgetter
 import typer
 
 from fedtail.cli.compare import compare
+from fedtail.cli.data import data
 from fedtail.cli.demo import demo
 from fedtail.cli.deploy import deploy
-from fedtail.cli.files import init, show
-from fedtail.cli.looking import choose, data, report
+from fedtail.cli.experiment_file import init, show
 from fedtail.cli.privacy import privacy
 from fedtail.cli.quantile import quantile
+from fedtail.cli.report_and_choose import choose, report
 from fedtail.cli.run import run
 from fedtail.cli.tune import tune
 from fedtail.version import __version__
@@ -27,7 +28,7 @@ From nothing to a page:
   fedtail init experiment.toml          a commented file to start from (--data mine.npz: for your data)
   fedtail run experiment.toml           train, in a run folder that survives a crash
   fedtail compare experiment.toml       its [[method]] entries, on the same cohorts and batches
-  fedtail report runs/experiment        one page to look at
+  fedtail report runs/experiment        one page about the runs
 
 Exit codes: 0 done; 1 a run failed; 2 refused, nothing was done; 130 interrupted, saved, --resume goes on."""
 
@@ -37,7 +38,7 @@ COMMANDS = (
     (run, "Train a method, in a folder that survives a crash."), (compare, "Train several methods on the same cohorts."),
     (tune, "Search settings by how held-out clients do."), (report, "Write a page about runs."),
     (choose, "Say which model of a family suits a client."), (quantile, "Private quantiles of one number per client."),
-    (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a promise of privacy takes."))
+    (demo, "Train FedAvg and Delta-FL on an example."), (privacy, "Say which noise a privacy guarantee takes."))
 for command, brief in COMMANDS:
     app.command(short_help=brief)(command)
 app.add_typer(data, name="data")
@@ -47,6 +48,7 @@ for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name
 
 
 def _version(wanted: bool) -> None:
+    """Print the version and end, where `--version` was given."""
     if wanted:
         typer.echo(f"fedtail {__version__}")
         raise typer.Exit
@@ -60,5 +62,6 @@ def options(
 
 
 def main() -> None:
+    """Run the command line; before a run begins, Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)      # before a run is watched there is nothing to save
     app()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.run import farewell, own_folder, run_all, show, slug
+from fedtail.cli.run import folder_for, run_all, show_place, show_runs, slug
+from fedtail.cli.terminal import errors_as_sentences
 
 if TYPE_CHECKING:
     from fedtail.cli.run import Job
     from fedtail.experiment import Experiment
 
 
-@told
+@errors_as_sentences
 def compare(
     experiments: list[Path] = typer.Argument(..., metavar="EXPERIMENT.toml...", show_default=False,
                                              help="Files with one method each, or one file with [[method]] entries."),
@@ -33,11 +33,11 @@ def compare(
     Prints error over test clients, mean +- deviation over seeds, and each method's paired difference to the first with its
     standard error. Every method and seed is a run folder of its own, METHOD/seed-K, so that --resume does only what is missing.
     """
-    from fedtail.cli.tables import show_differences
+    from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
     from fedtail.runs.comparison import differences, rows
     from fedtail.runs.files import write_json
-    from fedtail.runs.reading import COMPARISON
+    from fedtail.runs.run_folder import COMPARISON
 
     wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device))]
     check_comparable(wanted)
@@ -46,21 +46,22 @@ def compare(
     def jobs(folder: Path) -> list[Job]:
         return [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
 
-    folder = out or own_folder(Path("runs") / slug(experiments[0].stem), jobs, resume)
+    folder = out or folder_for(Path("runs") / slug(experiments[0].stem), jobs, resume)
     runs = run_all(jobs(folder), folder, resume, as_json)
     less = differences(runs)
     write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})
-    show(runs, folder, as_json, {"differences": less})
+    show_runs(runs, folder, as_json, {"differences": less})
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
         show_differences(less, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
-        farewell(folder)
+        show_place(folder)
 
 
-def common_seeds(wanted: Sequence[Experiment], asked: bool) -> tuple[int, ...]:
+def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:
+    """The seeds of the experiments; refused where files differ in them and the command line names none."""
     from fedtail.experiment import ExperimentError
 
-    if asked and len({one.seeds for one in wanted}) > 1:
+    if from_files and len({one.seeds for one in wanted}) > 1:
         named = "; ".join(f"{one.name} {list(one.seeds)}" for one in wanted)
         raise ExperimentError(f"the methods name different seeds: {named}. Say which with --seeds 0..4.")
     return wanted[0].seeds

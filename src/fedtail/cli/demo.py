@@ -6,9 +6,7 @@ from typing import Any
 
 import typer
 
-from fedtail.cli.errors import INTERRUPTED, leave
-from fedtail.cli.tables import print_json
-from fedtail.cli.watching import Watcher
+from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with, print_json
 
 TAIL_FRACTIONS = (None, 0.5, 0.25)
 COLUMNS = (("mean", "mean"), ("90th percentile", "p90"), ("worst 10%", "worst10"))
@@ -24,14 +22,14 @@ def demo(
     The synthetic setting of the Delta-FL paper (appendix D) without privacy: 100 clients a round, one full-gradient step of
     0.1, a linear model. All methods see the same cohorts.
     """
-    rows = compare(rounds, seed, quiet=as_json)
+    rows = train_and_evaluate(rounds, seed, quiet=as_json)
     if as_json:
         print_json({"rows": rows})
         return
-    show(rows, rounds)
+    show_errors(rows, rounds)
 
 
-def compare(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
+def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
     """Error over the test clients, in percent, for each method."""
     import fedtail
     from fedtail.data import label_shift
@@ -44,16 +42,17 @@ def compare(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
     with Watcher(quiet=quiet).watching() as watcher:
         watcher.begin("three models, one cohort", seed, 0, rounds)
         trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed,
-                                on_round=watcher.look_on)
+                                on_round=watcher.advance)
     if watcher.stop:
-        leave("interrupted; a demo keeps nothing.", INTERRUPTED)
+        exit_with("interrupted; a demo keeps nothing.", INTERRUPTED)
     errors = [fedtail.evaluate(module, data.test).error.summary() for module in trained.modules]
     return [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta, **{key: 100 * error[key] for _, key in COLUMNS}}
             for theta, error in zip(TAIL_FRACTIONS, errors, strict=True)]
 
 
-def show(rows: list[dict[str, Any]], rounds: int) -> None:
-    from fedtail.cli.tables import show_table
+def show_errors(rows: list[dict[str, Any]], rounds: int) -> None:
+    """Print the table of the demo: each method's error over the test clients."""
+    from fedtail.cli.terminal import show_table
 
     cells = [[f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"],
               *(f"{row[key]:.2f}" for _, key in COLUMNS)] for row in rows]

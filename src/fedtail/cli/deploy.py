@@ -7,15 +7,14 @@ from pathlib import Path
 
 import typer
 
-from fedtail.cli.errors import told
-from fedtail.cli.tables import print_json
+from fedtail.cli.terminal import errors_as_sentences, print_json
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
 MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'"
 
 
 @deploy.command(short_help="Write the folder of a deployment, with its keys.")
-@told
+@errors_as_sentences
 def init(
     folder: Path = typer.Argument(..., help="A new folder."),
     experiment: Path = typer.Option(..., "--experiment", help="The experiment file; what it says of data is not used."),
@@ -38,7 +37,7 @@ def init(
 
 
 @deploy.command(short_help="A whole deployment on this machine, next to the simulator.")
-@told
+@errors_as_sentences
 def local(
     nodes: int = typer.Option(5, min=3, help="Nodes, each with 8 clients."),
     rounds: int = typer.Option(3, min=1, help="Rounds of each method."),
@@ -59,9 +58,10 @@ def local(
 
 
 def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
+    """Run the example deployment in a folder, and print how far it is from the simulator."""
     from dataclasses import asdict
 
-    from fedtail.cli.tables import show_table
+    from fedtail.cli.terminal import show_table
     from fedtail.deployment.flower.example import run_example
 
     found = run_example(folder, nodes, rounds, lambda text: typer.echo(text, err=True))

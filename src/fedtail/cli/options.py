@@ -24,19 +24,23 @@ CLIENT = typer.Option(None, "--client", metavar="NAME", help="The array of clien
 
 
 def one_or_more(names: list[str] | None) -> str | list[str] | None:
+    """A single name alone, several as a list, none as None: the forms that readers of data take."""
     return names[0] if names and len(names) == 1 else names or None
 
 
 def with_device(settings: list[str], device: str | None) -> list[str]:
+    """Settings (`--set`) with that of `--device` added."""
     return settings if device is None else [*settings, f'device="{device}"']
 
 
 def with_engine(settings: list[str], engine: str | None, address: str | None) -> list[str]:
+    """Settings (`--set`) with those of `--engine` and `--address` added."""
     given = {"kind": engine, "address": address}
     return [*settings, *(f'engine.{name}="{value}"' for name, value in given.items() if value is not None)]
 
 
 def seeds_or(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    """The seeds of `--seeds`, or the default where the option is not given."""
     from fedtail.experiment import seeds_of
 
     return default if seeds is None else seeds_of(seeds)

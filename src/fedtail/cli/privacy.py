@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.ledger import tell
-from fedtail.cli.tables import print_json
+from fedtail.cli.privacy_of_run import privacy_of_run
+from fedtail.cli.terminal import errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
@@ -24,7 +23,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 1, 2)      # of the rounds, in the table
 POINTS = 24                                # of the plot
 
 
-@told
+@errors_as_sentences
 def privacy(
     run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
                                       help="A run folder: its privacy statement, instead of a plan."),
@@ -64,7 +63,7 @@ def privacy(
     if run is not None or for_release:
         if run is None:
             raise ValueError("--for-release is about a run. Write fedtail privacy RUN --for-release.")
-        tell(run, delta, for_release, as_json)
+        privacy_of_run(run, delta, for_release, as_json)
         return
     named = {"--population": population, "--rounds": rounds, "--delta": delta,
              **({"--cohort": cohort} if sampling != "none" else {})}
@@ -76,11 +75,11 @@ def privacy(
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
     found = solved(request)
     if plot:
-        draw(replace(request, noise=found.whole_round), plot)
+        plot_epsilon(replace(request, noise=found.whole_round), plot)
     if as_json:
         print_json(as_dictionary(request, found))
     else:
-        show(request, found)
+        show_plan(request, found)
         typer.echo(f"Wrote {plot}." if plot else "", nl=bool(plot))
 
 
@@ -126,6 +125,7 @@ def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int
 
 
 def _given(named: dict[str, Any]) -> tuple[int, int, float]:
+    """Population, rounds and delta; refused where one of the needed options is missing."""
     missing = [name for name, value in named.items() if value is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given too.")
@@ -158,6 +158,7 @@ def check(request: Request, anyway: bool) -> None:
 
 
 def solved(request: Request) -> NoiseLevels:
+    """The noise multipliers of a request, and the guarantee they give: from its epsilon, or from its noise."""
     from fedtail.privacy.calibration import levels, noise_for
 
     rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
@@ -187,8 +188,9 @@ def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
         "notes": list(bought.notes), "warnings": doubts(request.population, request.event, request.delta)}
 
 
-def show(request: Request, found: NoiseLevels) -> None:
-    from fedtail.cli.tables import show_table
+def show_plan(request: Request, found: NoiseLevels) -> None:
+    """Print noise and epsilon, epsilon against rounds, and warnings."""
+    from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import doubts
 
     drawn = "every client in every round" if request.sampling == "none" else \
@@ -239,7 +241,7 @@ def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
     return [solved(replace(request, rounds=count)).guarantee for count in counts]
 
 
-def draw(request: Request, file: Path) -> None:
+def plot_epsilon(request: Request, file: Path) -> None:
     """A page with epsilon against rounds; plotly's script is in it."""
     from plotly import graph_objects
 
@@ -258,6 +260,7 @@ def draw(request: Request, file: Path) -> None:
 
 
 def _number(value: float) -> str:
+    """An epsilon for a table."""
     return "infinite" if math.isinf(value) else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.tables import print_json, show_table
+from fedtail.cli.terminal import errors_as_sentences, print_json, show_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from fedtail.quantiles.private import QuantileRelease
 
 
-@told
+@errors_as_sentences
 def quantile(
     values: Path = typer.Argument(..., metavar="VALUES", show_default=False,
                                   help="One number per client: .npy, .csv, .txt, or a column of an .npz or .parquet file."),
@@ -50,9 +49,9 @@ def quantile(
 ) -> None:
     """Quantiles of one number per client, with differential privacy for each client.
 
-    Every client adds noise to the row it sends; only their sum is seen, and all levels are read off it. The expected error is
+    Every client adds noise to the row it sends; only their sum is released, and all levels are read off it. The expected error is
     |F(estimate) - P|, 0.02 being two percentiles, and is known before anything is spent. Values outside the range are clipped;
-    how many is not told. The number of clients is taken to be public.
+    how many is not released. The number of clients is taken to be public.
     """
     from fedtail.quantiles.private import check_values, edges_of, plan_quantiles, release
 
@@ -63,15 +62,16 @@ def quantile(
         adjacency=adjacency, colluders=colluders, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
         allow_few=allow_few, max_error=max_error)
     if not as_json:
-        announce(plan)
-    releases = [release(plan, numbers, noise(seed, k)) for k in range(repeat)]
+        announce_plan(plan)
+    releases = [release(plan, numbers, release_randomness(seed, k)) for k in range(repeat)]
     if as_json:
-        print_json(as_table(releases))
+        print_json(releases_as_json(releases))
     else:
-        show(releases)
+        show_releases(releases)
 
 
-def noise(seed: int | None, k: int) -> Any:
+def release_randomness(seed: int | None, k: int) -> Any:
+    """Where the k-th release takes its noise from: the operating system, or a seed."""
     from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 
     return SystemRandomness() if seed is None else SeededRandomness(seed, "quantile", k)
@@ -93,7 +93,7 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npy, .csv, .txt, .npz or .parquet are "
                          "read.")
-    name = column or only(list(list_arrays(path)), path)
+    name = column or only_column(list(list_arrays(path)), path)
     return read_arrays(path, [name])[name]
 
 
@@ -107,7 +107,7 @@ def read_text(path: Path, column: str | None) -> np.ndarray:
         rows = [row for row in csv.reader(file) if row]
     named = bool(rows) and not all(is_number(cell) for cell in rows[0])
     names = rows.pop(0) if named else [str(k) for k in range(len(rows[0]) if rows else 0)]
-    place = index_of(column, names, path) if column else names.index(only(names, path))
+    place = column_index(column, names, path) if column else names.index(only_column(names, path))
     try:
         return np.array([float(row[place]) for row in rows])
     except (ValueError, IndexError) as reason:
@@ -115,6 +115,7 @@ def read_text(path: Path, column: str | None) -> np.ndarray:
 
 
 def is_number(text: str) -> bool:
+    """Whether a cell of a text file is a number."""
     try:
         float(text)
     except ValueError:
@@ -122,19 +123,21 @@ def is_number(text: str) -> bool:
     return True
 
 
-def index_of(column: str, names: list[str], path: Path) -> int:
+def column_index(column: str, names: list[str], path: Path) -> int:
+    """The position of a named column; refused where there is none of that name."""
     if column not in names:
         raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)}.")
     return names.index(column)
 
 
-def only(names: list[str], path: Path) -> str:
+def only_column(names: list[str], path: Path) -> str:
+    """The name of the only column; refused where there are several and none was chosen."""
     if len(names) != 1:
         raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names) or 'it is empty'}.")
     return names[0]
 
 
-def as_table(releases: list[QuantileRelease]) -> dict[str, Any]:
+def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
     """For --json. With one level, numbers; with several, lists over the levels wherever a number was."""
     plan = releases[0].plan
     single = len(plan.levels) == 1
@@ -149,7 +152,7 @@ def as_table(releases: list[QuantileRelease]) -> dict[str, Any]:
             "modulus": plan.ring.modulus, "wrap_probability": plan.wraps}
 
 
-def announce(plan: QuantilePlan) -> None:
+def announce_plan(plan: QuantilePlan) -> None:
     """What is known before anything is spent."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
@@ -158,7 +161,7 @@ def announce(plan: QuantilePlan) -> None:
     typer.echo(f"Expected error |F(estimate) - level|, before anything is spent: {errors}.")
 
 
-def show(releases: list[QuantileRelease]) -> None:
+def show_releases(releases: list[QuantileRelease]) -> None:
     """The estimates, and what they cost."""
     import numpy as np
 

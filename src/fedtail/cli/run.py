@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import INTERRUPTED, leave, told
-from fedtail.cli.tables import print_json
-from fedtail.cli.watching import Watcher
+from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     Job = tuple[Experiment, int, Path]      # an experiment, a seed, and where its run goes
 
 
-@told
+@errors_as_sentences
 def run(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,
@@ -49,9 +47,9 @@ def run(
     def jobs(folder: Path) -> list[Job]:
         return [(wanted, seed, folder if len(numbers) == 1 else folder / f"seed-{seed}") for seed in numbers]
 
-    folder = out or own_folder(Path("runs") / slug(wanted.name), jobs, resume)
+    folder = out or folder_for(Path("runs") / slug(wanted.name), jobs, resume)
     runs = run_all(jobs(folder), folder, resume, as_json)
-    show(runs, folder, as_json)
+    show_runs(runs, folder, as_json)
 
 
 def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
@@ -68,16 +66,16 @@ def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[Ru
             try:
                 runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
             except Interrupted as stopped:
-                leave(f"{stopped}.\nGo on with:  {again(folder)}", INTERRUPTED)
+                exit_with(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
-                leave(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {again(folder)}", INTERRUPTED)
+                exit_with(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
     return runs
 
 
 def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
     """Every method on the data of its first seed that is not finished, and a folder that is free for them."""
+    from fedtail.runs.execution import refuse_early
     from fedtail.runs.files import RunRefused, refuse_strangers
-    from fedtail.runs.running import refuse_early
 
     several = [place for _, _, place in jobs if place != folder]
     if several and (folder / "run.json").exists():
@@ -91,9 +89,9 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
             checked.add(wanted.name)
 
 
-def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
+def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
     """The table of what was run, or its JSON."""
-    from fedtail.cli.tables import show_finetuned, show_rows
+    from fedtail.cli.terminal import show_finetuned, show_rows
     from fedtail.runs.comparison import rows, unit_of
 
     table = rows(runs)
@@ -107,22 +105,23 @@ def show(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
     show_rows(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
     show_finetuned(runs)
-    for promise in promises(runs):
+    for promise in privacy_lines(runs):
         typer.echo(promise)
     if more is None:
-        farewell(folder)
+        show_place(folder)
 
 
-def promises(runs: list[RunFolder]) -> list[str]:
+def privacy_lines(runs: list[RunFolder]) -> list[str]:
     """What private runs have cost; of a method's seeds, one line for each different cost."""
-    told = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
-    seen: dict[str, str] = {}
-    for line in told:
-        seen.setdefault(line.partition(";")[0], line)
-    return list(seen.values())
+    lines = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
+    by_cost: dict[str, str] = {}
+    for line in lines:
+        by_cost.setdefault(line.partition(";")[0], line)
+    return list(by_cost.values())
 
 
-def farewell(folder: Path) -> None:
+def show_place(folder: Path) -> None:
+    """Print where the runs are, and the command that writes a page about them."""
     typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
 
 
@@ -131,9 +130,9 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()[:80] or "run"
 
 
-def own_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
+def folder_for(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The first of `place`, `place-2`, ... that is not taken; to resume, the last that holds one of these runs."""
-    from fedtail.runs.running import begun_by
+    from fedtail.runs.execution import begun_by
 
     taken = taken_folders(place)
     if resume:
@@ -143,6 +142,7 @@ def own_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> 
 
 
 def free_folder(place: Path) -> Path:
+    """The first of `place`, `place-2`, ... that does not exist."""
     taken = taken_folders(place)
     return place.with_name(f"{place.name}-{len(taken) + 1}") if taken else place
 
@@ -155,7 +155,7 @@ def taken_folders(place: Path) -> list[Path]:
     return taken
 
 
-def again(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command that goes on where this one stopped."""
     words = ["fedtail", *sys.argv[1:]]
     words += [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]
@@ -170,6 +170,7 @@ class _Loaded:
         self._splits: Any = None
 
     def of(self, experiment: Experiment, seed: int) -> Any:
+        """A function that gives the splits of an experiment and seed, loaded unless the last ones are the same."""
         def load() -> Any:
             key = (experiment.data.table(), seed if not experiment.data.same_for_all_seeds else None)
             if self._key != key:

@@ -8,15 +8,13 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import FAILED, INTERRUPTED, leave, told
-from fedtail.cli.run import again, free_folder, slug, taken_folders
-from fedtail.cli.tables import print_json
-from fedtail.cli.watching import Watcher
+from fedtail.cli.run import free_folder, resume_command, slug, taken_folders
+from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 SHOWN = 10
 
 
-@told
+@errors_as_sentences
 def tune(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,
@@ -31,10 +29,10 @@ def tune(
     """Search the fields named in [tune.search], choosing by a statistic over held-out training clients.
 
     The papers choose by the 90th percentile of the error, which is the default; of a metric where higher is better it is the
-    10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and judged by the
-    mean. Test clients are never looked at. The best experiment is written to best.toml, ready for `fedtail run`.
+    10th. Spreads (std, variance) are better small. Every setting is trained with each of the file's seeds, and compared by the
+    mean. Test clients are never evaluated. The best experiment is written to best.toml, ready for `fedtail run`.
     """
-    from fedtail.experiment.search import read_search
+    from fedtail.experiment.tune_section import read_search
     from fedtail.runs.tuning import tune as search_all
 
     changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
@@ -48,16 +46,17 @@ def tune(
     if as_json:
         print_json(result)
     else:
-        show(result)
+        show_trials(result)
     if result["finished"] and not result["best"]:
-        leave("no trial gave a number: all failed. Look at the data, the metric (one client for whom it is not a number is "
+        exit_with("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
               "enough) and the learning rates.", FAILED)
     if not result["finished"]:
-        leave(f"stopped after {len(result['trials'])} trials.\nGo on with:  {again(folder)}", INTERRUPTED)
+        exit_with(f"stopped after {len(result['trials'])} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
 
 
-def show(result: dict[str, Any]) -> None:
-    from fedtail.cli.tables import show_table
+def show_trials(result: dict[str, Any]) -> None:
+    """Print the best settings of a search, and where the best experiment is."""
+    from fedtail.cli.terminal import show_table
 
     names = list(result["trials"][0]["settings"]) if result["trials"] else []
     best = result["trials"][:SHOWN]
@@ -71,8 +70,10 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _mean_over(seeds: list[int]) -> str:
+    """A note for the title where values are means over several seeds."""
     return f", mean over {len(seeds)} seeds" if len(seeds) > 1 else ""
 
 
 def _short(value: Any) -> str:
+    """A setting or value for a table."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Tensors from what people hold: arrays, lists, dicts, sequences of different lengths."""
+"""Tensors from what users hold: arrays, lists, dicts, sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def tensors_of(inputs: Examples) -> list[Tensor]:
 
 
 def on(inputs: Examples, device: torch.device) -> Examples:
+    """A tensor, or each tensor of a dict, on a device."""
     return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
 
 
@@ -64,9 +65,11 @@ class Sequences(NamedTuple):
     lengths: np.ndarray                                 # (examples,)
 
     def rows(self) -> list[np.ndarray]:
+        """One array for each sequence."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
     def padded(self, fill: float) -> np.ndarray:
+        """One array, (examples, longest, ...), with `fill` behind the shorter sequences."""
         shape = (len(self.lengths), self.lengths.max(), *self.values.shape[1:])
         rows = np.full(shape, fill, self.values.dtype)
         rows[np.arange(shape[1]) < self.lengths[:, None]] = self.values
@@ -210,7 +213,7 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
         _refuse_old_padding(targets, lengths)
     for name, values in {**named, "y": targets}.items():
         if not values.is_floating_point() or math.isfinite(values.sum().item()):
-            continue                          # a finite sum has finite terms; an overflow is looked at below
+            continue                          # a finite sum has finite terms; an overflow is checked below
         wrong = ~values.isfinite()
         if name == "y" and lengths is not None:
             wrong &= ~(values.isnan() & _beyond(lengths, values))
@@ -237,5 +240,6 @@ def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
 
 
 def _length(value: Any) -> int:
+    """How long a sequence is; -1 for a single number or text."""
     scalar = isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0
     return -1 if scalar or not hasattr(value, "__len__") else len(value)

@@ -13,9 +13,9 @@ from fedtail.data.partition import named_random
 from fedtail.data.population import Population
 from fedtail.losses import IGNORED
 
-CLASSES_COUNTED = 100        # with more classes than this, their counts are left out
+MOST_CLASSES = 100        # with more classes than this, their counts are left out
 UNSCALED = 1e3               # a ratio of standard deviations that one step size cannot serve
-_BLOCK = 1 << 22             # numbers looked at together
+_BLOCK = 1 << 22             # numbers read at once
 _SIDE = 28                   # what ConvNet takes
 
 
@@ -31,16 +31,16 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     """Counts, sizes, inputs, targets, how clients differ, warnings, and a task to start from.
 
     Under `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label
-    proportions and everybody's, in [0, 1), and `if_shuffled`, the same with labels dealt out at random (small clients
-    differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
+    proportions and those of all clients, in [0, 1), and `if_shuffled`, this distance with labels dealt out at random (small
+    clients differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
     `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
 
-    >>> people = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
-    >>> describe(people)["difference"]["total_variation"], describe(people)["suggested"]
+    >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
+    >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
     (0.5, {'part': 'LogisticRegression', 'features': 1})
     """
     if not len(population):
-        raise ValueError("this population has no clients, so there is nothing to describe. Was everybody filtered out?")
+        raise ValueError("this population has no clients, so there is nothing to describe. Were all filtered out?")
     owner, rows = population.examples()
     parts = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
     spreads = {key: _spread(values, rows) for key, values in parts.items()}
@@ -50,16 +50,19 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
     wanted = wanted.double() if wanted.is_floating_point() else wanted
     targets, difference = _targets(owner.numpy(), wanted.numpy(), len(population))
     about = {
-        "name": name, "clients": len(population), "examples": population.num_examples, "sizes": _sizes(population.size.numpy()),
-        "largest": _largest(population), "inputs": inputs, "targets": targets, "difference": difference,
+        "name": name, "clients": len(population), "examples": population.num_examples,
+        "sizes": _size_summary(population.size.numpy()), "largest": _largest(population), "inputs": inputs, "targets": targets,
+        "difference": difference,
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
     alone = not isinstance(population.inputs, dict)
-    return {**about, "warnings": [*_about_clients(population, about), *_about_inputs(inputs, spreads), *_about_targets(targets)],
+    warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads), *_target_warnings(targets)]
+    return {**about, "warnings": warnings,
             "suggested": _suggested(inputs["x"], targets) if alone else None}
 
 
-def _sizes(size: np.ndarray) -> dict[str, Any]:
+def _size_summary(size: np.ndarray) -> dict[str, Any]:
+    """Statistics and a histogram of the clients' sizes."""
     low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
     most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
     edges = np.unique(np.rint(np.geomspace(low, high + 1, most_bins + 1)).astype(np.int64))
@@ -70,6 +73,7 @@ def _sizes(size: np.ndarray) -> dict[str, Any]:
 
 
 def _largest(population: Population) -> dict[str, Any]:
+    """The client with most examples, and its share of all."""
     client = int(population.size.argmax())
     examples = int(population.size[client])
     name = client if population.names is None else np.asarray(population.names[client]).item()
@@ -102,31 +106,33 @@ def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict
     """What is to be predicted, and how clients differ in it."""
     flat = targets.reshape(len(targets), -1)
     padding = np.isnan(flat) if targets.dtype.kind == "f" else flat == IGNORED
-    counted = ~padding | (targets.ndim == 1)                      # (examples, outputs)
-    if not counted.any():
+    real = ~padding | (targets.ndim == 1)                      # (examples, outputs)
+    if not real.any():
         raise ValueError(f"every target is {flat[0, 0]}, which losses ignore, so there is nothing to learn. Check how y was "
                          "padded.")
     if targets.dtype.kind == "f":
-        kept = flat[counted]
+        kept = flat[real]
         about = {"kind": "numbers", "outputs": flat.shape[1], "mean": float(kept.mean()), "std": float(kept.std()),
                  "min": float(kept.min()), "max": float(kept.max())}
-        return about, _number_difference(owner, flat, counted, clients)
-    labels, which = np.unique(flat[counted], return_inverse=True)
-    owner = np.broadcast_to(owner[:, None], flat.shape)[counted]
-    return _label_summary(labels, which, targets.ndim, counted), _label_difference(owner, which, clients)
+        return about, _number_difference(owner, flat, real, clients)
+    labels, which = np.unique(flat[real], return_inverse=True)
+    owner = np.broadcast_to(owner[:, None], flat.shape)[real]
+    return _label_summary(labels, which, targets.ndim, real), _label_difference(owner, which, clients)
 
 
-def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, counted: np.ndarray) -> dict[str, Any]:
+def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
+    """How many classes there are, from which to which, how many examples of each."""
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
-    if len(labels) <= CLASSES_COUNTED:
+    if len(labels) <= MOST_CLASSES:
         about["counts"] = {str(label): int(n) for label, n in zip(labels.tolist(), np.bincount(which), strict=True)}
     if dimensions > 1:
-        about["length"] = {"mean": float(counted.sum(1).mean()), "max": int(counted.sum(1).max())}
+        about["length"] = {"mean": float(real.sum(1).mean()), "max": int(real.sum(1).max())}
     return about
 
 
 def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dict[str, float]:
+    """How far clients' labels are from those of all, as they are and if labels were shuffled."""
     distance, distinct = _total_variation(owner, label, clients)
     shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
     return {"total_variation": float(distance.mean()), "if_shuffled": float(shuffled.mean()),
@@ -134,7 +140,7 @@ def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dic
 
 
 def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each client with a label: the distance to everybody's label proportions, and how many labels it has.
+    """For each client with a label: the distance to the label proportions of all clients, and how many labels it has.
 
     Only the pairs (client, label) that occur take memory: sum_c |p_kc - p_c| is one plus the sum over them of
     |p_kc - p_c| - p_c.
@@ -148,16 +154,17 @@ def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tupl
     return distance[held > 0].clip(min=0), np.bincount(who, minlength=clients)[held > 0]
 
 
-def _number_difference(owner: np.ndarray, values: np.ndarray, counted: np.ndarray, clients: int) -> dict[str, float | None]:
+def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, clients: int) -> dict[str, float | None]:
     """The mean over outputs of two shares of variance; None where nothing varies, or no client has two examples."""
-    shares = [_between_clients(owner[counted[:, k]], values[counted[:, k], k], clients)
-              for k in range(values.shape[1]) if counted[:, k].any()]
+    shares = [_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
+              for k in range(values.shape[1]) if real[:, k].any()]
     names = ("variance_between", "intraclass_correlation")
     known = {name: [value for share in shares if (value := share[k]) is not None] for k, name in enumerate(names)}
     return {name: float(np.mean(found)) if found else None for name, found in known.items()}
 
 
 def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
+    """The share of the variance between clients, and the intraclass correlation."""
     held = np.bincount(owner, minlength=clients)
     centred = values - values.mean()
     mean = np.bincount(owner, centred, clients) / held.clip(min=1)
@@ -172,18 +179,20 @@ def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tup
     return float(between / (between + within)), float((outer - inner) / (outer + (typical - 1) * inner))
 
 
-def _about_clients(population: Population, about: dict[str, Any]) -> list[str]:
+def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]:
+    """Clients that cannot be split, and a client that holds most examples."""
     found, single, largest = [], int((population.size == 1).sum()), about["largest"]
     if single:
         found.append(f"{single} of {len(population)} clients hold one example, which cannot be split within the client. Use "
                      "population.at_least(2), or split by client.")
     if largest["share"] > 0.5:
         found.append(f"client {largest['name']!r} holds {largest['share']:.0%} of the examples, so an average over examples is "
-                     "mostly about it. Pass mass= to count clients alike, or divide it.")
+                     "mostly about it. Pass mass= to weight clients equally, or divide it.")
     return found
 
 
-def _about_inputs(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
+def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
+    """Inputs that are bytes, and features on very different scales."""
     found = []
     for name, spread in spreads.items():
         if inputs[name]["dtype"] == "uint8":
@@ -199,7 +208,8 @@ def _about_inputs(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[st
     return found
 
 
-def _about_targets(targets: dict[str, Any]) -> list[str]:
+def _target_warnings(targets: dict[str, Any]) -> list[str]:
+    """Labels that are all alike, or not numbered from 0 on."""
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]
@@ -221,7 +231,7 @@ def _suggested(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | N
         return {"part": "LeastSquares", "features": features, **outputs}
     if targets["kind"] == "sequences" or targets["count"] == 1:
         return None
-    few_gaps = targets["min"] >= 0 and targets["max"] < 2 * targets["count"]       # a class nobody here has
+    few_gaps = targets["min"] >= 0 and targets["max"] < 2 * targets["count"]       # a class that no client here has
     classes = targets["max"] + 1 if few_gaps else targets["count"]
     if len(x["shape"]) in (2, 3) and x["shape"][-2:] == [_SIDE, _SIDE]:
         return {"part": "ConvNet", "classes": classes, "channels": x["shape"][0] if len(x["shape"]) == 3 else 1}

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtail.data.partition import dirichlet, named_random
 from fedtail.data.population import Population
+from fedtail.errors import FieldError
 
 Sizes = Literal["power_law", "moderate"] | Sequence[int]
 Spread = Literal["std", "variance"]
@@ -54,9 +55,9 @@ def label_shift(
     mixed = named_random(seed, "label shift pool").permutation(pool_size)
     by_label = mixed[np.argsort(y[mixed], kind="stable")]
     held = np.bincount(y, minlength=10)
-    asked = (("train", train_clients, train_concentration), ("validation", validation_clients, test_concentration),
+    wanted = (("train", train_clients, train_concentration), ("validation", validation_clients, test_concentration),
              ("test", test_clients, test_concentration))
-    counts = [_label_counts(seed, *ask, examples_per_client) for ask in asked]
+    counts = [_label_counts(seed, *one, examples_per_client) for one in wanted]
     _check_pool(held, sum(count.sum(0) for count in counts))
     first, parts = held.cumsum() - held, []
     for count in counts:
@@ -82,12 +83,12 @@ def synthetic(
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
     """
-    return _labelled(synthetic_models(alpha, beta, clients, seed, spread), _sizes(sizes, clients, seed), seed)
+    return _labelled(synthetic_models(alpha, beta, clients, seed, spread), _client_sizes(sizes, clients, seed), seed)
 
 
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
     """The homogeneous companion of `synthetic`: one W, b ~ N(0, 1) and inputs centred at 0 [Li23, section 3.7.1]."""
-    return _labelled(_shared_model(clients, seed), _sizes(sizes, clients, seed), seed)
+    return _labelled(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
 
 def synthetic_hybrid(
@@ -101,7 +102,7 @@ def synthetic_hybrid(
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
     models = LinearClients(*(np.where(group.reshape(-1, *[1] * (b.ndim - 1)) == 1, b, a)
                              for a, b in zip(alike, different, strict=True)))
-    return _labelled(models, _sizes(sizes, clients, seed), seed, group)
+    return _labelled(models, _client_sizes(sizes, clients, seed), seed, group)
 
 
 def synthetic_models(
@@ -109,10 +110,12 @@ def synthetic_models(
 ) -> LinearClients:
     """The models and centres behind `synthetic` with the same arguments: the truth its labels come from."""
     if spread not in ("std", "variance"):
-        raise ValueError(f'spread must be "std" or "variance", got {spread!r}. The authors\' code uses "std".')
+        raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")
     if not (0 <= alpha < np.inf and 0 <= beta < np.inf):
-        raise ValueError(f"alpha and beta must be at least 0, got {alpha} and {beta}. Write 1.0, 1.0 for a strong "
-                         "difference between clients, 0.0, 0.0 for the mildest.")
+        field, came = ("beta", beta) if 0 <= alpha < np.inf else ("alpha", alpha)
+        raise FieldError(field, "at least 0", came,
+                         text=f"alpha and beta must be at least 0, got {alpha} and {beta}. Write 1.0, 1.0 for a strong "
+                              "difference between clients, 0.0, 0.0 for the mildest.")
     model_std, input_std = (alpha, beta) if spread == "std" else (np.sqrt(alpha), np.sqrt(beta))
     random = named_random(seed, "synthetic models")
     model_mean = model_std * random.standard_normal((clients, 1, 1))             # u_k
@@ -166,27 +169,31 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
     return random.multinomial(examples, random.dirichlet([concentration] * 10, clients))
 
 
-def _check_pool(held: np.ndarray, asked: Any) -> None:
-    for label in np.flatnonzero(asked > held)[:1]:
-        raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients ask for {asked[label]}. "
+def _check_pool(held: np.ndarray, needed: Any) -> None:
+    """Refuse a pool with fewer examples of a label than the clients need."""
+    for label in np.flatnonzero(needed > held)[:1]:
+        raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "
                          f"Raise pool_size={held.sum()}, or ask for fewer clients or examples_per_client.")
 
 
-def _sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
+def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
+    """How many examples each client holds, drawn or as given."""
     random = named_random(seed, "synthetic sizes")
     if isinstance(sizes, str):
         if sizes == "power_law":
             return np.floor(random.lognormal(4.0, 2.0, clients)).astype(np.int64) + 50
         if sizes == "moderate":
             return np.rint(random.lognormal(4.02, 0.80, clients)).astype(np.int64) + 50
-        raise ValueError(f'sizes must be "power_law", "moderate" or one number for each client, got {sizes!r}.')
+        raise FieldError("sizes", '"power_law", "moderate" or one number for each client', sizes)
     size = np.asarray(sizes)
     if size.shape != (clients,) or size.dtype.kind not in "iu" or size.min() < 1:
-        raise ValueError(f"sizes must hold a whole number from 1 for each of {clients} clients, got {sizes!r}.")
+        raise FieldError("sizes", f"a whole number from 1 for each of {clients} clients", sizes,
+                         text=f"sizes must hold a whole number from 1 for each of {clients} clients, got {sizes!r}.")
     return size
 
 
 def _shared_model(clients: int, seed: int) -> LinearClients:
+    """One drawn model for all clients, whose inputs are centred at zero."""
     random = named_random(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
     parts = (weight, bias, np.zeros(_FEATURES))

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedtail.data.arrays import Sequences
-from fedtail.data.images import read_pixels
 from fedtail.data.population import Population
-from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, named, stacked
+from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, names_among, stacked
 
 _ROW = "fedtail row"                                    # the column that says where an example stood
+_LARGEST = {"b1": 1, "u1": 255, "u2": 65535}            # value of a pixel, by type
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -36,7 +36,7 @@ def read_dataset(
     source = open_dataset(dataset, split, subset)
     if not len(source):
         raise ValueError("the data set has no examples. Was everything filtered out?")
-    table = _table(source, named(x, y, client, group, mass))
+    table = _table(source, names_among(x, y, client, group, mass))
     return Population.from_arrays(**_examples(table, source.features, x, y, client, group, mass))
 
 
@@ -50,7 +50,7 @@ def read_federated(
     read as in `read_dataset`.
     """
     partitioner = _partitioner_of(federated, split)
-    columns, parts, features = named(x, y, group, mass), [], None
+    columns, parts, features = names_among(x, y, group, mass), [], None
     with _quiet():
         for place in range(partitioner.num_partitions):
             part = partitioner.load_partition(place)
@@ -107,9 +107,9 @@ def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, s
 def open_dataset(dataset: Any, split: str | None = None, subset: str | None = None) -> Any:
     """One `datasets.Dataset`, out of a data set, a dict of splits, a folder written by `save_to_disk`, or a hub name."""
     datasets = _package("datasets")
-    found = _load(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
+    found = _load_from_hub(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
     if isinstance(found, Mapping):                       # a DatasetDict
-        return _one_of(found, split)
+        return _one_split(found, split)
     if not isinstance(found, datasets.Dataset):
         raise TypeError(f"a datasets.Dataset is needed, got {type(found).__name__}. Pass a Dataset, a DatasetDict with a split, "
                         "or a folder; what is streamed must be downloaded first: load_dataset(..., streaming=False).")
@@ -123,7 +123,8 @@ def is_dataset_folder(path: str | Path) -> bool:
     return any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _load(name: str | Path, split: str | None, subset: str | None) -> Any:
+def _load_from_hub(name: str | Path, split: str | None, subset: str | None) -> Any:
+    """A data set from a folder written by `save_to_disk`, or by its name on the hub."""
     datasets = _package("datasets")
     if is_dataset_folder(name):
         return datasets.load_from_disk(str(name))
@@ -139,7 +140,8 @@ def _load(name: str | Path, split: str | None, subset: str | None) -> Any:
                    ) from reason
 
 
-def _one_of(splits: Mapping[str, Any], split: str | None) -> Any:
+def _one_split(splits: Mapping[str, Any], split: str | None) -> Any:
+    """The chosen split, or the only one."""
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     if split is None:
@@ -161,8 +163,8 @@ def _table(source: Any, names: Sequence[str]) -> Any:
 def _examples(table: Any, features: Any, x: str | Sequence[str], y: str, client: Any, group: str | None,
               mass: str | None) -> dict[str, Any]:
     """The arguments of `Population.from_arrays`."""
-    data = {name: _numbers(table[name], features[name], name) for name in named(x, y)}
-    about = {name: column_of(table[name], name) for name in named([], client, group, mass)}
+    data = {name: _numbers(table[name], features[name], name) for name in names_among(x, y)}
+    about = {name: column_of(table[name], name) for name in names_among([], client, group, mass)}
     inputs = as_inputs(data[x]) if isinstance(x, str) else _together({name: data[name] for name in x})
     return {"x": inputs, "y": data[y], **clients_of(about, client, group, mass, table.num_rows)}
 
@@ -194,9 +196,10 @@ def _numbers(column: Any, feature: Any, name: str) -> Any:
 
 
 def _partitioner_of(federated: Any, split: str | None) -> Any:
+    """A partitioner that has its data: itself, or that of a split of a federated data set."""
     flower = _package("flwr_datasets")
     if isinstance(federated, flower.FederatedDataset):
-        return _one_of(federated.partitioners, split)
+        return _one_split(federated.partitioners, split)
     if not isinstance(federated, flower.partitioner.Partitioner):
         raise TypeError(f"a flwr_datasets FederatedDataset or a partitioner is needed, got {type(federated).__name__}. For a "
                         "Dataset with a column of clients use read_dataset.")
@@ -206,6 +209,7 @@ def _partitioner_of(federated: Any, split: str | None) -> Any:
 
 
 def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
+    """One of Flower's partitioners by name, its settings checked."""
     module = _package("flwr_datasets.partitioner")
     known = [each for each in module.__all__ if each != "Partitioner"]
     check_name(name, known, "partitioner in flwr_datasets")
@@ -219,13 +223,13 @@ def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
-    """Where each example stands, with the columns a partitioner asks for and no others."""
+    """Where each example stands, with the columns a partitioner needs and no others."""
     arrow, datasets = _package("pyarrow"), _package("datasets")
     if isinstance(by := settings.get("partition_by"), str):
         check_name(by, source.column_names, "column in the data set")
     columns = list({value for value in settings.values() if isinstance(value, str)} & set(source.column_names))
-    asked = dict(zip(columns, _table(source, columns).columns, strict=True)) if columns else {}
-    rows = datasets.Dataset(arrow.table({**asked, _ROW: np.arange(len(source))}))
+    needed = dict(zip(columns, _table(source, columns).columns, strict=True)) if columns else {}
+    rows = datasets.Dataset(arrow.table({**needed, _ROW: np.arange(len(source))}))
     return rows if shuffle_seed is None else datasets.Dataset(_table(rows.shuffle(seed=shuffle_seed), rows.column_names))
 
 
@@ -238,6 +242,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _package(name: str) -> Any:
+    """An optional package; refused with what to install where it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as reason:
@@ -245,3 +250,34 @@ def _package(name: str) -> Any:
             raise
         raise ImportError(f"this needs the package {name.partition('.')[0].replace('_', '-')}, which is not installed: "
                           "pip install 'fedtail[hub]'") from reason
+
+
+def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
+    """Images as float32 in [0, 1], (examples, height, width) where grey, else (examples, channels, height, width).
+
+    `column` is an arrow column of encoded images, `image` the `datasets.Image` that decodes a cell.
+    """
+    if column.null_count:
+        raise ValueError(f"column {name!r} lacks {column.null_count} of {len(column)} images. Drop those examples first.")
+    first = _decoded(column[0], image, name)
+    pixels = np.empty((len(column), *first.shape), np.float32)
+    for place, cell in enumerate(column):
+        values = _decoded(cell, image, name)
+        if values.shape != first.shape:
+            raise ValueError(f"image {place} of column {name!r} has shape {values.shape}, image 0 has {first.shape}. Bring them "
+                             'to one size and mode first: dataset.map with image.resize(...).convert("RGB").')
+        pixels[place] = values
+    return pixels
+
+
+def _decoded(cell: Any, image: Any, name: str) -> np.ndarray:
+    """An encoded image as numbers in [0, 1], channels first."""
+    picture = image.decode_example(cell.as_py())
+    if picture.mode == "P":                             # a palette's numbers mean nothing by themselves
+        picture = picture.convert("RGB")
+    values = np.asarray(picture)
+    largest = _LARGEST.get(values.dtype.str[1:])
+    if largest is None:
+        raise TypeError(f"column {name!r} has images of mode {picture.mode} ({values.dtype}), whose largest value is unknown. "
+                        'Convert them first: image.convert("L") or image.convert("RGB").')
+    return (np.moveaxis(values, 2, 0) if values.ndim == 3 else values) / np.float32(largest)

@@ -56,6 +56,7 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
 
 
 def _codes(text: str) -> np.ndarray:
+    """Positions of characters in LEAF's alphabet."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -67,6 +68,7 @@ def _codes(text: str) -> np.ndarray:
 
 
 def leaf_files(folder: str | Path) -> list[Path]:
+    """The json files of a folder that LEAF wrote, sorted; refused where there are none."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"there is no .json file in {folder}. Pass the folder LEAF wrote, such as "
@@ -114,6 +116,7 @@ def _whole(values: Any) -> Any:
 
 
 def _arrays(values: Any, name: str) -> Any:
+    """Values as an array, as a list of arrays where rows differ in length, by key where they are a dict."""
     if isinstance(values, dict):
         return {key: _arrays(part, f"{name}[{key!r}]") for key, part in values.items()}
     return [as_array(row, name) for row in values] if is_ragged(values) else as_array(values, name)

@@ -31,6 +31,7 @@ def open_any(
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
+    """The population in a folder: a saved data set, a saved population, or LEAF's json files."""
     from fedtail.data.hub import is_dataset_folder, open_dataset
 
     if is_dataset_folder(place):
@@ -61,6 +62,7 @@ def _named(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[st
 
 
 def _kind(feature: Any) -> str:
+    """The type of a column, for an error text."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.data.arrays import as_labels
+from fedtail.errors import FieldError
 
 
 def named_random(seed: int, name: str) -> np.random.Generator:
@@ -31,8 +32,8 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
     _, label = np.unique(as_labels(labels, "labels"), return_inverse=True)
     _check_clients(len(label), clients, at_least)
     if not concentration > 0 or not np.isfinite(concentration):
-        raise ValueError(f"concentration must be positive and finite, got {concentration}. Write 0.1 for clients with "
-                         "few labels, 100 for clients that are alike.")
+        raise FieldError("concentration", "positive and finite", concentration,
+                         "Write 0.1 for clients with few labels, 100 for clients that are alike.")
     random = named_random(seed, "dirichlet partition")
     shares = _shares(random, clients, int(label.max()) + 1, concentration)
     client = np.empty(len(label), dtype=np.int64)
@@ -77,7 +78,7 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int = 0, at_l
     """
     _check_clients(examples, clients, at_least)
     if not 0 <= sigma < np.inf:
-        raise ValueError(f"sigma must be at least 0, got {sigma}. Write 0.0 for equal sizes, 1.0 for a mild skew.")
+        raise FieldError("sigma", "at least 0", sigma, "Write 0.0 for equal sizes, 1.0 for a mild skew.")
     random = named_random(seed, "quantity skew")
     logs = sigma * random.standard_normal(clients)
     share = np.exp(logs - logs.max())
@@ -98,12 +99,16 @@ def by_column(values: Any) -> np.ndarray:
 
 
 def _check_clients(examples: int, clients: int, at_least: int) -> None:
+    """Refuse numbers of clients and examples that no partition has."""
     if clients < 1 or at_least < 1:
-        raise ValueError(f"there must be at least one client and one example for each, got {clients} clients with "
-                         f"{at_least}. A client without examples does not exist in a population.")
+        field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
+        raise FieldError(field, "at least 1", came,
+                         text=f"there must be at least one client and one example for each, got {clients} clients with "
+                              f"{at_least}. A client without examples does not exist in a population.")
     if examples < at_least * clients:
-        raise ValueError(f"{examples} examples do not give each of {clients} clients {at_least}. Ask for at most "
-                         f"{examples // at_least} clients, or for fewer examples each.")
+        raise FieldError("clients", f"at most {examples // at_least}", clients,
+                         text=f"{examples} examples do not give each of {clients} clients {at_least}. Ask for at most "
+                              f"{examples // at_least} clients, or for fewer examples each.")
 
 
 def _shares(random: np.random.Generator, clients: int, labels: int, concentration: float) -> np.ndarray:

@@ -25,6 +25,7 @@ from fedtail.data.arrays import (
     taken,
 )
 from fedtail.draws import hashed
+from fedtail.errors import FieldError
 from fedtail.types import Examples
 
 CPU = torch.device("cpu")
@@ -61,6 +62,7 @@ class Population:
 
     @property
     def num_examples(self) -> int:
+        """How many examples all clients hold together."""
         return int(self.size.sum())
 
     @classmethod
@@ -88,7 +90,7 @@ class Population:
         if not bool((np.diff(which) >= 0).all()):
             order = torch.from_numpy(np.argsort(which, kind="stable"))
             inputs, targets, lengths = rows_of(inputs, order), targets[order], None if lengths is None else lengths[order]
-        return cls._of(inputs, targets, size, mass, group, names, lengths)
+        return cls._from_tensors(inputs, targets, size, mass, group, names, lengths)
 
     @classmethod
     def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
@@ -106,7 +108,7 @@ class Population:
                   if isinstance(x[0], dict) else join_clients(x, "x"))
         inputs, (targets, lengths) = as_examples(joined, "x"), as_targets(join_clients([y for _, y in clients], "y"))
         size = torch.tensor([len(y) for _, y in clients])
-        return cls._of(inputs, targets, size, mass, group, None, lengths)
+        return cls._from_tensors(inputs, targets, size, mass, group, None, lengths)
 
     @classmethod
     def from_npz(
@@ -169,7 +171,7 @@ class Population:
         )
 
     def to(self, device: Any) -> Population:
-        """The same clients with their examples on a device, so that rounds and evaluations there copy nothing."""
+        """A population with its examples on a device, so that rounds and evaluations there copy nothing."""
         device = torch.device(device)
         return replace(self, inputs=on(self.inputs, device), targets=sent(self.targets, device), folder=None)
 
@@ -198,11 +200,12 @@ class Population:
         examples and a copy of them, whatever the largest client.
         """
         if not 0 < fraction < 1:
-            raise ValueError(f"fraction must be in (0, 1), got {fraction}. For half and half write 0.5.")
+            raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
         small = int((self.size < 2).sum())
         if small:
-            raise ValueError(f"{small} of {len(self)} clients hold one example, which cannot be split. Use "
-                             "population.at_least(2) first.")
+            write = "Use population.at_least(2) first."
+            raise FieldError("at_least", "2 or more", 1, write,
+                             text=f"{small} of {len(self)} clients hold one example, which cannot be split. {write}")
         cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
         owner, rows = self.examples()
         place = rows - self.start[owner]
@@ -231,15 +234,17 @@ class Population:
         return rows_of(self.inputs, rows), self.targets[rows]
 
     def _share(self, rows: Tensor, size: Tensor) -> Population:
+        """These clients with a part of their examples, and of their mass."""
         rows = sent(rows, self.targets.device)
         return replace(self, inputs=rows_of(self.inputs, rows), targets=taken(self.targets, rows), size=size,
                        start=size.cumsum(0) - size, mass=self.mass * size / self.size, folder=None)
 
     @classmethod
-    def _of(
+    def _from_tensors(
         cls, inputs: Examples, targets: Tensor, size: Tensor, mass: Any, group: Any, names: np.ndarray | None,
         lengths: Tensor | None,
     ) -> Population:
+        """A population from tensors in client order, checked."""
         check_finite(inputs, targets, size, lengths)
         size = size.long()
         mass = size.double() if mass is None else torch.as_tensor(np.asarray(mass, dtype=np.float64))
@@ -248,12 +253,13 @@ class Population:
                              "for each client.")
         if not bool((mass > 0).all() & mass.isfinite().all()):
             raise ValueError(f"mass must be positive and finite, got {mass.min().item():g} to {mass.max().item():g}. "
-                             "Leave out clients that do not count.")
+                             "Leave out clients without weight.")
         groups = None if group is None else _groups(group, len(size))
         return cls(inputs, targets, size.cumsum(0) - size, size, mass, torch.arange(len(size)), groups, names)
 
 
 def _indices(clients: Any, count: int) -> np.ndarray:
+    """Positions of clients, from indices or a mask."""
     chosen = np.atleast_1d(np.asarray(clients))
     if chosen.dtype == bool:
         if chosen.shape != (count,):
@@ -267,6 +273,7 @@ def _indices(clients: Any, count: int) -> np.ndarray:
 
 
 def _groups(group: Any, count: int) -> Tensor:
+    """Groups as integers, one for each client."""
     groups = np.asarray(group)
     if groups.dtype.kind not in "iub" or groups.shape != (count,) or (groups < 0).any():
         raise ValueError(f"group must hold one integer from 0 for each of {count} clients, got shape {groups.shape} of "
@@ -275,6 +282,7 @@ def _groups(group: Any, count: int) -> Tensor:
 
 
 def _check_client(index: int, x: Any, y: Any, first: Any) -> None:
+    """Refuse a client without examples, or whose x and y do not fit each other or the first client's."""
     if len(y) == 0:
         raise ValueError(f"client {index} has no examples. Leave it out of the list.")
     if isinstance(x, dict) != isinstance(first, dict) or (isinstance(x, dict) and x.keys() != first.keys()):

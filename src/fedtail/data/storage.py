@@ -67,6 +67,7 @@ def open_population(folder: str | Path) -> Population:
 
 
 def _write(population: Population, folder: Path) -> None:
+    """Write the arrays and the manifest of a population."""
     size = population.size
     start = size.cumsum(0) - size
     rows = population.examples()[1]
@@ -88,6 +89,7 @@ def _write(population: Population, folder: Path) -> None:
 
 
 def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Write some rows of an array to a mapped file, in blocks; returns the file as an array."""
     if name.startswith("inputs.") and not name.removeprefix("inputs.").isidentifier():
         raise ValueError(f"x[{name.removeprefix('inputs.')!r}] cannot be a file name. Call it by a plain word, as the "
                          "module's argument must be.")
@@ -101,6 +103,7 @@ def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -
 
 
 def _numpy(tensor: Tensor, name: str) -> np.ndarray:
+    """A tensor as an array that a file can hold."""
     try:
         return tensor.detach().cpu().numpy()
     except TypeError:
@@ -109,6 +112,7 @@ def _numpy(tensor: Tensor, name: str) -> np.ndarray:
 
 
 def _check_replaceable(place: Path) -> None:
+    """Refuse to replace a folder that holds anything but a saved population."""
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
     try:
@@ -123,6 +127,7 @@ def _check_replaceable(place: Path) -> None:
 
 
 def _put_in_place(writing: Path, place: Path) -> None:
+    """Rename the written folder to its place, and remove the one before it."""
     if not place.exists():
         writing.rename(place)
         return
@@ -137,6 +142,7 @@ def _put_in_place(writing: Path, place: Path) -> None:
 
 
 def _read_manifest(place: Path) -> dict[str, Any]:
+    """The manifest of a saved population, checked."""
     if not (place / _MANIFEST).is_file():
         raise FileNotFoundError(f"{place} is not a saved population: it has no {_MANIFEST}. Write one with "
                                 "population.save(folder).")
@@ -170,6 +176,7 @@ def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
 
 
 def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
+    """An array of a saved population, mapped into memory."""
     try:
         array = np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False)    # copy on write
     except FileNotFoundError:
@@ -184,6 +191,7 @@ def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
 
 
 def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Refuse arrays whose lengths do not fit the manifest, and clients beyond the examples."""
     clients, examples = manifest.get("clients"), manifest.get("examples")
     for name, array in arrays.items():
         count = clients if name in ("start", "size", "mass", "key", *_OPTIONAL) else examples

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.data.arrays import Sequences, as_labels, common_dtype
+from fedtail.errors import FieldError
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -32,7 +33,7 @@ def list_arrays(path: str | Path) -> dict[str, str]:
         return {field.name: f"({rows},) {field.type}" for field in parquet.read_schema(path)}
     _check_npz(path)
     with zipfile.ZipFile(path) as file:
-        return {name.removesuffix(".npy"): _header(file, name) for name in file.namelist()}
+        return {name.removesuffix(".npy"): _npz_header(file, name) for name in file.namelist()}
 
 
 def suffix_of(path: str | Path) -> str:
@@ -47,7 +48,7 @@ def suffix_of(path: str | Path) -> str:
 def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
              mass: str | None = None) -> dict[str, Any]:
     """The arguments of `Population.from_arrays` from an `.npz` file; several `x` make a dict. Never unpickles."""
-    arrays = _npz_arrays(path, named(x, y, client, group, mass))
+    arrays = _npz_arrays(path, names_among(x, y, client, group, mass))
     inputs = arrays[x] if isinstance(x, str) else {name: arrays[name] for name in x}
     return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, len(arrays[y]))}
 
@@ -60,13 +61,13 @@ def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, 
     Several `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision.
     """
     wanted = [x] if isinstance(x, str) else list(x)
-    arrays = _parquet_columns(path, named(x, y, client, group, mass))
+    arrays = _parquet_columns(path, names_among(x, y, client, group, mass))
     inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stacked({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
     return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, count)}
 
 
-def named(x: str | Sequence[str], *others: Any) -> list[str]:
+def names_among(x: str | Sequence[str], *others: Any) -> list[str]:
     """The names among these, each once; ids and nothing at all are not names."""
     return list(dict.fromkeys([*([x] if isinstance(x, str) else x), *(name for name in others if isinstance(name, str))]))
 
@@ -116,7 +117,8 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
+        raise FieldError("", f"one of {', '.join(names)}", name,
+                         text=f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
 
 
 def column_of(column: Any, name: str) -> Any:
@@ -133,13 +135,14 @@ def column_of(column: Any, name: str) -> Any:
     if types.is_dictionary(column.type):
         return column_of(column.cast(column.type.value_type), name)
     if types.is_string(column.type) or types.is_large_string(column.type):
-        return _text(column)
+        return _text_column(column)
     if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
         return column.chunk(0).to_numpy(zero_copy_only=False) if column.num_chunks == 1 else column.to_numpy()
-    return _lists(column_of(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
+    return _list_column(column_of(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
 
 
-def _lists(values: Any, lengths: np.ndarray, name: str) -> Any:
+def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
+    """Lists of one length as a matrix, of several as `Sequences`."""
     if isinstance(values, Sequences):
         raise ValueError(f"column {name!r} holds lists of lists of different lengths. Pad them to one shape first.")
     if not len(lengths) or lengths.min() != lengths.max():
@@ -147,7 +150,8 @@ def _lists(values: Any, lengths: np.ndarray, name: str) -> Any:
     return values.reshape(len(lengths), lengths[0], *values.shape[1:])
 
 
-def _text(column: Any) -> np.ndarray:
+def _text_column(column: Any) -> np.ndarray:
+    """A column of text as an array."""
     encoded = column.dictionary_encode().unify_dictionaries()      # each distinct text becomes Python text once
     values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
     codes = [chunk.indices.to_numpy() for chunk in encoded.chunks]
@@ -155,6 +159,7 @@ def _text(column: Any) -> np.ndarray:
 
 
 def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+    """Columns of a parquet file by name."""
     from pyarrow import parquet
 
     there = parquet.read_schema(path).names
@@ -165,19 +170,22 @@ def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+    """Arrays of an `.npz` file by name."""
     _check_npz(path)
     with np.load(path, allow_pickle=False) as file:
         for name in names:
             check_name(name, file.files, f"array in {path}")
-        return {name: _stored(file, name) for name in names}
+        return {name: _npz_array(file, name) for name in names}
 
 
 def _check_npz(path: str | Path) -> None:
+    """Refuse a file that is no `.npz` file."""
     if Path(path).exists() and not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
 
 
-def _stored(file: Any, name: str) -> np.ndarray:
+def _npz_array(file: Any, name: str) -> np.ndarray:
+    """An array of an `.npz` file; one that needs pickle is refused."""
     try:
         return file[name]
     except ValueError:
@@ -185,7 +193,8 @@ def _stored(file: Any, name: str) -> np.ndarray:
                          "text: numpy.asarray(values.tolist()).") from None
 
 
-def _header(file: zipfile.ZipFile, name: str) -> str:
+def _npz_header(file: zipfile.ZipFile, name: str) -> str:
+    """Shape and type of an array in an `.npz` file, without reading it."""
     with file.open(name) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
@@ -195,12 +204,14 @@ def _header(file: zipfile.ZipFile, name: str) -> str:
 
 
 def _labels(values: Any, name: str) -> np.ndarray:
+    """One label for each example."""
     if isinstance(values, Sequences):
         raise ValueError(f"{name} holds lists; one label for each example is needed. Choose another column.")
     return as_labels(values, name)
 
 
 def _positive(values: Any, name: str) -> np.ndarray:
+    """One positive number for each example."""
     numbers = _labels(values, f"mass {name!r}")
     if numbers.dtype.kind not in "iuf" or not ((numbers > 0) & np.isfinite(numbers)).all():
         raise ValueError(f"mass {name!r} must hold one positive number for each example, got {numbers.dtype} of shape "

@@ -22,8 +22,8 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.statement import statement
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import Lines, RunError, RunRefused, only_writer, plain, refuse_strangers, write_json, write_whole
-from fedtail.runs.reading import DEPLOYED, LEDGER, VERSION
 from fedtail.runs.recording import module_bytes, versions, warnings_to
+from fedtail.runs.run_folder import DEPLOYED, LEDGER, VERSION
 from fedtail.training import Progress, Trained, train
 
 PATIENCE = 90.0        # seconds to wait for another writer: what is left of a server that was killed

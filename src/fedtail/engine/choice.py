@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fedtail.data.population import Population
+from fedtail.engine.gpu.precision import Precision, check_precision
 from fedtail.engine.kernels import Kernel, ModuleKernel, found_to_draw
 from fedtail.engine.linear import LinearKernel, residual_of
-from fedtail.engine.precision import Precision, check_precision
 from fedtail.engine.stacked import StackedKernel, can_be_stacked, pays
 from fedtail.task import Task
 

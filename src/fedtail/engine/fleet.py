@@ -16,8 +16,8 @@ from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
 from fedtail.engine.choice import kernel_for
+from fedtail.engine.gpu.precision import Precision, computing
 from fedtail.engine.kernels import Kernel, own_randomness
-from fedtail.engine.precision import Precision, computing
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.simulated import Simulated
 from fedtail.engine.workers import Team, workers_for

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
-from fedtail.engine.convolutions import Flat
-from fedtail.engine.precision import Precision, check_precision, computing
+from fedtail.engine.gpu.convolutions import Flat
+from fedtail.engine.gpu.precision import Precision, check_precision, computing
 from fedtail.modules import call, cast, own_generator, trainable, training_copy
 from fedtail.task import Task, in_precision
 from fedtail.types import Examples

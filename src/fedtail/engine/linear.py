@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedtail.data.population import Population
 from fedtail.engine.kernels import stack_of
 from fedtail.losses import cross_entropy, default_loss, logistic, loss_for, padding, squared_error
-from fedtail.models.linear import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call
 from fedtail.task import Task
 from fedtail.types import Examples

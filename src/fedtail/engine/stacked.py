@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedtail.data.population import Population
-from fedtail.engine.convolutions import Flat, Stacked
-from fedtail.engine.graphs import Replayed, Step
+from fedtail.engine.gpu.convolutions import Flat, Stacked
+from fedtail.engine.gpu.cuda_graphs import Replayed, Step
+from fedtail.engine.gpu.precision import Precision, computing
 from fedtail.engine.kernels import ModuleKernel, stack_of, two_clients
-from fedtail.engine.precision import Precision, computing
 from fedtail.losses import cross_entropy, default_loss
 from fedtail.modules import call, trainable, training_copy
 from fedtail.task import Task

@@ -1,10 +1,10 @@
-"""Statistics of one number per client."""
+"""Statistics of one number per client, and aligned tables of them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.errors import FieldError
 from fedtail.risk.superquantile import superquantile_weights
 
 TRAINING_PERCENTILES = (20, 50, 60, 80, 90, 95)      # what [PLMH23, section 7] reports of training losses
@@ -21,7 +22,7 @@ TRAINING_PERCENTILES = (20, 50, 60, 80, 90, 95)      # what [PLMH23, section 7] 
 class Distribution:
     """One number per client, and what papers say of such a list. `better` says which end is the good one.
 
-    Without `mass` every client counts once (test clients); with it, clients count by mass (training losses).
+    Without `mass` clients have equal weight (test clients); with it, they are weighted by mass (training losses).
     Percentiles without mass follow numpy's linear rule; with mass, percentile q is the smallest value whose cumulative
     mass reaches q percent. Worst and best are means of a tail, to the fraction of a client (superquantiles).
 
@@ -41,19 +42,23 @@ class Distribution:
         return len(self.values)
 
     def mean(self) -> float:
+        """Mean over clients."""
         values, share = self._present()
         return float((share * values).sum())
 
     def variance(self) -> float:
+        """Variance over clients, of the population and not of a sample: no n - 1."""
         values, share = self._present()
         return float((share * (values - self.mean()).square()).sum())
 
     def std(self) -> float:
+        """Standard deviation over clients, the root of `variance`."""
         return math.sqrt(self.variance())
 
     def percentile(self, percent: float) -> float:
+        """The value that so many percent of the clients do not exceed."""
         if not 0 <= percent <= 100:
-            raise ValueError(f"percent must be in [0, 100], got {percent:g}.")
+            raise FieldError("percent", "in [0, 100]", float(percent))
         values, share = self._present()
         if bool(values.isnan().any()):
             return math.nan
@@ -64,6 +69,7 @@ class Distribution:
         return float(ranked[min(int(torch.searchsorted(reached, percent / 100)), len(ranked) - 1)])
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
+        """Several percentiles by name, p20 for the 20th."""
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
 
     def statistic(self, name: str) -> float:
@@ -72,7 +78,8 @@ class Distribution:
             return getattr(self, name)()
         known = re.fullmatch(r"(p|worst|best)(\d+(?:\.\d+)?)", name)
         if not known or not 0 < float(known[2]) <= 100:
-            raise ValueError(f"there is no statistic {name!r}. Write mean, std, variance, or p90, worst10, best10 (any percent).")
+            write = "Write mean, std, variance, or p90, worst10, best10 (any percent)."
+            raise FieldError("statistic", "one there is", name, write, text=f"there is no statistic {name!r}. {write}")
         return self.percentile(float(known[2])) if known[1] == "p" else getattr(self, known[1])(float(known[2]) / 100)
 
     def worst(self, fraction: float) -> float:
@@ -120,7 +127,7 @@ class Distribution:
         }
 
     def _present(self) -> tuple[Tensor, Tensor]:
-        """Values of the clients that have mass, and their shares of it; nobody is one client whose value is NaN."""
+        """Values of the clients that have mass, and their shares of it; no client at all is one whose value is NaN."""
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0
         values, mass = (self.values, mass) if bool(here.all()) else (self.values[here], mass[here])
@@ -130,6 +137,7 @@ class Distribution:
         return values, mass / total
 
     def _tail(self, fraction: float, sign: int) -> float:
+        """Mean over the largest (sign 1) or smallest (sign -1) fraction of the values."""
         values, share = self._present()
         if bool(values.isnan().any()):
             return math.nan
@@ -138,7 +146,7 @@ class Distribution:
 
 
 def _between(values: Tensor, place: float) -> float:
-    """The value at a place in the order of the values, counted from zero; linear between two, numpy's rule."""
+    """The value at a place in the order of the values, the first being 0; linear between two, numpy's rule."""
     below, above = math.floor(place), math.ceil(place)
     parted = torch.from_numpy(np.partition(values.detach().cpu().numpy(), (below, above)))
     low, high, step = parted[below], parted[above], place - below
@@ -153,3 +161,19 @@ def _unit(scores: Tensor) -> Tensor:
         return scores.new_full((1,), math.nan)
     exponent = max(-1000, min(1000, math.frexp(float(scores.abs().max()))[1]))
     return scores * 2.0**-exponent
+
+
+def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
+          title: str = "") -> str:
+    """Named rows of numbers as aligned text.
+
+    >>> print(table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
+             mean    p90
+    FedAvg  50.00  75.00
+    """
+    columns = list(columns or next(iter(rows.values())))
+    cells = [[title, *columns]] + [[name, *(f"{scale * row[c]:.{digits}f}" for c in columns)] for name, row in rows.items()]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(columns) + 1)]
+    lines = [[line[0].ljust(widths[0])] + [cell.rjust(max(w, 5)) for cell, w in zip(line[1:], widths[1:], strict=True)]
+             for line in cells]
+    return "\n".join("  ".join(line).rstrip() for line in lines)

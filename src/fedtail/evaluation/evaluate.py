@@ -14,11 +14,10 @@ from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
 from fedtail.engine.choice import evaluating_kernel
+from fedtail.engine.gpu.precision import Precision
 from fedtail.engine.kernels import Kernel
-from fedtail.engine.precision import Precision
 from fedtail.engine.workers import share_out, workers_for
-from fedtail.evaluation.distribution import Distribution
-from fedtail.evaluation.tables import table
+from fedtail.evaluation.distribution import Distribution, table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
 from fedtail.training import Trained
@@ -39,10 +38,12 @@ class Evaluation:
 
     @property
     def loss(self) -> Distribution:
+        """The distribution of the loss over clients."""
         return self["loss"]
 
     @property
     def error(self) -> Distribution:
+        """The distribution of the error over clients."""
         return self["error"]
 
     def table(self) -> str:
@@ -54,7 +55,7 @@ class Evaluation:
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
              device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
              precision: Precision = "full") -> Evaluation:
-    """Evaluate a trained module on every client; `weighted` counts clients by mass (training), else each once (test).
+    """Evaluate a trained module on every client; `weighted` weights clients by mass (training), else equally (test).
 
     `task` names the loss, the error and the metrics, by default those it was trained with. `dtype` is by default the module's.
     `workers` processes share long work on a CPU, by default one for each core, without a change in the result; `precision`
@@ -74,7 +75,7 @@ def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
     return Task(model) if task is None else replace(task, module=model)
 
 
-_CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDictionary()      # the form of who was checked last
+_CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDictionary()      # the form of the task checked last
 
 
 def check_once(task: Task, population: Population) -> None:
@@ -131,6 +132,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
+    """Each client's values as an evaluation, weighted by mass or equally."""
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
     return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error")

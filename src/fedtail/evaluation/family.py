@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.choice import evaluating_kernel
-from fedtail.evaluation.distribution import Distribution
+from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import shared_values
-from fedtail.evaluation.tables import table
 from fedtail.task import Task
 from fedtail.training import Trained, results
 
@@ -59,6 +58,7 @@ class FamilyEvaluation:
         return dict(zip(self.names, self.choice.bincount(minlength=len(self.names)).tolist(), strict=True))
 
     def table(self) -> str:
+        """A line for each model, and one for each client's own pick."""
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
         rows["each client's own pick"] = self.chosen.summary()
@@ -67,7 +67,7 @@ class FamilyEvaluation:
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
-    """Every client picks by the first part of its examples; all models, and its pick, are judged on the second."""
+    """Every client picks a model by the first part of its examples; all models, and its pick, are evaluated on the second."""
     models = results(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
@@ -76,9 +76,9 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     own, held = population.split_examples(fraction, seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
     choice = _least(torch.stack([_errors(t, own) for t in tasks]))
-    judged = torch.stack([_errors(t, held) for t in tasks])                       # (models, clients)
-    picked = judged.gather(0, choice[None])[0]
-    return FamilyEvaluation(names, tuple(Distribution(e) for e in judged), Distribution(picked), choice)
+    errors = torch.stack([_errors(t, held) for t in tasks])                       # (models, clients)
+    picked = errors.gather(0, choice[None])[0]
+    return FamilyEvaluation(names, tuple(Distribution(e) for e in errors), Distribution(picked), choice)
 
 
 def _least(errors: Tensor) -> Tensor:
@@ -87,6 +87,7 @@ def _least(errors: Tensor) -> Tensor:
 
 
 def _errors(task: Task, population: Population) -> Tensor:
+    """The error of every client under one model."""
     params = task.params().cpu()
     kernel = evaluating_kernel(task, params.device, params.dtype, population)
     return shared_values(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -14,23 +14,24 @@ from fedtail.engine.choice import kernel_for
 from fedtail.engine.fleet import resident
 from fedtail.engine.kernels import own_randomness
 from fedtail.engine.workers import share_out, workers_for
+from fedtail.evaluation.distribution import table
 from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
-from fedtail.evaluation.tables import table
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
 from fedtail.training import Trained
 
-AT_ONCE = 2**25      # numbers in the models side by side: everybody trains, not a cohort, and activations come on top
+AT_ONCE = 2**25      # numbers in the models side by side: all clients train, not a cohort, and activations come on top
 
 
 @dataclass(frozen=True)
 class FineTuned:
-    """The same held-out examples before and after each client trained its own copy."""
+    """Evaluations on held-out examples, before and after each client trained its own copy of the model on its other examples."""
 
     before: Evaluation
     after: Evaluation
 
     def table(self) -> str:
+        """Two lines, the error before and after fine-tuning."""
         return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
                      ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
@@ -38,7 +39,7 @@ class FineTuned:
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
              seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
              workers: int | None = None) -> FineTuned:
-    """Split each client's examples in two, train a copy of the model on the first part with `local`, judge it on the second.
+    """Split each client's examples in two, train a copy of the model on the first part with `local`, evaluate it on the second.
 
     Clients train side by side where the kernel can, as in a round; what a client draws depends on the seed and on itself alone,
     so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit.

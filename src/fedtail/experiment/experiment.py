@@ -15,13 +15,15 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
-from fedtail.experiment.data import DataPlan, data_plan
-from fedtail.experiment.engine import UNSET, EnginePlan
-from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameters_of, part, plan, written
+from fedtail.errors import FieldError
+from fedtail.experiment.data_section import DataPlan, data_plan
+from fedtail.experiment.engine_section import UNSET, EnginePlan
+from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, build_part, own_file, toml_value
 from fedtail.experiment.source import ExperimentError, Source, nearest
+from fedtail.experiment.task_section import TaskPlan, task_plan
 from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import Terms
-from fedtail.task import Metric, Task, in_precision
+from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
 SECTIONS = ("data", "task", *METHOD, "channel", "privacy", "family", "engine", "evaluate", "tune")
@@ -32,16 +34,15 @@ NOT_YET = {
     "personalise": "this version trains no personal models. [evaluate] finetune trains a copy for each test client",
 }
 MOST_SEEDS = 10_000
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is looked at, and when.
+    """What is evaluated and recorded, and when.
 
     `every` so many rounds (by default twenty times in a run), and at the end, all splits are evaluated and a checkpoint is
-    written. `tail` records who was asked and who counted in every round. `finetune` trains a copy for each test client at the
-    end, on half of its examples. `tensorboard` writes event files too.
+    written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client at
+    the end, on half of its examples. `tensorboard` writes event files too.
     """
 
     every: int | None = None
@@ -52,7 +53,7 @@ class EvaluationPlan:
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
-            raise ValueError(f"every must be at least 1 round, got {self.every}.")
+            raise FieldError("every", "at least 1 round", self.every)
 
 
 @dataclass(frozen=True)
@@ -61,32 +62,6 @@ class FamilyPlan:
 
     field: str                          # "risk.tail_fraction"
     values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class TaskPlan:
-    """A task whose module is made anew for every seed."""
-
-    module: Plan
-    rest: dict[str, Any]
-    dtype: str = "float32"
-
-    def make(self, seed: int) -> Task:
-        """The task of a run: PyTorch's generator starts at the seed, so that all methods start from the same module."""
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            module = self.module.make()
-        if not isinstance(module, torch.nn.Module):
-            raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
-                                                             "torch.nn.Module is needed.")
-        whole = {"module": in_precision(module, DTYPES[self.dtype]), **self.rest}
-        return Plan("Task", Task, whole, self.module.source, ("task",)).make()
-
-    def table(self) -> dict[str, Any]:
-        rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
-        rest |= {name: written(value) for name, value in self.rest.items() if name != "metrics"}
-        metrics = [{k: v for k, v in written(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
-        return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
 
 
 @dataclass(frozen=True)
@@ -128,28 +103,29 @@ class Experiment:
         return self.engine.fleet(task, population, self.source.folder)
 
     @property
-    def looking(self) -> dict[str, Any]:
-        """The same of `evaluate` and `finetune`, which are always exact."""
+    def evaluating(self) -> dict[str, Any]:
+        """The settings of `evaluate` and `finetune` that say where it is computed; they have full precision always."""
         return {"device": self.device, "workers": self.engine.workers}
 
     @property
     def evaluate_every(self) -> int:
+        """Rounds between evaluations; by default a twentieth of the run."""
         return self.evaluate.every or max(1, self.rounds // 20)
 
     def table(self, seed: int | None = None) -> dict[str, Any]:
         """Everything, with every default, as a file that gives this experiment again."""
         first = self.algorithm.members[0]
-        method = {name: written(getattr(first, name)) for name in METHOD}
+        method = {name: toml_value(getattr(first, name)) for name in METHOD}
         family = {}
         if self.family is not None:
-            varied: Any = [written(value) for value in self.family.values]
+            varied: Any = [toml_value(value) for value in self.family.values]
             for name in reversed(self.family.field.split(".")):
                 varied = {name: varied}
             family = {"family": varied}
-        evaluate = {k: v for k, v in written(self.evaluate).items() if k != "part" and v != "none"}
-        engine = {k: v for k, v in written(self.engine).items() if k != "part" and (k, v) not in UNSET}
-        privacy = {k: v for k, v in written(self.privacy).items() if k != "part" and v != "none"}
-        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": written(self.channel),
+        evaluate = {k: v for k, v in toml_value(self.evaluate).items() if k != "part" and v != "none"}
+        engine = {k: v for k, v in toml_value(self.engine).items() if k != "part" and (k, v) not in UNSET}
+        privacy = {k: v for k, v in toml_value(self.privacy).items() if k != "part" and v != "none"}
+        sections = {"data": self.data.table(), "task": self.task.table(), **method, "channel": toml_value(self.channel),
                     "privacy": privacy, **family, "engine": engine, "evaluate": {**evaluate, "every": self.evaluate_every}}
         folder = {"folder": str(self.source.folder)} if own_files(sections, self.source.folder) else {}
         return {"name": self.name, "rounds": self.rounds, "seeds": [seed] if seed is not None else list(self.seeds),
@@ -185,7 +161,7 @@ def experiments(source: Source, name: str) -> list[Experiment]:
 
 
 def pick_method(source: Source, method: str) -> Source:
-    """A file with several methods, seen by one of them."""
+    """The view that one of a file's methods has of it."""
     names = method_names(source)
     if method not in names:
         hint = nearest(method, names) if names else "It has one only, without a name."
@@ -231,7 +207,7 @@ def seeds_of(value: Any) -> tuple[int, ...]:
         seeds = [value] if isinstance(value, int) else value
     count = len(seeds) if isinstance(seeds, (list, range)) else 0
     if not 0 < count <= MOST_SEEDS or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ValueError(f"seeds must be whole numbers from 0, {MOST_SEEDS} at most, got {value!r}. Write 0..4, or 0,1,2.")
+        raise FieldError("seeds", f"whole numbers from 0, {MOST_SEEDS} at most", value, "Write 0..4, or 0,1,2.")
     return tuple(dict.fromkeys(seeds))
 
 
@@ -240,22 +216,24 @@ def experiment_of(source: Source, name: str) -> Experiment:
     rounds = source.tables.get("rounds")
     if type(rounds) is not int or rounds < 1:
         came = "nothing" if rounds is None else repr(rounds)
-        raise source.refuse(("rounds",), f"rounds must be a whole number from 1, got {came}. Write rounds = 100 at the top.")
+        text = f"rounds must be a whole number from 1, got {came}. Write rounds = 100 at the top."
+        raise source.refuse(("rounds",), FieldError("rounds", "a whole number from 1", rounds, "rounds = 100", text=text))
     try:
         seeds = seeds_of(source.tables.get("seeds", [0]))
     except ValueError as reason:
-        raise source.refuse(("seeds",), str(reason)) from None
+        raise source.refuse(("seeds",), reason) from None
     given = source.tables.get("name", name)
     if not isinstance(given, str) or not given.strip():
-        raise source.refuse(("name",), f"name must be text, got {given!r}.")
+        raise source.refuse(("name",), FieldError("name", "text", given))
     algorithm, family = _algorithm(source)
     return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
-                      part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
+                      build_part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
                       _section(source, "privacy", Terms), family, _section(source, "engine", EnginePlan),
                       _section(source, "evaluate", EvaluationPlan), source)
 
 
 def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
+    """The method of a file, or the family of methods that differ in one field."""
     if "family" not in source.tables:
         return _member(source), None
     varied = list(_leaves(source.table("family")))
@@ -267,7 +245,7 @@ def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan 
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
     by = source.where("family", *key)
     members = tuple(_member(source.changed(key, value, by)) for value in values)
-    family = Plan("family", Family, {"members": members}, source, ("family",)).make()
+    family = PartPlan("family", Family, {"members": members}, source, ("family",)).make()
     return family, FamilyPlan(".".join(key), tuple(values))
 
 
@@ -278,65 +256,39 @@ def _leaves(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _member(source: Source) -> FederatedAlgorithm:
+    """One method: each of its parts built from its section."""
     parts = {}
     for name in METHOD:
         table = source.table(name)
         if name == "sample" and not table:
             raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
                                              "part = \"Everyone\".")
-        parts[name] = part(source, (name,), table, SLOTS[name])
-    return Plan("method", FederatedAlgorithm, parts, source, ()).make()
-
-
-def task_plan(source: Source) -> TaskPlan:
-    """The task section of a file, checked."""
-    table = source.table("task")
-    for name in table:
-        if name not in ("dtype", *parameters_of(Task)):
-            raise source.refuse(("task", name), f"[task] has no field {name!r}. {nearest(name, ['dtype', *parameters_of(Task)])}")
-    module = table.pop("module", None)
-    if module is None:
-        raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
-                                       f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; your "
-                                       "own is written \"module:Class\".")
-    dtype = table.pop("dtype", "float32")
-    if dtype not in DTYPES:
-        raise source.refuse(("task", "dtype"), f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    listed = table.pop("metrics", [])
-    if not isinstance(listed, list):
-        raise source.refuse(("task", "metrics"), f"metrics must be a list of tables, got {listed!r}.")
-    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
-    rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
-    return TaskPlan(plan(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
-
-
-def _metric(source: Source, index: int, table: Any) -> Metric:
-    if not isinstance(table, dict):
-        raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
-                                                 '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
-    key = ("task", "metrics", index)
-    return Plan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()
+        parts[name] = build_part(source, (name,), table, SLOTS[name])
+    return PartPlan("method", FederatedAlgorithm, parts, source, ()).make()
 
 
 def _section(source: Source, name: str, kind: type) -> Any:
+    """A section whose fields are those of a dataclass."""
     given = arguments(source, (name,), source.table(name), kind, f"[{name}]")
-    return Plan(name, kind, given, source, (name,)).make()
+    return PartPlan(name, kind, given, source, (name,)).make()
 
 
 def _device(source: Source) -> str:
+    """The device a file names, refused where PyTorch has none such."""
     device = source.tables.get("device", "cpu")
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):
-        raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.") from None
+        raise source.refuse(("device",), FieldError("device", "cpu or cuda", device)) from None
     if kind not in ("cpu", "cuda"):
-        raise source.refuse(("device",), f"device must be cpu or cuda, got {device!r}.")
+        raise source.refuse(("device",), FieldError("device", "cpu or cuda", device))
     if kind == "cuda" and not torch.cuda.is_available():
         raise source.refuse(("device",), "device is cuda, but PyTorch sees no GPU here. Write device = \"cpu\".")
     return str(device)
 
 
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:
+    """Refuse keys that no section or setting has, with the nearest that one has."""
     for name in table:
         if name in NOT_YET:
             raise source.refuse((*key, name), f"{NOT_YET[name]}. Remove [{name}].")

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fedtail.errors import FieldError
+
 Key = tuple[str | int, ...]      # ("risk", "tail_fraction"), ("method", 1, "risk")
 
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
@@ -21,7 +23,17 @@ _ASSIGNED = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
 class ExperimentError(ValueError):
-    """Something in an experiment that cannot be: where it stands, what came, what to write instead."""
+    """Something in an experiment that cannot be: where it stands, what came, what to write instead.
+
+    `key` is where it stands, ("risk", "tail_fraction"), empty where it is about the file as a whole; `field`, `came`, `needed`
+    and `write` are those of the part's error, where that was about one field.
+    """
+
+    def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
+        super().__init__(text)
+        self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
+        self.came: Any = problem.came if problem else None
+        self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
 
 
 @dataclass(frozen=True)
@@ -33,11 +45,12 @@ class Source:
     tables: dict[str, Any]
     lines: dict[Key, int]
     set_by: dict[Key, str]               # keys changed after reading, and where: "--set risk.tail_fraction=0.3"
-    method: int | str = ""               # look at one of the [[method]] entries
+    method: int | str = ""               # the [[method]] entry that this is the view of
     own: Mapping[str, Any] = field(default_factory=dict)      # what that entry says itself
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Source:
+        """Read an experiment file, and apply what `--set` changes."""
         path = Path(path)
         if path.is_dir():
             raise ExperimentError(f"{path} is a folder, an experiment file is needed. `fedtail init` writes one.")
@@ -65,7 +78,7 @@ class Source:
         return source
 
     def changed(self, key: Key, value: Any, by: str) -> Source:
-        """The same with one key set; errors about it say by what."""
+        """A copy with one key set; errors about that key say by what (`by`)."""
         tables = copy.deepcopy(self.tables)
         place: Any = tables
         for part in key[:-1]:
@@ -78,16 +91,16 @@ class Source:
         return replace(self, tables=tables, set_by={**self.set_by, key: by})
 
     def for_method(self, index: int, defaults: Mapping[str, str | None]) -> Source:
-        """The same file, seen by one of its methods: its own sections over the common ones, and --set over both.
+        """The view of one of the file's methods: its own sections over the common ones, and --set over both.
 
         `defaults` are the parts that are meant where a section names none.
         """
         merged = {key: value for key, value in self.tables.items() if key != "method"}
         for key, value in self.tables["method"][index].items():
-            merged[key] = _over(merged.get(key), value, defaults.get(key))
+            merged[key] = _merged(merged.get(key), value, defaults.get(key))
         view = replace(self, tables=merged, method=index, own=self.tables["method"][index])
         for key, by in self.set_by.items():
-            view = view.changed(key, _at(self.tables, key), by)
+            view = view.changed(key, _value_at(self.tables, key), by)
         return view
 
     def where(self, *key: str | int) -> str:
@@ -102,9 +115,9 @@ class Source:
                 return f"{self.name}, line {self.lines[*place, *key[:size]]}"
         return self.name
 
-    def refuse(self, key: Key, message: str) -> ExperimentError:
-        """The error for a key: raise it."""
-        return ExperimentError(f"{self.where(*key)}: {message}")
+    def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
+        """The error for a key, to be raised; of a `FieldError` it keeps what came, what is needed and what to write."""
+        return ExperimentError(f"{self.where(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
 
     def table(self, section: str) -> dict[str, Any]:
         """A section; empty where it is absent. `section = "Name"` is short for a part without fields."""
@@ -136,14 +149,14 @@ def _setting(text: str) -> tuple[Key, Any]:
         return key, value.strip()
 
 
-def _over(common: Any, own: Any, default: str | None = None) -> Any:
+def _merged(common: Any, own: Any, default: str | None = None) -> Any:
     """A method's section over the common one: another part replaces it, fields alone change some of it."""
     common = {"part": common} if isinstance(common, str) and isinstance(own, dict) else common
     if not isinstance(common, dict) or not isinstance(own, dict):
         return own
     if "part" in own and own["part"] != common.get("part", default):
         return own
-    return {**common, **{key: _over(common.get(key), value) for key, value in own.items()}}
+    return {**common, **{key: _merged(common.get(key), value) for key, value in own.items()}}
 
 
 def _holds(table: Any, key: Key) -> bool:
@@ -155,7 +168,8 @@ def _holds(table: Any, key: Key) -> bool:
     return True
 
 
-def _at(tables: Any, key: Key) -> Any:
+def _value_at(tables: Any, key: Key) -> Any:
+    """The value under a key of nested tables."""
     for part in key:
         tables = tables[part]
     return tables
@@ -171,12 +185,12 @@ def _lines(text: str) -> Iterator[tuple[Key, int]]:
         if began:
             continue
         if header := _HEADER.match(line):
-            table = _numbered(_words(header[2]), entries, header[1] == "[[")
+            table = _numbered(_key_words(header[2]), entries, header[1] == "[[")
             yield table, number
             if isinstance(table[-1], int):
                 yield table[:-1], number
         elif assigned := _ASSIGNED.match(line):
-            words = _words(assigned[1])
+            words = _key_words(assigned[1])
             for size in range(1, len(words) + 1):
                 yield (*table, *words[:size]), number
 
@@ -209,5 +223,6 @@ def _numbered(words: tuple[str, ...], entries: dict[Key, int], another: bool) ->
     return key
 
 
-def _words(dotted: str) -> tuple[str, ...]:
+def _key_words(dotted: str) -> tuple[str, ...]:
+    """The parts of a dotted key, without quotes."""
     return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))

@@ -17,7 +17,7 @@ seeds = "0..2"              # 0, [0, 1] or "0..4"; every seed is a run of its ow
 
 # Where the clients come from.
 {data}
-# The model, and what it is judged by. Loss and error follow the targets; [task] loss = "..." changes that.
+# The model, and what it is evaluated by. Loss and error follow the targets; [task] loss = "..." changes that.
 # Your own module is written "file:Class", with the file beside this one.
 {module}
 # Who takes part in a round: Uniform, Poisson (rate), ByMass, Everyone.
@@ -32,8 +32,9 @@ epochs = 1                  # or local_steps
 # penalty = {{ part = "Proximal", strength = 0.01 }}                         # FedProx
 # schedule = {{ part = "StepDecay", factor = 0.5, every = 100 }}
 
-# Who counts: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter, SmoothedSuperquantile,
-# Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample part = "Everyone").
+# How clients are weighted by their losses: Mean (FedAvg), Superquantile (the worst tail_fraction of the clients), TailFilter,
+# SmoothedSuperquantile, Tilted (tilt), PowerFair (power; with aggregate part = "CurvatureMean"), Worst, Ascent (with sample
+# part = "Everyone").
 [risk]
 part = "Superquantile"
 tail_fraction = 0.5
@@ -121,11 +122,11 @@ def starter(file: Path = Path("experiment.toml"), data: Path | None = None, x: s
     from fedtail.data.describe import describe
     from fedtail.data.opening import open_any
 
-    people = open_any(data, x, y, client)
-    about = describe(people, data.name)
-    section = _data_section(data, file.parent, len(people), int(people.size.min()), {"x": x, "y": y, "client": client})
+    population = open_any(data, x, y, client)
+    about = describe(population, data.name)
+    section = _data_section(data, file.parent, len(population), int(population.size.min()), {"x": x, "y": y, "client": client})
     return HEAD.format(name=file.name, rounds=100, data=section,
-                       module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(people))), rate=0.1, every=10)
+                       module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(population))), rate=0.1, every=10)
 
 
 def _sample(train: int) -> str:
@@ -134,6 +135,7 @@ def _sample(train: int) -> str:
 
 
 def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: dict[str, Any]) -> str:
+    """The data section for a user's own data."""
     kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
     place = "dataset" if kind == "huggingface" else "path"
     lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml(os.path.relpath(data, folder))}"]
@@ -147,12 +149,14 @@ def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: 
 
 
 def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
     import tomli_w
 
     return tomli_w.dumps({"value": value}, multiline_strings=False).partition("=")[2].strip()
 
 
 def _folder_kind(data: Path) -> str:
+    """What kind of data a folder holds."""
     from fedtail.data.hub import is_dataset_folder
 
     if (data / "population.json").is_file():
@@ -161,6 +165,7 @@ def _folder_kind(data: Path) -> str:
 
 
 def _module_section(suggested: dict[str, Any] | None) -> str:
+    """The section of the model that fits the data, or a place for the user's own."""
     if suggested is None:
         return '[task.module]\npart = "mine:Net"      # a torch.nn.Module of yours, in mine.py beside this file\n'
     values = (f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in suggested.items())

@@ -1,4 +1,9 @@
-"""Whether a value from a file fits a type annotation, and how it is passed on."""
+"""Whether a value from a file fits a type annotation, and how it is passed on.
+
+A checker of our own, because those of pydantic, cattrs or msgspec would have to be taught most of what it does: a part is a
+table with its class named in it, a function is text, "none" is null, and a refusal says in words what is needed. They would also
+be one more package to install, for seventy lines.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from typing import Any, Literal
 NONE = "none"      # TOML has no null
 _PLAIN = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 ELSE = "a part, { part = ... }"
-Look = Callable[[str], Any]
+FindFunction = Callable[[str], Any]
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
@@ -26,20 +31,20 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, Any]:
+def fitted(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
     """(what is needed instead, or nothing; the value to pass on)."""
     if hint is None or hint is type(None):
         return ("", None) if value == NONE else (f'"{NONE}"', value)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return _any_of(value, typing.get_args(hint), function)
+        return _fit_union(value, typing.get_args(hint), function)
     if origin is Literal:
         choices = typing.get_args(hint)
         return ("" if value in choices else f"one of {', '.join(map(repr, choices))}"), value
     if hint in _PLAIN:
-        return _plain(value, hint)
+        return _fit_plain(value, hint)
     if origin in (list, tuple, collections.abc.Sequence):
-        return _sequence(value, origin, typing.get_args(hint), function)
+        return _fit_sequence(value, origin, typing.get_args(hint), function)
     if origin is collections.abc.Callable or hint is Callable:
         return ("", function(value)) if isinstance(value, str) and function else ("the name of a function", value)
     if hint is Path:
@@ -49,12 +54,14 @@ def fitted(value: Any, hint: Any, function: Look | None = None) -> tuple[str, An
     return ELSE, value
 
 
-def _plain(value: Any, hint: type) -> tuple[str, Any]:
+def _fit_plain(value: Any, hint: type) -> tuple[str, Any]:
+    """A number, whole number, truth value or text; whole numbers fit where numbers are needed."""
     right = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
     return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
 
 
-def _any_of(value: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[str, Any]:
+def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
+    """The first of several types that a value fits."""
     needed = []
     for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
         problem, result = fitted(value, arm, function)
@@ -65,7 +72,8 @@ def _any_of(value: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[s
     return " or ".join(dict.fromkeys(useful)), value
 
 
-def _sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: Look | None) -> tuple[str, Any]:
+def _fit_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
+    """A list whose entries fit."""
     if not isinstance(value, (list, tuple)):
         return "a list", value
     fixed = origin is tuple and arms and arms[-1] is not Ellipsis

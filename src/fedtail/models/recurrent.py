@@ -42,6 +42,7 @@ class LSTMClassifier(nn.Module):
         self.linear = nn.Linear(hidden, classes)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Scores of the classes, (examples, classes), of padded sequences."""
         sequence = _blank_padding(sequence, lengths)
         vectors = sequence if self.embedding is None else look_up(sequence, self.embedding)
         _check_vectors(vectors, self.lstm.input_size)
@@ -66,12 +67,13 @@ class CharacterGRU(nn.Module):
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Scores of the next character, after the last one or after each."""
         states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last(states, lengths))
 
 
 def _one_hot(characters: Tensor, vocabulary: int, like: Tensor) -> Tensor:
-    """Rows of the identity, (examples, time, vocabulary): torch's `one_hot` looks at values, which a stack of clients forbids."""
+    """Rows of the identity, (examples, time, vocabulary): torch's `one_hot` reads values, which a stack of clients forbids."""
     return look_up(characters, torch.eye(vocabulary, dtype=like.dtype, device=like.device))
 
 
@@ -89,6 +91,7 @@ def _width(table: Tensor | None, dimension: int | None) -> int:
 
 
 def _check_vectors(vectors: Tensor, dimension: int) -> None:
+    """Refuse sequences that are not word vectors of the right dimension."""
     if vectors.dim() != 3 or vectors.shape[2] != dimension:
         raise ValueError(f"after embedding, sequences must have shape (examples, time, {dimension}), got "
                          f"{tuple(vectors.shape)}. Pass tokens with an embedding, word vectors without.")

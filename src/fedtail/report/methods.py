@@ -8,8 +8,8 @@ from typing import Any
 
 from fedtail.runs import RunFolder
 
-KNOB = "tail_fraction"                       # the field of a family whose largest value is plain averaging
-SYMBOLS = {KNOB: "θ"}
+TAIL_FRACTION = "tail_fraction"                       # the field of a family whose largest value is plain averaging
+SYMBOLS = {TAIL_FRACTION: "θ"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class KnobFamily:
+class MethodFamily:
     """Methods that are the members of one family, in the order of the slider."""
 
     name: str
@@ -43,6 +43,7 @@ class KnobFamily:
 
 
 def is_finished(run: RunFolder) -> bool:
+    """Whether a run ended and left its table over clients."""
     return run.finished and (run.path / "clients.parquet").is_file()
 
 
@@ -58,7 +59,7 @@ def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
     return [method for name, own in by_name.items() for method in _members(name, own, several)]
 
 
-def families_of(methods: Sequence[Method]) -> list[KnobFamily]:
+def families_of(methods: Sequence[Method]) -> list[MethodFamily]:
     """The families among the methods, members by rising value of the field."""
     names = dict.fromkeys(m.name for m in methods if len(m.runs[0].members) > 1)
     return [_family(name, methods) for name in names]
@@ -71,23 +72,26 @@ def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
     if not own:
         raise ValueError(f"there is no method {name!r} to be the baseline; there are "
                          f"{', '.join(dict.fromkeys(repr(m.name) for m in methods))}.")
-    by_tail = _field(methods[own[0]].runs[0]) == KNOB
+    by_tail = _field(methods[own[0]].runs[0]) == TAIL_FRACTION
     return max(own, key=lambda k: methods[k].value) if by_tail else own[0]
 
 
 def tick(value: Any) -> str:
+    """The value of a family's field, as the slider shows it."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def _family(name: str, methods: Sequence[Method]) -> KnobFamily:
+def _family(name: str, methods: Sequence[Method]) -> MethodFamily:
+    """The members of a family in the order of the slider."""
     own = [k for k, m in enumerate(methods) if m.name == name]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):
         own.sort(key=lambda k: methods[k].value)
-    return KnobFamily(name, _field(methods[own[0]].runs[0]), tuple(own))
+    return MethodFamily(name, _field(methods[own[0]].runs[0]), tuple(own))
 
 
 def _members(name: str, runs: list[RunFolder], several: bool) -> list[Method]:
+    """The methods of one name: the runs' one model, or each model of a family."""
     _check_seeds(name, runs)
     ordered, first = tuple(sorted(runs, key=lambda run: run.seed)), runs[0]
     if len(first.members) == 1:
@@ -105,19 +109,21 @@ def _field(run: RunFolder) -> str | None:
 
 
 def _label(field: str | None, value: Any) -> str:
+    """How the page calls a member of a family."""
     return f"{SYMBOLS.get(field, field)} = {tick(value)}" if field else str(value)
 
 
 def _check_seeds(name: str, runs: list[RunFolder]) -> None:
-    seen: dict[int, RunFolder] = {}
+    """Refuse two runs of one name and seed, and runs of one name with other models."""
+    by_seed: dict[int, RunFolder] = {}
     for run in runs:
-        if run.seed in seen:
-            raise ValueError(f"two runs are called {name!r} with seed {run.seed}: {seen[run.seed].path} and {run.path}. "
+        if run.seed in by_seed:
+            raise ValueError(f"two runs are called {name!r} with seed {run.seed}: {by_seed[run.seed].path} and {run.path}. "
                              "Leave one out, or give it another name in its run.json.")
         if run.members != runs[0].members:
             raise ValueError(f"{run.path} has the models {run.members}, but {runs[0].path}, also called {name!r}, "
                              f"{runs[0].members}. Runs of one name must be of one method: give one of them another name.")
-        seen[run.seed] = run
+        by_seed[run.seed] = run
 
 
 def _check_alike(runs: Sequence[RunFolder]) -> None:

@@ -1,4 +1,4 @@
-"""Write the page: the data, our own script and style, and plotly's, in one file that needs no network."""
+"""The page about runs: its data as plain lists and numbers, and the one file it becomes, which needs no network."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedtail.report.data import page_data
+from fedtail.report.client_errors import PageClients, by_client, distributions, page_clients
+from fedtail.report.curves import contributors, curves, metrics, splits
+from fedtail.report.methods import Method, MethodFamily, baseline_of, families_of, methods_of
+from fedtail.report.overview import facts, family_slider, methods_table, notes
+from fedtail.report.tail import tail
 from fedtail.runs import RunFolder
 from fedtail.runs.files import plain, write_whole
 
 STYLE, SCRIPTS, TEMPLATE = "page.css", ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js"), "page.html.j2"
 NAME = "report.html"
+# Blue, vermilion, green, purple, amber, sky, grey: distinct with any kind of colour vision (after Okabe and Ito).
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b35c93", "#c98500", "#3a9ad9", "#777777", "#8c5a2b")
+BESIDE_A_FAMILY = ("#009e73", "#c98500", "#777777", "#8c5a2b", "#3a9ad9")      # those that are not on the ramp
+RAMP = ((217, 95, 14), (192, 74, 120), (123, 88, 178), (0, 114, 178))      # from the tail to everybody
 
 
 def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The distribution over clients",
@@ -41,9 +49,9 @@ def render(data: dict[str, Any], title: str) -> str:
         raise ImportError(f"the page needs {missing.name}, which is not installed. Write pip install plotly jinja2.") from None
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return rules.from_string(_own(TEMPLATE)).render(
-        title=title, data=data, embedded=Markup(embedded(data)), style=Markup(_own(STYLE)),
-        plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_own, SCRIPTS))))
+    return rules.from_string(_page_file(TEMPLATE)).render(
+        title=title, data=data, embedded=Markup(embedded(data)), style=Markup(_page_file(STYLE)),
+        plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_page_file, SCRIPTS))))
 
 
 def embedded(data: Any) -> str:
@@ -52,5 +60,60 @@ def embedded(data: Any) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _own(name: str) -> str:
+def _page_file(name: str) -> str:
+    """The text of a file that belongs to the page."""
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
+
+
+def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
+    """What `write_page` puts on the page; numbers are raw, so an error rate is a fraction."""
+    methods = methods_of(runs)
+    first, families = baseline_of(methods, baseline), families_of(methods)
+    tested = runs[0].tested
+    clients, training = page_clients(methods, tested), page_clients(methods, "train")
+    percent, rounds = bool(runs[0].about["rates"]), [contributors(m) for m in methods]
+    return {
+        "facts": facts(runs), "notes": notes(runs, clients), "tested": tested, "percent": percent,
+        "methods": _method_entries(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
+        "table": methods_table(methods, first),
+        "splits": splits(methods), "metrics": metrics(methods), "curves": [curves(m) for m in methods],
+        "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
+        "families": [family_slider(f, methods, clients, percent) for f in families],
+        **_over_clients(methods, first, clients, training),
+    }
+
+
+def _over_clients(methods: Sequence[Method], baseline: int, clients: PageClients | None,
+                  training: PageClients | None) -> dict[str, Any]:
+    """What needs the table over clients; nothing where no run is finished."""
+    return {
+        "distributions": distributions(methods, clients) if clients else None,
+        "clients": by_client(methods, baseline, clients) if clients else None,
+        "tail": tail(methods, training) if training else None,
+    }
+
+
+def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:
+    """Label, colour, family and seeds of every method."""
+    family_of = {k: number for number, family in enumerate(families) for k in family.order}
+    colour = {k: _ramp(place / max(len(f.order) - 1, 1)) for f in families for place, k in enumerate(f.order)}
+    alone = [k for k in range(len(methods)) if k not in family_of]
+    colour |= dict(zip(alone, (BESIDE_A_FAMILY if families else PALETTE) * len(methods), strict=False))
+    return [{"label": m.label, "name": m.name, "family": family_of.get(k), "colour": colour[k],
+             "seeds": [run.seed for run in m.averaged]} for k, m in enumerate(methods)]
+
+
+def _first_focus(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
+    """The page opens on something to compare with the baseline: the middle of its family, or the next method."""
+    others = [k for f in families if baseline in f.order for k in f.order if k != baseline]
+    if others:
+        return others[len(others) // 2]
+    return next((k for k in range(len(methods)) if k != baseline), baseline)
+
+
+def _ramp(place: float) -> str:
+    """A colour between the tail's (0) and everybody's (1)."""
+    at = place * (len(RAMP) - 1)
+    low = min(int(at), len(RAMP) - 2)
+    mixed = (round(a + (at - low) * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)

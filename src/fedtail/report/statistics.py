@@ -13,7 +13,7 @@ DIGITS = 5                                   # of numbers that are only drawn
 
 
 def summary(values: np.ndarray) -> dict[str, float]:
-    """What the table of methods shows, every client counting once; tails to the fraction of a client."""
+    """What the table of methods shows, every client with equal weight; tails to the fraction of a client."""
     if not len(values):
         return dict.fromkeys(STATISTICS, math.nan)
     return {"mean": float(values.mean()), "p90": float(np.quantile(values, 0.9)), "worst10": worst(values, 0.1),
@@ -21,13 +21,13 @@ def summary(values: np.ndarray) -> dict[str, float]:
 
 
 def worst(values: np.ndarray, fraction: float) -> float:
-    """Mean of the largest `fraction` of the values; the one on the boundary counts in part.
+    """Mean of the largest `fraction` of the values; the one on the boundary has a part of its weight.
 
     >>> round(worst(np.array([0.1, 0.2, 0.3, 0.4]), 0.375), 3)
     0.367
     """
-    counted = np.clip(fraction * len(values) - np.arange(len(values)), 0, 1)
-    return float((counted * np.sort(values)[::-1]).sum() / counted.sum())
+    weights = np.clip(fraction * len(values) - np.arange(len(values)), 0, 1)
+    return float((weights * np.sort(values)[::-1]).sum() / weights.sum())
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def distribution_function(values: np.ndarray, most: int = 400) -> dict[str, Any]
     """Points of the empirical distribution function, evenly thinned."""
     ranked = np.sort(values)
     kept = thinned(len(ranked), most)
-    return {"x": drawn(ranked[kept]), "y": drawn((kept + 1) / max(len(ranked), 1))}
+    return {"x": page_numbers(ranked[kept]), "y": page_numbers((kept + 1) / max(len(ranked), 1))}
 
 
 def thinned(count: int, most: int) -> np.ndarray:
@@ -93,15 +93,16 @@ def classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: float = 1
     which = np.searchsorted(cuts, values, side="left")
     used, which = np.unique(which, return_inverse=True)
     ends = [(values[which == k].min() * scale, values[which == k].max() * scale) for k in range(len(used))]
-    return [_between(*(show.format(end) for end in pair)) for pair in ends], which
+    return [_range_text(*(show.format(end) for end in pair)) for pair in ends], which
 
 
-def drawn(values: Any) -> list[float | None]:
+def page_numbers(values: Any) -> list[float | None]:
     """A list for the page: short numbers, and null for what is none."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
 
-def _between(low: str, high: str) -> str:
+def _range_text(low: str, high: str) -> str:
+    """A range, or the one number where its ends look alike."""
     return low if low == high else f"{low} to {high}"
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.report.clients import Clients, by_seed
-from fedtail.report.errors import sample, spans_decades
+from fedtail.report.client_errors import PageClients, by_seed, sample, spans_decades
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bins, classes, drawn, shares
+from fedtail.report.statistics import bins, classes, page_numbers, shares
 from fedtail.runs import RunFolder
 
 WINDOWS = 24                                 # of rounds
@@ -22,26 +21,26 @@ Kind = tuple[list[str], np.ndarray]          # names of classes, and the class o
 
 
 @dataclass(frozen=True)
-class Attendance:
-    """How often each client was asked and counted in each window of rounds, over all seeds."""
+class Participation:
+    """How often each client was sampled and contributed (had non-zero weight) in each window of rounds, over all seeds."""
 
     ends: np.ndarray                         # (windows,) last round of each
-    asked: np.ndarray                        # (windows, clients)
-    counted: np.ndarray                      # (windows, clients)
+    sampled: np.ndarray                      # (windows, clients)
+    contributed: np.ndarray                  # (windows, clients)
 
 
-def tail(methods: Sequence[Method], clients: Clients) -> dict[str, Any]:
+def tail(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
     """Everything about tail membership, and what does not depend on the method once."""
     sizes, of_size = classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
     drawn_ids = sample(len(clients))
-    each = [_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
+    each = [_tail_of_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
     return {"total": len(clients), "points": len(drawn_ids), "names": clients.names[drawn_ids].tolist(),
             "sizes": clients.sizes[drawn_ids].tolist(), "log": spans_decades(clients.sizes),
             "classes": {"size": sizes if len(sizes) > 1 else [], "group": groups if len(groups) > 1 else []}, "methods": each}
 
 
-def group_classes(clients: Clients) -> tuple[list[str], np.ndarray]:
+def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
     """The largest groups by name, the rest as one; no class where clients have no group."""
     if not len(clients) or np.isnan(clients.groups).any():
         return [], np.zeros(len(clients), int)
@@ -53,65 +52,68 @@ def group_classes(clients: Clients) -> tuple[list[str], np.ndarray]:
     return labels, rank[which]
 
 
-def attendance(method: Method, clients: Clients) -> Attendance | None:
-    """Counted over the finished runs that recorded their rounds; None where there is none."""
+def participation(method: Method, clients: PageClients) -> Participation | None:
+    """Participation over the finished runs that recorded their rounds; None where there is none."""
     runs = [run for run in method.finished.values() if run.rounds]
     if not runs:
         return None
     rounds = max(run.about["rounds"] for run in runs)
     windows = min(WINDOWS, rounds)
-    asked, counted = np.zeros((2, windows, len(clients)))
+    sampled, contributed = np.zeros((2, windows, len(clients)))
     for run in runs:
-        _add(run, method.member, clients.first[run.seed], rounds, asked, counted)
+        _add_rounds(run, method.member, clients.first[run.seed], rounds, sampled, contributed)
     ends = np.array([-(-(k + 1) * rounds // windows) for k in range(windows)])      # rounded up
-    return Attendance(ends, asked, counted)
+    return Participation(ends, sampled, contributed)
 
 
-def _add(run: RunFolder, member: int, first: int, rounds: int, asked: np.ndarray, counted: np.ndarray) -> None:
+def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: np.ndarray, contributed: np.ndarray) -> None:
+    """Add the rounds of a run to the windows they fall in."""
     for line in run.rounds:
-        window = (line["round"] - 1) * len(asked) // rounds
-        np.add.at(asked[window], first + np.array(line["asked"], int), 1)
-        np.add.at(counted[window], first + np.array(line["members"][member]["counted"], int), 1)
+        window = (line["round"] - 1) * len(sampled) // rounds
+        np.add.at(sampled[window], first + np.array(line["asked"], int), 1)
+        np.add.at(contributed[window], first + np.array(line["members"][member]["counted"], int), 1)
 
 
-def _method(method: Method, clients: Clients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
+    """Tail membership under one method; None where it was not recorded."""
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
     if not len(known):
         return None
     edges = bins(np.array([0.0, 1.0] * 100), 20)
-    seen = attendance(method, clients)
-    return {"everybody": bool((known == 1).all()), "edges": drawn(edges), "shares": drawn(shares(known, edges)),
-            "points": drawn(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
-            "composition": {kind: _composition(seen, *made) for kind, made in kinds.items() if seen and len(made[0]) > 1},
-            "ends": seen.ends.tolist() if seen else [], "frequent": _frequent(seen, clients) if seen else None}
+    found = participation(method, clients)
+    return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(shares(known, edges)),
+            "points": page_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
+            "composition": {kind: _composition(found, *made) for kind, made in kinds.items() if found and len(made[0]) > 1},
+            "ends": found.ends.tolist() if found else [], "frequent": _frequent(found, clients) if found else None}
 
 
-def tail_share(method: Method, clients: Clients) -> np.ndarray:
-    """Of the rounds in which a client was asked, the share in which it counted; NaN for one that was never asked."""
-    asked = _total(by_seed(method, clients, "asked"), len(clients))
-    counted = _total(by_seed(method, clients, "in_tail"), len(clients))
-    return np.divide(counted, asked, out=np.full(len(clients), np.nan), where=asked > 0)
+def tail_share(method: Method, clients: PageClients) -> np.ndarray:
+    """Of the rounds for which a client was sampled, the share to which it contributed; NaN for one that was never sampled."""
+    sampled = _total(by_seed(method, clients, "asked"), len(clients))
+    contributed = _total(by_seed(method, clients, "in_tail"), len(clients))
+    return np.divide(contributed, sampled, out=np.full(len(clients), np.nan), where=sampled > 0)
 
 
 def _total(values: dict[int, np.ndarray], count: int) -> np.ndarray:
+    """The sum over seeds for each client."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
-def _composition(seen: Attendance, labels: list[str], which: np.ndarray) -> dict[str, Any]:
-    """The share of each class among those who counted, by window, and among all who were asked."""
+def _composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
+    """The share of each class among the contributors, by window, and among all who were sampled."""
     member = np.eye(len(labels))[which]                                              # (clients, classes)
-    counted, asked = seen.counted @ member, (seen.asked @ member).sum(0)
-    total = counted.sum(1, keepdims=True)
-    part = np.divide(counted, total, out=np.full(counted.shape, np.nan), where=total > 0)
-    return {"counted": [drawn(row) for row in part.T], "asked": drawn(asked / max(asked.sum(), 1))}
+    contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
+    total = contributed.sum(1, keepdims=True)
+    part = np.divide(contributed, total, out=np.full(contributed.shape, np.nan), where=total > 0)
+    return {"contributed": [page_numbers(row) for row in part.T], "sampled": page_numbers(sampled / max(sampled.sum(), 1))}
 
 
-def _frequent(seen: Attendance, clients: Clients) -> dict[str, Any]:
-    """The clients that counted most often: the share of their rounds that counted, by window."""
-    often = np.argsort(-seen.counted.sum(0), kind="stable")[:FREQUENT]
-    asked, counted = seen.asked[:, often], seen.counted[:, often]
-    part = np.divide(counted, asked, out=np.full(counted.shape, np.nan), where=asked > 0)
+def _frequent(found: Participation, clients: PageClients) -> dict[str, Any]:
+    """The clients that contributed most often: the share of the rounds they were sampled for, by window."""
+    often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
+    sampled, contributed = found.sampled[:, often], found.contributed[:, often]
+    part = np.divide(contributed, sampled, out=np.full(contributed.shape, np.nan), where=sampled > 0)
     return {"names": clients.names[often].tolist(), "sizes": clients.sizes[often].tolist(),
-            "share": [drawn(row) for row in part.T],
-            "counted": counted.sum(0).astype(int).tolist(), "asked": asked.sum(0).astype(int).tolist()}
+            "share": [page_numbers(row) for row in part.T],
+            "contributed": contributed.sum(0).astype(int).tolist(), "sampled": sampled.sum(0).astype(int).tolist()}

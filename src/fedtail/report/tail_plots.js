@@ -1,33 +1,33 @@
-// The plots of who counted: in a round, and over all of them.
+// The plots of who contributed: to a round, and over all of them.
 function withRounds(name) {
-  return k => data.counted[k] && data.counted[k][name].some(v => v !== null);
+  return k => data.contributors[k] && data.contributors[k][name].some(v => v !== null);
 }
 
-function counted() {
-  const strong = shown().filter(withRounds("counted"));
+function contributors() {
+  const strong = shown().filter(withRounds("contributed"));
   if (!strong.length) return "No rounds were recorded for this model.";
-  const asked = data.counted[strong.includes(state.focus) ? state.focus : strong[0]];
-  const ceiling = { type: "scatter", mode: "lines", name: "asked", x: asked.rounds, y: asked.asked, line: { color: css("--muted"), width: 1 },
-    fill: "tozeroy", fillcolor: css("--grid"), hovertemplate: "round %{x}: %{y:.3g} asked<extra></extra>" };
-  const hover = { hovertemplate: "round %{x}: %{y:.3g} counted<extra>%{fullData.name}</extra>" };
-  const traces = strong.map(k => line(k, data.counted[k].rounds, data.counted[k].counted, hover));
+  const cohort = data.contributors[strong.includes(state.focus) ? state.focus : strong[0]];
+  const ceiling = { type: "scatter", mode: "lines", name: "sampled", x: cohort.rounds, y: cohort.sampled, line: { color: css("--muted"), width: 1 },
+    fill: "tozeroy", fillcolor: css("--grid"), hovertemplate: "round %{x}: %{y:.3g} sampled<extra></extra>" };
+  const hover = { hovertemplate: "round %{x}: %{y:.3g} contributed<extra>%{fullData.name}</extra>" };
+  const traces = strong.map(k => line(k, data.contributors[k].rounds, data.contributors[k].contributed, hover));
   return { traces: [ceiling, ...traces], layout: layout(axis("round"), axis("clients", { rangemode: "tozero" })) };
 }
 
 function threshold() {
   const has = withRounds("threshold");
   const strong = shown().filter(has), weak = faint().filter(has);
-  if (!strong.length) return "This model has no threshold: everybody counts.";
+  if (!strong.length) return "This model has no threshold: every sampled client contributes.";
   const hover = { hovertemplate: "round %{x}: %{y:.4g}<extra>%{fullData.name}</extra>" };
-  const traces = [...weak.map(k => background(k, data.counted[k].rounds, data.counted[k].threshold)),
-    ...strong.map(k => line(k, data.counted[k].rounds, data.counted[k].threshold, hover))];
+  const traces = [...weak.map(k => background(k, data.contributors[k].rounds, data.contributors[k].threshold)),
+    ...strong.map(k => line(k, data.contributors[k].rounds, data.contributors[k].threshold, hover))];
   return { traces, layout: layout(axis("round"), axis("loss")) };
 }
 
 function inTail() {                   // of the method in focus, or a sentence
   const of = data.tail.methods[state.focus];
   if (!of) return "Tail membership was not recorded for this model.";
-  return of.everybody ? `Under ${method(state.focus).label} everybody who is asked counts.` : of;
+  return of.everybody ? `Under ${method(state.focus).label} every sampled client contributes.` : of;
 }
 
 function often() {
@@ -37,10 +37,10 @@ function often() {
     const of = data.tail.methods[k], edges = percent(of.edges), width = edges[1] - edges[0];
     return line(k, [edges[0] - width / 2, ...edges.map(e => e + width / 2)], [0, ...percent(of.shares), 0], {
       fill: "tozeroy", fillcolor: colour(k, k === state.focus ? 0.28 : 0.1), line: { shape: "hvh" },
-      hovertemplate: "%{y:.1f}% of clients count about %{x:.0f}% of the time<extra>%{fullData.name}</extra>",
+      hovertemplate: "%{y:.1f}% of clients contribute about %{x:.0f}% of the time<extra>%{fullData.name}</extra>",
     });
   });
-  return { traces, layout: layout(axis("rounds in the tail, % of those asked", { range: [0, 100] }), axis("share of clients, %", { rangemode: "tozero" })) };
+  return { traces, layout: layout(axis("rounds in the tail, % of those sampled for", { range: [0, 100] }), axis("share of clients, %", { rangemode: "tozero" })) };
 }
 
 function oftenSize() {
@@ -59,25 +59,25 @@ function composition() {
   const kinds = Object.keys(of.composition);
   if (!kinds.length) return "These clients do not differ in size and have no groups.";
   const kind = kinds.includes(state.kind) ? state.kind : kinds[0];
-  const labels = data.tail.classes[kind], { counted: parts, asked } = of.composition[kind];
+  const labels = data.tail.classes[kind], { contributed: parts, sampled } = of.composition[kind];
   const traces = labels.map((label, c) => ({
     type: "scatter", mode: "lines", name: plain(kind === "size" ? `${label} examples` : label), x: of.ends, y: percent(parts[c]), stackgroup: "tail",
     fillcolor: tint(state.focus, 0.9 - 0.75 * c / Math.max(labels.length - 1, 1)), line: { width: 1, color: css("--ground") },
     hovertemplate: "%{y:.0f}%<extra>%{fullData.name}</extra>",
   }));
   let below = 0;
-  const fair = asked.slice(0, -1).map(share => 100 * (below += share)).map(y => (
+  const fair = sampled.slice(0, -1).map(share => 100 * (below += share)).map(y => (
     { type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: css("--text"), width: 1, dash: DASH } }));
   const x = axis("round", { range: [of.ends[0], of.ends[of.ends.length - 1]] });
-  return { traces, layout: layout(x, axis("share of those who counted, %", { range: [0, 100] }), { shapes: fair, hovermode: "x unified" }) };
+  return { traces, layout: layout(x, axis("share of the contributors, %", { range: [0, 100] }), { shapes: fair, hovermode: "x unified" }) };
 }
 
 function frequent() {
   const of = inTail();
   if (typeof of === "string") return of;
-  const { names, sizes, share, counted: times, asked } = of.frequent;
+  const { names, sizes, share, contributed: times, sampled } = of.frequent;
   const most = isNarrow() ? 12 : 24;
-  const text = names.map((name, r) => of.ends.map(() => `${plain(name)} (${sizes[r]} examples)<br>counted in ${times[r]} of ${asked[r]} rounds over all`));
+  const text = names.map((name, r) => of.ends.map(() => `${plain(name)} (${sizes[r]} examples)<br>contributed to ${times[r]} of the ${sampled[r]} rounds it was sampled for`));
   const map = { type: "heatmap", x: of.ends.map(String), y: names.map((_, r) => r), z: share.map(percent), text, xgap: 1, ygap: 1, zmin: 0, zmax: 100,
     colorscale: [[0, css("--raised")], [1, colour(state.focus)]], hoverongaps: false,
     hovertemplate: "%{text}<br>up to round %{x}: %{z:.0f}% of its rounds<extra></extra>",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedtail.runs.files import RunError
-from fedtail.runs.reading import RunFolder, find_runs
+from fedtail.runs.run_folder import RunFolder, find_runs
 
 if TYPE_CHECKING:
+    from fedtail.runs.execution import Interrupted, run
     from fedtail.runs.recording import Watch
-    from fedtail.runs.running import Interrupted, run
 
 __all__ = ["Interrupted", "RunError", "RunFolder", "Watch", "find_runs", "run"]
 
@@ -17,8 +17,8 @@ __all__ = ["Interrupted", "RunError", "RunFolder", "Watch", "find_runs", "run"]
 def __getattr__(name: str) -> Any:
     """What trains needs torch, what reads does not."""
     if name in ("Interrupted", "run"):
-        from fedtail.runs import running
-        return getattr(running, name)
+        from fedtail.runs import execution
+        return getattr(execution, name)
     if name == "Watch":
         from fedtail.runs.recording import Watch
         return Watch

@@ -11,10 +11,10 @@ from torch import nn
 from fedtail.data import Population
 from fedtail.data.tables import suffix_of
 from fedtail.evaluation import choose
-from fedtail.experiment.experiment import task_plan
 from fedtail.experiment.source import Source
+from fedtail.experiment.task_section import task_plan
 from fedtail.runs.files import RunError
-from fedtail.runs.reading import RunFolder, find_runs
+from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.task import Task
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedtail.runs.reading import RunFolder
+from fedtail.runs.run_folder import RunFolder
 
 STATISTICS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10", "variance", "angle", "kl")
 UNSCALED = ("angle", "kl")
@@ -17,8 +17,8 @@ Row = dict[str, Any]
 def rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """A row for each method and model: every statistic over test clients as its mean and deviation over seeds.
 
-    Error rates are in percent. `failed` counts answers that were left out because a loss or an update was not finite. The
-    deviation is None where there is one seed only; mean and deviation are where a value is not finite.
+    Error rates are in percent. `failed` is the number of answers that were left out because a loss or an update was not finite.
+    The deviation is None where there is one seed only; mean and deviation are None where a value is not finite.
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
@@ -42,6 +42,7 @@ def differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
 
 
 def unit_of(run: RunFolder, metric: str = "error") -> str:
+    """"%" where a metric is an error rate, else nothing."""
     return "%" if metric == "error" and run.about["rates"] else ""
 
 
@@ -59,10 +60,11 @@ def final(run: RunFolder, member: int, metric: str) -> dict[str, float]:
     return scaled(run, run.result["members"][member][run.tested][metric], metric)
 
 
-def scaled(run: RunFolder, told: dict[str, float | None], metric: str) -> dict[str, float]:
+def scaled(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
+    """Statistics in the unit they are shown in: error rates in percent, their variance in squared percent."""
     scale = 100.0 if unit_of(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
-    return {name: math.nan if (value := told[name]) is None else value * power.get(name, scale) for name in STATISTICS}
+    return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
 def _methods(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder, int]]]:
@@ -75,10 +77,12 @@ def _methods(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder, int]]
 
 
 def _values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> list[float]:
+    """One statistic of several runs."""
     return [final(run, member, metric)[name] for run, member in found]
 
 
 def _over_seeds(values: list[float]) -> dict[str, float | None]:
+    """Mean and deviation over seeds, by name."""
     mean, std = _mean_and_std(values)
     return {"mean": mean, "std": std}
 

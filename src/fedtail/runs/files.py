@@ -37,11 +37,12 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as a JSON file that appears whole or not at all."""
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def plain(value: Any) -> Any:
-    """The same, with what JSON cannot hold (NaN, infinity) as null."""
+    """A value for a JSON file: numbers that JSON cannot hold (NaN, infinity) become null, at any depth."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -65,6 +66,7 @@ class Lines:
         self._file.truncate(size)
 
     def write(self, line: dict[str, Any]) -> None:
+        """Append a line; it is on disk after the next `flush`."""
         content = json.dumps(plain(line), allow_nan=False).encode() + b"\n"
         self._digest.update(content)
         self._file.write(content)
@@ -80,6 +82,7 @@ class Lines:
         return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()      # `tell` does not know of the cut
 
     def close(self) -> None:
+        """Close the file."""
         with suppress(OSError):      # a full disk was already reported by flush
             self._file.close()
 

@@ -19,30 +19,48 @@ from torch import nn
 from fedtail.algorithm import states_of
 from fedtail.engine.choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data import fingerprint
+from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.experiment import Experiment
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.client_table import add_finetuned, add_picks, add_tail_counts, client_rows, write_clients
 from fedtail.runs.files import Lines, RunError, RunRefused, write_json, write_whole
-from fedtail.runs.looking import Look, Splits, look, metrics_line, round_line
-from fedtail.runs.reading import FORMAT, TESTED, VERSION, RunFolder
-from fedtail.runs.tensorboard import TensorBoard
+from fedtail.runs.measurements import (
+    Populations,
+    SplitEvaluations,
+    TensorBoard,
+    add_finetuned,
+    add_participation,
+    add_picks,
+    client_rows,
+    evaluate_splits,
+    metrics_line,
+    round_line,
+    write_clients,
+)
+from fedtail.runs.run_folder import FORMAT, TESTED, VERSION, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
 from fedtail.version import __version__
 
 
 class Watch(Protocol):
-    """Somebody who looks on while a run goes on, and may ask it to stop."""
+    """Follows a run while it goes on, and may stop it."""
 
-    def begin(self, name: str, seed: int, round: int, rounds: int) -> None: ...
+    def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
+        """A run begins, or goes on after a round."""
+        ...
 
-    def round(self, round: int) -> None: ...
+    def round(self, round: int) -> None:
+        """A round is done."""
+        ...
 
-    def evaluated(self, line: dict[str, Any], tested: str) -> None: ...
+    def evaluated(self, line: dict[str, Any], tested: str) -> None:
+        """A line of `metrics.jsonl` was written; `tested` is the split that reports are about."""
+        ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        ...
 
     @property
     def stop(self) -> bool:
@@ -53,13 +71,13 @@ class Watch(Protocol):
 class Recorder:
     """Writes the files of one run as it goes on."""
 
-    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Splits, watch: Watch, checkpoints: Checkpoints,
-                 ledger: Ledger):
+    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Populations, watch: Watch,
+                 checkpoints: Checkpoints, ledger: Ledger):
         self.experiment, self.seed, self.folder, self.splits, self.watch = experiment, seed, folder, splits, watch
         self.checkpoints, self.ledger = checkpoints, ledger
         self.tail = experiment.evaluate.tail and ledger.terms.replayable      # cohorts of the operating system are kept nowhere
         self.tested = next(split for split in TESTED if split in splits)
-        self.looked: tuple[int, list[Look]] | None = None
+        self._last: tuple[int, list[SplitEvaluations]] | None = None
         self._lines: dict[str, Lines] = {}
         self._board: TensorBoard | None = None
 
@@ -73,12 +91,13 @@ class Recorder:
             self._board.close()
 
     def done(self, trained: Trained) -> int:
+        """How many rounds a model was trained for."""
         return states_of(trained.state)[0].round
 
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
-        self._describe(task, table, fresh=checkpoint is None)
+        self._write_run_json(task, table, fresh=checkpoint is None)
         task = self._same_start(task, fresh=checkpoint is None)
         names = ["metrics.jsonl", "rounds.jsonl"] if self.tail else ["metrics.jsonl"]
         for name in names:
@@ -95,17 +114,18 @@ class Recorder:
         start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
         if "rounds.jsonl" in self._lines:
             self._lines["rounds.jsonl"].write({"simulator_only": True, "clients": len(self.splits["train"])})
-        self._look(start)
+        self._evaluate(start)
         self._save(start)
         return start
 
     def after_round(self, progress: Progress) -> bool:
-        trained, round, stop = progress.trained, self.done(progress.trained), self.watch.stop      # asked once: it may change
+        """Record a round, evaluate and save where that is due; True where training should stop."""
+        trained, round, stop = progress.trained, self.done(progress.trained), self.watch.stop      # read once: it may change
         if "rounds.jsonl" in self._lines and progress.view is not None:
             self._lines["rounds.jsonl"].write(round_line(trained, progress.view, len(self.splits["train"])))
         due = round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
         if due:
-            self._look(trained)
+            self._evaluate(trained)
         if due or stop:
             self._save(trained)
         self.watch.round(round)
@@ -116,10 +136,10 @@ class Recorder:
         models = RunFolder.open(self.folder).models
         for path, module in zip(models, trained.modules, strict=True):
             write_whole(path, module_bytes(module))
-        looks = self._looks(trained, self.splits)
-        tuned = self._write_clients(trained, looks)
+        evaluations = self._evaluations(trained, self.splits)
+        tuned = self._write_clients(trained, evaluations)
         self._write_privacy(trained)
-        shown = [{split: found for split, found in member.items() if split in self._evaluated()} for member in looks]
+        shown = [{split: found for split, found in member.items() if split in self._evaluated_splits()} for member in evaluations]
         files = {path.name: digest_of(path.read_bytes()) for path in (*models, self.folder / "clients.parquet")}
         write_json(self.folder / "result.json", {**metrics_line(self.done(trained), shown), "finetuned": tuned,
                                                  "failed": trained.failed, "files": files})
@@ -132,16 +152,18 @@ class Recorder:
         self.watch.note(text)
 
     def log(self, text: str) -> None:
+        """Append a line with the time to `log.txt`."""
         with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
-    def _describe(self, task: Task, table: dict[str, Any], fresh: bool) -> None:
+    def _write_run_json(self, task: Task, table: dict[str, Any], fresh: bool) -> None:
+        """Write `run.json` and `experiment.toml`; of a resumed run, refuse other data or code."""
         import tomli_w
 
         print_of_data = fingerprint(self.splits)
         if not fresh:
-            _same(RunFolder.open(self.folder), "fingerprint", print_of_data, "the data are")
-            _same(RunFolder.open(self.folder), "own_code", self.experiment.own_code(), "your own code is")
+            _refuse_changed(RunFolder.open(self.folder), "fingerprint", print_of_data, "the data are")
+            _refuse_changed(RunFolder.open(self.folder), "own_code", self.experiment.own_code(), "your own code is")
             return
         family = self.experiment.family
         write_json(self.folder / "run.json", {
@@ -150,7 +172,7 @@ class Recorder:
             "family": None if family is None else {"field": family.field, "values": family.values},
             "rates": gives_rates(task, self.splits[self.tested]),
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
-            "splits": {name: len(people) for name, people in self.splits.items()},
+            "splits": {name: len(population) for name, population in self.splits.items()},
             "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel(task),
             "versions": versions(), "fingerprint": print_of_data, "own_code": self.experiment.own_code(),
             "start": digest_of(module_bytes(task.module)), "experiment": table})
@@ -176,33 +198,36 @@ class Recorder:
         module.load_state_dict(load(content))
         return replace(task, module=module)
 
-    def _evaluated(self) -> Splits:
-        return {name: people for name, people in self.splits.items() if name != "train" or self.experiment.evaluate.train
+    def _evaluated_splits(self) -> Populations:
+        """The splits that are evaluated while the run goes on."""
+        return {name: population for name, population in self.splits.items() if name != "train" or self.experiment.evaluate.train
                 or self.tested == "train"}
 
-    def _looks(self, trained: Trained, splits: Splits) -> list[Look]:
-        """Evaluate, but not again what was looked at last."""
-        round, known = self.looked or (-1, [])
+    def _evaluations(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
+        """Evaluate these splits; what was evaluated last, under the same models, is taken from there."""
+        round, known = self._last or (-1, [])
         known = known if round == self.done(trained) else [{} for _ in trained.algorithm.members]
-        missing = {name: people for name, people in splits.items() if name not in known[0]}
-        fresh = look(trained, missing, **self.experiment.looking)
-        self.looked = (self.done(trained), [{**old, **new} for old, new in zip(known, fresh, strict=True)])
-        return [{name: member[name] for name in splits} for member in self.looked[1]]
+        missing = {name: population for name, population in splits.items() if name not in known[0]}
+        fresh = evaluate_splits(trained, missing, **self.experiment.evaluating)
+        self._last = (self.done(trained), [{**old, **new} for old, new in zip(known, fresh, strict=True)])
+        return [{name: member[name] for name in splits} for member in self._last[1]]
 
-    def _look(self, trained: Trained) -> None:
-        looks = self._looks(trained, self._evaluated())
-        line = metrics_line(self.done(trained), looks)
+    def _evaluate(self, trained: Trained) -> None:
+        """Evaluate, and write a line of `metrics.jsonl`."""
+        evaluations = self._evaluations(trained, self._evaluated_splits())
+        line = metrics_line(self.done(trained), evaluations)
         self._lines["metrics.jsonl"].write(line)
         if self._board is not None:
-            self._board.write(self.done(trained), looks)
+            self._board.write(self.done(trained), evaluations)
         self.watch.evaluated(line, self.tested)
 
     def _save(self, trained: Trained) -> None:
+        """Write a checkpoint, and what the run has cost so far."""
         self.checkpoints.save(trained, {name: lines.flush() for name, lines in self._lines.items()})
         self._write_privacy(trained)
 
     def _doubt_privacy(self) -> None:
-        """Say what a promise for so few clients is worth, where one is made."""
+        """Note what a privacy guarantee for so few clients is worth, where there is one."""
         from fedtail.privacy.calibration import check_population
 
         if self.ledger.terms.delta is not None:
@@ -212,20 +237,21 @@ class Recorder:
                 self.note(str(reason))
 
     def _write_privacy(self, trained: Trained) -> None:
+        """Write the privacy statement, `privacy.json`."""
         from fedtail.privacy.statement import statement
 
         write_json(self.folder / "privacy.json", statement(self.ledger, self.done(trained)))
 
-    def _write_clients(self, trained: Trained, looks: list[Look]) -> list[dict[str, Any]] | None:
-        """The table over clients; returns what fine-tuning changed, where it was asked for."""
-        tuned, (rows, people) = None, (client_rows(looks, self.splits), self.splits[self.tested])
+    def _write_clients(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
+        """The table over clients; returns what fine-tuning changed, where the experiment has it."""
+        tuned, (rows, population) = None, (client_rows(evaluations, self.splits), self.splits[self.tested])
         if self.tail:
-            add_tail_counts(rows, self.folder / "rounds.jsonl")
+            add_participation(rows, self.folder / "rounds.jsonl")
         if self.experiment.family is not None:
-            add_picks(rows, trained, self.tested, people)
+            add_picks(rows, trained, self.tested, population)
         if self.experiment.evaluate.finetune is not None:
-            tuned = add_finetuned(rows, trained, self.tested, people, self.experiment.evaluate.finetune,
-                                  **self.experiment.looking)
+            tuned = add_finetuned(rows, trained, self.tested, population, self.experiment.evaluate.finetune,
+                                  **self.experiment.evaluating)
         write_clients(self.folder / "clients.parquet", rows, self.experiment.name)
         return tuned
 
@@ -239,26 +265,29 @@ def module_bytes(module: nn.Module) -> bytes:
 
 
 def digest_of(content: bytes) -> str:
+    """A digest of the contents of a file."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def versions() -> dict[str, str]:
+    """The versions of the packages that decide about bits."""
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
-def _same(run: RunFolder, name: str, now: Any, what: str) -> None:
+def _refuse_changed(run: RunFolder, name: str, now: Any, what: str) -> None:
+    """Refuse to go on where something is not what the run began with."""
     if run.about[name] != now:
         raise RunRefused(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
 
 
 @contextmanager
 def warnings_to(note: Callable[[str], None]) -> Iterator[None]:
-    """Warnings go to the log and to whoever watches, once each."""
-    told: set[str] = set()
+    """Warnings go to the log and to the terminal, once each."""
+    shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:
-        if str(message) not in told:
-            told.add(str(message))
+        if str(message) not in shown:
+            shown.add(str(message))
             note(f"warning: {message}")
 
     with warnings.catch_warnings():

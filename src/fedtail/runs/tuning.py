@@ -10,46 +10,48 @@ from typing import Any, Literal
 from fedtail.data import Population
 from fedtail.evaluation import evaluate
 from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data import fingerprint
-from fedtail.experiment.search import Search
+from fedtail.experiment.data_sources import fingerprint
+from fedtail.experiment.tune_section import Search
 from fedtail.runs.files import RunError, RunRefused, only_writer, refuse_strangers, write_json, write_whole
 from fedtail.runs.recording import Watch, warnings_to
 from fedtail.training import Progress, train
 
-HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to judge by
+HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to evaluate on
 
 
 def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, resume: bool = False) -> dict[str, Any]:
     """Search; every trial is kept in the folder, and the best experiment is written to `best.toml`.
 
-    A trial whose statistic is not a number has failed: it counts as tried, and is not the best.
+    A trial whose statistic is not a number has failed: it is one of the trials, and never the best.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
     refuse_strangers(folder, {"trials.log"})
     held_out = {seed: _held_out(search, seed) for seed in seeds}
     with only_writer(folder), warnings_to(watch.note):
-        study = _study(search, held_out, folder)
+        study = _open_study(search, held_out, folder)
         wanted = min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
-        while (number := len(_tried(study)) + 1) <= wanted and not watch.stop:
+        while (number := len(_tried_trials(study)) + 1) <= wanted and not watch.stop:
             trial = study.ask()
             chosen = {name: field.suggest(trial, name) for name, field in search.space.items()}
             value = _value(search, chosen, held_out, watch, number)
             if value is not None:
-                study.tell(trial, value if math.isfinite(value) else None, state=None if math.isfinite(value) else _failed())
-        return _result(search, study, held_out, folder, len(_tried(study)) >= wanted)
+                finite = math.isfinite(value)
+                study.tell(trial, value if finite else None, state=None if finite else _failed_state())
+        return _result(search, study, held_out, folder, len(_tried_trials(study)) >= wanted)
 
 
 def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool) -> dict[str, Any]:
+    """What a search found; writes `trials.json`, and `best.toml` where a trial gave a number."""
     import tomli_w
 
     scale = _scale(search, next(iter(held_out.values()))[1])
-    worth = [trial for trial in _tried(study) if trial.state.name == "COMPLETE"]
+    worth = [trial for trial in _tried_trials(study) if trial.state.name == "COMPLETE"]
     ranked = sorted(worth, key=lambda trial: trial.value if search.better == "lower" else -trial.value)
     trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
     result = {"statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
               "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
-              "failed": len(_tried(study)) - len(ranked), "trials": trials}
+              "failed": len(_tried_trials(study)) - len(ranked), "trials": trials}
     write_json(folder / "trials.json", result)
     if ranked:
         write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
@@ -57,42 +59,44 @@ def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finishe
 
 
 def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
-    """The statistic over held-out clients, mean over seeds; None where somebody asked to stop."""
+    """The statistic over held-out clients, mean over seeds; None where the search was stopped."""
     wanted, values = search.experiment(chosen), []
-    for seed, (people, judges) in held_out.items():
+    for seed, (population, held) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
         task = wanted.task.make(seed)
-        with wanted.fleet(task, people) as fleet:
-            trained = train(wanted.algorithm, task, people, rounds=wanted.rounds, seed=seed, fleet=fleet, **wanted.computing,
-                            channel=wanted.channel, on_round=partial(_look_on, watch))
+        with wanted.fleet(task, population) as fleet:
+            trained = train(wanted.algorithm, task, population, rounds=wanted.rounds, seed=seed, fleet=fleet, **wanted.computing,
+                            channel=wanted.channel, on_round=partial(_advance, watch))
         if watch.stop:
             return None
-        found = evaluate(trained, judges, **wanted.looking)[search.settings.metric]
+        found = evaluate(trained, held, **wanted.evaluating)[search.settings.metric]
         values.append(found.statistic(search.statistic))
     return sum(values) / len(values)
 
 
-def _look_on(watch: Watch, progress: Progress) -> bool:
+def _advance(watch: Watch, progress: Progress) -> bool:
+    """Show a round, and stop training where the search was stopped."""
     watch.round(progress.round)
     return watch.stop
 
 
 def _held_out(search: Search, seed: int) -> tuple[Population, Population]:
-    """Clients to train on, and clients to judge by; never the test clients."""
+    """Clients to train on, and clients to evaluate on; never the test clients."""
     splits = search.first().data.load(seed)
     if "validation" in splits:
         return splits["train"], splits["validation"]
-    people, judges = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
-    return people, judges
+    population, held = splits["train"].split((1 - search.settings.holdout, search.settings.holdout), seed)
+    return population, held
 
 
-def _scale(search: Search, people: Population) -> float:
-    """Error rates are told in percent, as everywhere."""
-    rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), people)
+def _scale(search: Search, population: Population) -> float:
+    """100 for error rates, which are shown in percent; else 1."""
+    rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), population)
     return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
-def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
+def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
+    """The optuna study in a folder, new or gone on with; refused where it is another search's."""
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend
@@ -118,7 +122,7 @@ def _study(search: Search, held_out: HeldOut, folder: Path) -> Any:
 def _identity(search: Search, held_out: HeldOut) -> str:
     """What two searches must share to be one: everything but the number of trials."""
     settings = search.settings
-    data = {f"{seed} {place}": people for seed, both in held_out.items() for place, people in enumerate(both)}
+    data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
     return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first().table(),
                  search.first().own_code(), list(held_out), fingerprint(data)))
 
@@ -126,15 +130,17 @@ def _identity(search: Search, held_out: HeldOut) -> str:
 def _missing(search: Search, study: Any) -> list[dict[str, Any]]:
     """Where there are few combinations, each is tried once: those that are neither tried nor waiting."""
     waiting = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "WAITING"]
-    known = [trial.params for trial in _tried(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
+    known = [trial.params for trial in _tried_trials(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
     return [chosen for chosen in search.combinations() or [] if chosen not in known]
 
 
-def _tried(study: Any) -> list[Any]:
+def _tried_trials(study: Any) -> list[Any]:
+    """The trials that ended, with a number or without."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "FAIL")]
 
 
-def _failed() -> Any:
+def _failed_state() -> Any:
+    """Optuna's state of a trial that failed."""
     from optuna.trial import TrialState
 
     return TrialState.FAIL

@@ -6,7 +6,7 @@ mu for a Moreau envelope), `local_steps` (tau), `num_rounds` (T), `cohort_size` 
 `tail_fraction` (theta), `smoothing` (nu), `learning_rate` (gamma).
 """
 
-from fedtail.theory.cohorts import (
+from fedtail.theory.cohort_bias import (
     bias_bound,
     expected_minibatch_superquantile,
     expected_minibatch_weights,

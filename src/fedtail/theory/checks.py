@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 
+from fedtail.errors import FieldError
 from fedtail.risk.base import check_tail_fraction
 
 
 def check_cohort(tail_fraction: float, cohort_size: int) -> None:
+    """Refuse a tail fraction outside (0, 1], and an empty cohort."""
     check_tail_fraction(tail_fraction)
     if cohort_size < 1:
-        raise ValueError(f"cohort_size (m) must be at least 1, got {cohort_size}.")
+        raise FieldError("cohort_size", "at least 1", cohort_size, symbol="m")
 
 
 def check_local_steps(local_steps: int) -> None:
+    """Refuse fewer than one local step."""
     if local_steps < 1:
-        raise ValueError(f"local_steps (tau) must be at least 1, got {local_steps}.")
+        raise FieldError("local_steps", "at least 1", local_steps, symbol="tau")
 
 
-def check_positive(**quantities: float) -> None:
+def check_all_positive(**quantities: float) -> None:
+    """Refuse constants that are not positive and finite, by name."""
     for name, value in quantities.items():
         if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}.")
+            raise FieldError(name, "positive and finite", value)

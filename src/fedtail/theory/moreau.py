@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedtail.theory.checks import check_positive
+from fedtail.theory.checks import check_all_positive
 
 
 def moreau_gradient(
@@ -22,13 +22,13 @@ def moreau_gradient(
     (0 if it is convex; the clients' smoothness L for a superquantile of theirs; Theorem 4 takes mu = 2L).
 
     A bundle of cuts with the curvature sigma = mu - weak_convexity bounds h from below, a quadratic program over the
-    simplex finds where that bound is least, the next cut is made there or on the way. It ends when the best value seen
+    simplex finds where that bound is least, the next cut is made there or on the way. It ends when the best value found
     is within `tolerance` of the bound, so that |z - prox(w)| <= sqrt(2 tolerance / sigma). Works in float64.
 
     >>> moreau_gradient(lambda z: z.abs().sum(), torch.tensor([3.0, 0.25]), strength=2.0).round(decimals=3)
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    check_positive(strength=strength, tolerance=tolerance, max_cuts=max_cuts)
+    check_all_positive(strength=strength, tolerance=tolerance, max_cuts=max_cuts)
     if not 0 <= weak_convexity < strength:
         raise ValueError(f"weak_convexity must be in [0, strength) = [0, {strength}), got {weak_convexity}. "
                          "The envelope needs a larger strength (mu): Theorem 4 takes twice weak_convexity.")
@@ -59,10 +59,11 @@ def _proximal_move(
             return best
         trial = best + reach * (lowest - best)
     raise RuntimeError(f"after max_cuts={max_cuts} cuts the proximal point is known up to a gap of {upper - lower:.3g} "
-                       f"in value; tolerance={tolerance:.3g} was asked. Raise max_cuts, tolerance or strength.")
+                       f"in value; tolerance is {tolerance:.3g}. Raise max_cuts, tolerance or strength.")
 
 
 def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
+    """Refuse a bound from below that lies above a value: the objective is less convex than was said."""
     if upper - lower < -tolerance - 1e-9 * abs(upper):
         raise ValueError(f"a cut lies {lower - upper:.3g} above the objective, so weak_convexity={weak_convexity} is "
                          "too small for it. Raise weak_convexity, and strength above it.")

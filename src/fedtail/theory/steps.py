@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedtail.theory.checks import check_cohort, check_local_steps, check_positive
+from fedtail.theory.checks import check_all_positive, check_cohort, check_local_steps
 
 
 def nonconvex_step_size(
@@ -23,7 +23,7 @@ def nonconvex_step_size(
     >>> nonconvex_step_size(smoothness=1.0, lipschitz=1.0, local_steps=1, num_rounds=100, initial_gap=1.0)
     0.1
     """
-    check_positive(smoothness=smoothness, lipschitz=lipschitz, initial_gap=initial_gap, num_rounds=num_rounds)
+    check_all_positive(smoothness=smoothness, lipschitz=lipschitz, initial_gap=initial_gap, num_rounds=num_rounds)
     check_local_steps(local_steps)
     gap, linear = 4 * initial_gap / local_steps, 4 * local_steps * smoothness * lipschitz**2
     quadratic = 8 * (local_steps - 1) * smoothness * linear
@@ -64,7 +64,7 @@ def convex_step_size(
     """
     check_cohort(tail_fraction, cohort_size)
     check_local_steps(local_steps)
-    check_positive(smoothness=smoothness, lipschitz=lipschitz, strength=strength, num_rounds=num_rounds)
+    check_all_positive(smoothness=smoothness, lipschitz=lipschitz, strength=strength, num_rounds=num_rounds)
     if not 0 <= initial_distance < math.inf:
         raise ValueError(f"initial_distance must be zero or more, got {initial_distance}. It is |w0 - w*|, not squared.")
     condition = _condition_number(smoothness, strength, num_rounds)
@@ -82,6 +82,7 @@ def convex_step_size(
 
 
 def _condition_number(smoothness: float, strength: float, num_rounds: int) -> float:
+    """kappa = (L + lambda) / lambda; refused where the theorem does not hold."""
     if strength >= smoothness:
         raise ValueError(f"strength (lambda) must be below smoothness (L) = {smoothness}, got {strength}. "
                          "A larger smoothness is also a valid constant: pass that, or regularise less.")
@@ -108,7 +109,7 @@ def averaging_contraction(learning_rate: float, strength: float, local_steps: in
     >>> averaging_contraction(learning_rate=0.1, strength=0.5, local_steps=4)
     0.9
     """
-    check_positive(learning_rate=learning_rate)
+    check_all_positive(learning_rate=learning_rate)
     check_local_steps(local_steps)
     contraction = 1 - learning_rate * strength * local_steps / 2
     if not 0 < contraction <= 1:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedtail.cli.errors import INTERRUPTED, leave, told
 from fedtail.cli.options import JSON
-from fedtail.cli.tables import print_json
-from fedtail.cli.watching import Watcher
+from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
 
 if TYPE_CHECKING:
     from fedtail_studies import Data, Results, Study
@@ -20,7 +18,7 @@ COMMITTED = Path(__file__).parents[3] / "experiments"      # committed with the 
 HERE = Path("reproduced")
 
 
-@told
+@errors_as_sentences
 def reproduce(
     name: str = typer.Argument(..., metavar="NAME",
                                help="A study; or `list`, to see them all; or `verdicts`, how every claim came out."),
@@ -74,7 +72,7 @@ def _run(study: Study, plan: Any, folder: Path, data: Path | None, quick: bool, 
         try:
             return run_study(study, plan, folder, read, quick, device, watcher, command)
         except Stopped:
-            leave(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
+            exit_with(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
     raise AssertionError
 
 
@@ -105,7 +103,7 @@ def _check_device(device: str) -> None:
 
 
 def show_list(studies: tuple[Study, ...], as_json: bool) -> None:
-    from fedtail.cli.tables import show_table
+    from fedtail.cli.terminal import show_table
 
     if as_json:
         print_json({"studies": [{"name": s.name, "paper": s.paper, "item": s.item, "title": s.title, "rounds": s.cost.rounds,

@@ -86,7 +86,7 @@ class Plan(Protocol):
 
 
 class Watch(Protocol):
-    """Somebody who looks on and may ask to stop: `fedtail.cli.watching.Watcher`."""
+    """Somebody who looks on and may ask to stop: `fedtail.cli.terminal.Watcher`."""
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None: ...
 

@@ -85,7 +85,7 @@ CATALOGUE = (FEMNIST, SHAKESPEARE, SENT140, GLOVE)
 
 
 def named(name: str) -> PublicSet:
-    """The set of that name; a typo is told the nearest."""
+    """The public set of that name; the error for a typo names the nearest."""
     for public in CATALOGUE:
         if public.name == name:
             return public

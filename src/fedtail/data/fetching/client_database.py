@@ -75,6 +75,7 @@ def features(message: bytes) -> dict[str, Any]:
 
 
 def _list(kind: int, values: list[Any]) -> Any:
+    """The values of a feature: bytes, floats or integers."""
     if kind == 1:
         return [bytes(value) for value in values]
     if kind == 2:                                       # packed or not, four bytes each
@@ -84,6 +85,7 @@ def _list(kind: int, values: list[Any]) -> Any:
 
 
 def _values(message: Any, number: int) -> list[Any]:
+    """The values of all fields of one number."""
     return [value for found, value in _fields(message) if found == number]
 
 
@@ -118,6 +120,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _varints(view: memoryview) -> list[int]:
+    """Integers packed one after another."""
     found, at = [], 0
     while at < len(view):
         value, at = _varint(view, at)
@@ -126,6 +129,7 @@ def _varints(view: memoryview) -> list[int]:
 
 
 def _rows(database: Path, query: str, splits: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, read only."""
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             yield from connection.execute(query, tuple(splits))

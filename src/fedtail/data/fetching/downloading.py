@@ -1,4 +1,7 @@
-"""One file from the web, whole or not at all: parts are kept and continued, sizes and checksums compared."""
+"""One file from the web, whole or not at all: parts are kept and continued, sizes and checksums compared.
+
+Written here rather than taken from pooch, which begins an interrupted download anew: word vectors have 862 MB.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +47,14 @@ def download(
         check_file(target, source, sha256)
         return target
     resumed = part.exists() and part.stat().st_size > 0
-    _fill(source, part, progress, sha256 is None, tries, pause, timeout)
+    _download_part(source, part, progress, sha256 is None, tries, pause, timeout)
     try:
         check_file(part, source, sha256)
     except WrongFile:
         part.unlink()
         if not resumed:
             raise
-        _fill(source, part, progress, sha256 is None, tries, pause, timeout)      # the part may have been of an older file
+        _download_part(source, part, progress, sha256 is None, tries, pause, timeout)      # the part may be of an older file
         check_file(part, source, sha256, remove=True)
     part.rename(target)
     return target
@@ -59,28 +62,29 @@ def download(
 
 def check_file(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
     """The checksum of a file, which must be the published one, or `sha256`."""
-    found, wanted, size = digest(path), (sha256 or source.sha256).lower(), path.stat().st_size
+    found, wanted, size = sha256_of(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
         return found
     if remove:
         path.unlink()
     length = "" if sha256 or size == source.size else f" It has {size:,} bytes, the published one {source.size:,}."
-    whose = "--sha256 asks for" if sha256 else "published is"
+    whose = "--sha256 says" if sha256 else "published is"
     raise WrongFile(f"{path.name} is not the file it should be: its SHA-256 is {found}, {whose} {wanted}.{length} Fetch "
                     f"it again; if you know where it is from and trust it, pass --sha256 {found}.")
 
 
-def digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fill(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
+def _download_part(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
     """Every address in turn until the part is whole."""
     reasons = []
     for url in source.urls:
         try:
-            _keep_at_it(url, part, progress, source.size if sized else None, tries, pause, timeout)
+            _retry(url, part, progress, source.size if sized else None, tries, pause, timeout)
             return
         except _Refused as reason:
             reasons.append(f"  {url}: {reason}")
@@ -91,12 +95,13 @@ def _fill(source: Source, part: Path, progress: Progress, sized: bool, tries: in
                           f"where FILE is {source.forms}.")
 
 
-def _keep_at_it(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float, timeout: float) -> None:
+def _retry(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float, timeout: float) -> None:
+    """Request what is missing from one address, again after a pause where the connection was cut."""
     failed = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _once(url, part, progress, size, timeout)
+            _request_rest(url, part, progress, size, timeout)
             return
         except urllib.error.HTTPError as reason:
             reason.close()
@@ -115,7 +120,7 @@ def _keep_at_it(url: str, part: Path, progress: Progress, size: int | None, trie
         time.sleep(pause * 2 ** failed)
 
 
-def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
+def _request_rest(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
     """One request for what is missing."""
     have = part.stat().st_size if part.exists() else 0
     if size is not None and have == size:
@@ -124,9 +129,9 @@ def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: f
         part.unlink()
         have = 0
     headers = {"User-Agent": f"fedtail/{__version__}", "Accept-Encoding": "identity"}
-    asked = urllib.request.Request(url, headers={**headers, "Range": f"bytes={have}-"} if have else headers)
+    request = urllib.request.Request(url, headers={**headers, "Range": f"bytes={have}-"} if have else headers)
     try:
-        reply = urllib.request.urlopen(asked, timeout=timeout)
+        reply = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as reason:
         if reason.code != 416:                          # nothing is left to send, or the part is longer than the file
             raise
@@ -141,10 +146,11 @@ def _once(url: str, part: Path, progress: Progress, size: int | None, timeout: f
 
 
 def _receive(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
+    """Write what a server sends behind the part that is there, or over it where it sends all."""
     span = reply.headers.get("Content-Range", "")
     if reply.status == 206 and not span.startswith(f"bytes {have}-"):
-        raise _Refused(f"asked for the bytes from {have} on, the server sent {span!r}")
-    have = have if reply.status == 206 else 0           # else the server sends all of it, whatever was asked
+        raise _Refused(f"requested were the bytes from {have} on, the server sent {span!r}")
+    have = have if reply.status == 206 else 0           # else the server sends all of it, whatever was requested
     length = reply.headers.get("Content-Length")
     total = have + int(length) if length is not None else size
     if size is not None and total is not None and total != size:

@@ -21,18 +21,18 @@ def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dic
     `path` is the database, packed or not, or a folder of LEAF's json files. Images are written to a file in `work`.
     """
     if path.is_dir():
-        people = Population.from_leaf(path)
-        images = torch.as_tensor(people.inputs).reshape(-1, SIDE, SIDE).float()
-        _check(images.numpy(), people.targets.numpy(), path.name)
-        found = {"clients": len(people), "examples": people.num_examples}
-        return replace(people, inputs=images).at_least(at_least), found
+        population = Population.from_leaf(path)
+        images = torch.as_tensor(population.inputs).reshape(-1, SIDE, SIDE).float()
+        _check(images.numpy(), population.targets.numpy(), path.name)
+        found = {"clients": len(population), "examples": population.num_examples}
+        return replace(population, inputs=images).at_least(at_least), found
     database = unpacked(path, work)
     sizes = client_sizes(database, SPLITS)
     kept = {writer: parts for writer, parts in sizes.items() if sum(parts) >= at_least}
-    people = _filled(database, kept, work / "images.npy")
+    population = _filled(database, kept, work / "images.npy")
     if database != path:
         database.unlink()
-    return people, {"clients": len(sizes), "examples": sum(map(sum, sizes.values()))}
+    return population, {"clients": len(sizes), "examples": sum(map(sum, sizes.values()))}
 
 
 def _filled(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
@@ -61,6 +61,7 @@ def _filled(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Popul
 
 
 def _check(images: np.ndarray, labels: np.ndarray, name: str) -> None:
+    """Refuse pixels and labels that FEMNIST does not have."""
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):
         raise ValueError(f"{name}: pixels from {low:g} to {high:g} and labels {labels.min()} to {labels.max()}; FEMNIST has "

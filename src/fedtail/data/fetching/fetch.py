@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data.fetching.catalogue import GLOVE, PublicSet, named
-from fedtail.data.fetching.downloading import Progress, check_file, digest, download
+from fedtail.data.fetching.downloading import Progress, check_file, download, sha256_of
 
 Note = Callable[[str], None]
 RECORD = "source.json"
-_LEAST = {"sent140": 50}                       # examples of a client, as in the papers; elsewhere everybody is kept
+_LEAST = {"sent140": 50}                       # examples of a client, as in the papers; elsewhere all clients are kept
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fetching:
-    """One set on its way: what is wanted, where it goes, where downloads are kept, who is told."""
+    """One set on its way: what is wanted, where it goes, where downloads are kept, who is notified."""
 
     public: PublicSet
     out: Path
@@ -50,6 +50,7 @@ class Fetching:
 
     @property
     def at_least(self) -> int:
+        """The least number of examples of a client that is kept: the user's, or the papers'."""
         return _LEAST.get(self.public.name, 1) if self.wishes.at_least is None else self.wishes.at_least
 
     def file(self) -> Path:
@@ -80,109 +81,116 @@ def fetch(
     """
     public = named(name)
     place = Path(os.path.abspath(out or Path("data") / name))
-    going = Fetching(public, place, wishes, cache or default_cache(), progress, note)
+    fetching = Fetching(public, place, wishes, cache or default_cache(), progress, note)
     if (place / RECORD).exists() and not wishes.again:
         raise FileExistsError(f"{place} holds {name} already. Use it, or pass --again to prepare it anew.")
     if place.exists() and any(place.iterdir()) and not (place / RECORD).exists():
         raise FileExistsError(f"{place} holds other files. Choose another folder with --out.")
-    _check_room(going)
-    file = going.file()
-    shutil.rmtree(going.work, ignore_errors=True)
-    going.work.mkdir(parents=True)
+    _check_room(fetching)
+    file = fetching.file()
+    shutil.rmtree(fetching.work, ignore_errors=True)
+    fetching.work.mkdir(parents=True)
     try:
-        made = _PREPARE[name](going, file)
-        record = {"set": name, **made, "file": file.name, "sha256": digest(file) if file.is_file() else None,
+        made = _PREPARE[name](fetching, file)
+        record = {"set": name, **made, "file": file.name, "sha256": sha256_of(file) if file.is_file() else None,
                   "source": public.source.urls[0], "licence": public.licence}
-        _tell_counts(going, record["holds"])
-        (going.work / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        _put_in_place(going)
+        _note_counts(fetching, record["holds"])
+        (fetching.work / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _put_in_place(fetching)
     finally:
-        shutil.rmtree(going.work, ignore_errors=True)
+        shutil.rmtree(fetching.work, ignore_errors=True)
     return {**record, "folder": str(place)}
 
 
-def _femnist(going: Fetching, file: Path) -> dict[str, Any]:
+def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
+    """FEMNIST as one population of writers."""
     from fedtail.data.fetching.femnist import read_femnist
 
-    people, holds = read_femnist(file, going.work, going.at_least)
-    people.save(going.work / "ready")
-    return {"clients": len(people), "examples": people.num_examples, "populations": ["."], "holds": holds}
+    population, holds = read_femnist(file, fetching.work, fetching.at_least)
+    population.save(fetching.work / "ready")
+    return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds}
 
 
-def _shakespeare(going: Fetching, file: Path) -> dict[str, Any]:
+def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
+    """Shakespeare as one population of roles."""
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
-    people, holds = read_shakespeare(file, going.work, going.at_least, going.wishes.window)
-    people.save(going.work / "ready")
-    return {"clients": len(people), "examples": people.num_examples, "populations": ["."], "holds": holds,
-            "window": going.wishes.window}
+    population, holds = read_shakespeare(file, fetching.work, fetching.at_least, fetching.wishes.window)
+    population.save(fetching.work / "ready")
+    return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds,
+            "window": fetching.wishes.window}
 
 
-def _sent140(going: Fetching, file: Path) -> dict[str, Any]:
+def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
+    """Sentiment140 as two populations of accounts, with the vectors of their words."""
     from fedtail.data.fetching.sent140 import read_sent140
 
-    people, known, holds = read_sent140(file, _vectors(going), going.at_least)
-    for form, population in people.items():
-        population.save(going.work / "ready" / form)
-    known.save(going.work / "ready")
-    means = people["means"]
-    return {"clients": len(means), "examples": means.num_examples, "populations": list(people), "holds": holds,
+    forms, known, holds = read_sent140(file, _vectors(fetching), fetching.at_least)
+    for form, population in forms.items():
+        population.save(fetching.work / "ready" / form)
+    known.save(fetching.work / "ready")
+    means = forms["means"]
+    return {"clients": len(means), "examples": means.num_examples, "populations": list(forms), "holds": holds,
             "words": len(known.words) - 1, "dimension": known.vectors.shape[1]}
 
 
-def _glove(going: Fetching, file: Path) -> dict[str, Any]:
+def _prepare_glove(fetching: Fetching, file: Path) -> dict[str, Any]:
+    """GloVe as words and an array of vectors."""
     from fedtail.data.fetching.words import WordVectors
 
-    read = WordVectors.read_glove(file, going.wishes.dimension)
-    read.save(going.work / "ready")
-    return {"words": len(read.words), "dimension": going.wishes.dimension, "populations": [], "holds": {"words": len(read.words)}}
+    read = WordVectors.read_glove(file, fetching.wishes.dimension)
+    read.save(fetching.work / "ready")
+    words = len(read.words)
+    return {"words": words, "dimension": fetching.wishes.dimension, "populations": [], "holds": {"words": words}}
 
 
 _PREPARE: dict[str, Callable[[Fetching, Path], dict[str, Any]]] = {
-    "femnist": _femnist, "shakespeare": _shakespeare, "sent140": _sent140, "glove": _glove}
+    "femnist": _prepare_femnist, "shakespeare": _prepare_shakespeare, "sent140": _prepare_sent140, "glove": _prepare_glove}
 
 
-def _vectors(going: Fetching) -> Any:
+def _vectors(fetching: Fetching) -> Any:
     """The word vectors named, or those beside the set, fetched first if they are not there."""
     from fedtail.data.fetching.words import WordVectors
 
-    folder = going.wishes.vectors or going.out.with_name(GLOVE.name)
-    if going.wishes.vectors is None and not (folder / RECORD).exists():
-        going.note(f"sent140 is built on word vectors, which go to {folder} first.")
+    folder = fetching.wishes.vectors or fetching.out.with_name(GLOVE.name)
+    if fetching.wishes.vectors is None and not (folder / RECORD).exists():
+        fetching.note(f"sent140 is built on word vectors, which go to {folder} first.")
         try:
-            fetch(GLOVE.name, folder, Wishes(dimension=going.wishes.dimension), going.cache, going.progress, going.note)
+            wishes = Wishes(dimension=fetching.wishes.dimension)
+            fetch(GLOVE.name, folder, wishes, fetching.cache, fetching.progress, fetching.note)
         except ConnectionError as reason:
             raise ConnectionError(f"{reason}\nThese are the word vectors. With a file at hand: fedtail data fetch glove --from "
                                   f"FILE --out {folder}, then sent140 again; or name a folder of them with --vectors.") from None
     return WordVectors.open(folder)
 
 
-def _check_room(going: Fetching) -> None:
+def _check_room(fetching: Fetching) -> None:
     """The published file needs so much; one at hand may be smaller."""
-    going.out.parent.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(going.out.parent).free, going.public.disk
+    fetching.out.parent.mkdir(parents=True, exist_ok=True)
+    free, needed = shutil.disk_usage(fetching.out.parent).free, fetching.public.disk
     if free < needed:
-        text = f"{going.out.parent} has {free / 1e9:.1f} GB free; preparing {going.public.name} takes {needed / 1e9:.1f} GB."
-        if going.wishes.file is None:
+        text = (f"{fetching.out.parent} has {free / 1e9:.1f} GB free; preparing {fetching.public.name} takes "
+                f"{needed / 1e9:.1f} GB.")
+        if fetching.wishes.file is None:
             raise OSError(f"{text} Choose another place with --out.")
-        going.note(text)
+        fetching.note(text)
 
 
-def _tell_counts(going: Fetching, holds: dict[str, int]) -> None:
+def _note_counts(fetching: Fetching, holds: dict[str, int]) -> None:
     """What a file holds beside what the published one does: all there is to go by where a checksum is not known."""
-    for what, count in going.public.holds:
+    for what, count in fetching.public.holds:
         if what in holds and holds[what] != count:
-            going.note(f"this file holds {holds[what]:,} {what}, the published one {count:,}.")
+            fetching.note(f"this file holds {holds[what]:,} {what}, the published one {count:,}.")
 
 
-def _put_in_place(going: Fetching) -> None:
+def _put_in_place(fetching: Fetching) -> None:
     """Prepared beside its place and then renamed: a crash leaves the old folder or none, never half of one."""
-    old = going.work / "old"
-    if going.out.exists():
-        going.out.rename(old)
+    old = fetching.work / "old"
+    if fetching.out.exists():
+        fetching.out.rename(old)
     try:
-        (going.work / "ready").rename(going.out)
+        (fetching.work / "ready").rename(fetching.out)
     except OSError:
         if old.exists():
-            old.rename(going.out)
+            old.rename(fetching.out)
         raise

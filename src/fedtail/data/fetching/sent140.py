@@ -34,9 +34,9 @@ def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[
     known = vectors.of_words(word for *_, words in kept for word in words)
     tokens, lengths = _tokens([words for *_, words in kept], known)
     words = {"sequence": tokens[:, :LENGTH].copy(), "lengths": lengths.clip(max=LENGTH)}
-    people = {"means": Population.from_arrays(_means(tokens, lengths, known.vectors), y, client),
+    population = {"means": Population.from_arrays(_means(tokens, lengths, known.vectors), y, client),
               "words": Population.from_arrays(words, y, client)}
-    return people, known, {"tweets": sum(counts.values()), "accounts": len(counts)}
+    return population, known, {"tweets": sum(counts.values()), "accounts": len(counts)}
 
 
 def tweets(path: Path) -> Iterator[Tweet]:
@@ -56,6 +56,7 @@ def tweets(path: Path) -> Iterator[Tweet]:
 
 
 def _tokens(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
+    """The words of each tweet as numbers, padded with 0, and how many there are."""
     row = {word: place for place, word in enumerate(known.words) if place}
     numbers = [[row[word] for word in words if word in row] for words in texts]
     lengths = np.array([len(words) for words in numbers])

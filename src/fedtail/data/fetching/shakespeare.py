@@ -41,9 +41,9 @@ def read_shakespeare(path: Path, work: Path, at_least: int, width: int) -> tuple
     `path` is the database, packed or not, or a folder of LEAF's json files, whose windows of 80 are cut to their last `width`.
     """
     if path.is_dir():
-        people = read_leaf(path, lambda x, y: (np.stack([letter_codes(window)[-width:] for window in x]),
+        population = read_leaf(path, lambda x, y: (np.stack([letter_codes(window)[-width:] for window in x]),
                                                letter_codes("".join(y)).astype(np.int64)))
-        return people.at_least(at_least), {"clients": len(people), "examples": people.num_examples}
+        return population.at_least(at_least), {"clients": len(population), "examples": population.num_examples}
     speeches: dict[str, tuple[list[bytes], list[bytes]]] = {}
     for role, part, example in client_examples(unpacked(path, work), SPLITS):
         speeches.setdefault(role, ([], []))[part].extend(example["snippets"])

@@ -65,6 +65,7 @@ class WordVectors:
         return cls(words, vectors)
 
     def save(self, folder: Path) -> None:
+        """Write `words.txt` and `vectors.npy` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "vectors.npy", self.vectors, allow_pickle=False)
         (folder / "words.txt").write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8", newline="\n")

@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from fedtail.data.population import Population
-from fedtail.experiment.parts import own_file
+from fedtail.errors import FieldError
+from fedtail.experiment.part_tables import own_file
 from fedtail.experiment.values import NONE
 from fedtail.task import Task
 
@@ -35,12 +36,13 @@ class EnginePlan:
     def __post_init__(self) -> None:
         stray = [name for name in ("shards", "address") if getattr(self, name) is not None and self.kind == "local"]
         if stray:
-            raise ValueError(f"{stray[0]} is for Ray, but the kind of the engine is \"local\". Write kind = \"ray\" below "
-                             f"[engine], or --engine ray; or leave {stray[0]} out.")
+            raise FieldError(stray[0], "left out", getattr(self, stray[0]),
+                             text=f"{stray[0]} is for Ray, but the kind of the engine is \"local\". Write kind = \"ray\" below "
+                                  f"[engine], or --engine ray; or leave {stray[0]} out.")
         if self.shards is not None and self.shards < 1:
-            raise ValueError(f"shards must be at least 1, got {self.shards}. Leave it out for one on each core.")
+            raise FieldError("shards", "at least 1", self.shards, "Leave it out for one on each core.")
         if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers must be at least 0, got {self.workers}. 1 is one process, 0 leaves it to torch's threads.")
+            raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
     def fleet(self, task: Task, population: Population, folder: Path) -> AbstractContextManager[Any]:
         """Who trains; None for this process and its workers. `folder` is that of the experiment, whose modules are sent along."""

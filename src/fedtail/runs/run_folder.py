@@ -13,21 +13,21 @@ import numpy as np
 
 FORMAT, VERSION = "fedtail run", 1
 DEPLOYED = "fedtail deployed run"            # on nodes: no client was ever evaluated here
-LEDGER = "ledger.jsonl"                      # all that crossed, before it was asked for
+LEDGER = "ledger.jsonl"                      # every release, written before it was made
 COMPARISON = "comparison.json"               # what `fedtail compare` leaves beside its runs
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One method or family, one seed, on disk. Files are read when they are first asked for."""
+    """One method or family, one seed, on disk. Files are read on first use."""
 
     path: Path
     about: dict[str, Any]                       # run.json
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
-        """The run in a folder; one on a deployment, which has no clients to report on, only where asked for."""
+        """The run in a folder; one on a deployment, which has no clients to report on, only with `also_deployed`."""
         place = Path(path) / "run.json"
         if not place.is_file():
             raise FileNotFoundError(f"{path} is not a run: it has no run.json. Runs are written by `fedtail run` and "
@@ -35,8 +35,8 @@ class RunFolder:
         about = _json(place)
         deployed = isinstance(about, dict) and about.get("format") == DEPLOYED
         if deployed and not also_deployed:
-            raise ValueError(f"{path} is a run on a deployment, whose clients nobody here has seen: there is nothing to report. "
-                             "log.txt and answers.jsonl say how it went, `fedtail privacy` what it has cost.")
+            raise ValueError(f"{path} is a run on a deployment, whose clients were not evaluated here: there is nothing to "
+                             "report. log.txt and answers.jsonl say how it went, `fedtail privacy` what it has cost.")
         if not isinstance(about, dict) or about.get("format") not in (FORMAT, DEPLOYED):
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
@@ -45,10 +45,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
+        """The name of the method, or of the family."""
         return self.about["name"]
 
     @property
     def seed(self) -> int:
+        """The seed of the run."""
         return self.about["seed"]
 
     @property
@@ -58,6 +60,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
+        """Whether the run ended and left its result."""
         return (self.path / "result.json").is_file() and (self.deployed or (self.path / "clients.parquet").is_file())
 
     @property
@@ -102,7 +105,7 @@ class RunFolder:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """A line for each round: who was asked and who counted; empty where it was not recorded."""
+        """A line for each round: who was sampled and who contributed; empty where that was not recorded."""
         return list(read_rounds(self.path / "rounds.jsonl"))
 
     @cached_property
@@ -146,16 +149,18 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
 
 
 def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `rounds.jsonl` after the first, with everybody's positions where everybody was asked or counted."""
+    """The lines of `rounds.jsonl` after the first, with the positions of all clients where all were sampled or contributed."""
     lines = _lines(path)
-    everybody = np.arange(next(lines, {"clients": 0})["clients"])
+    everyone = np.arange(next(lines, {"clients": 0})["clients"])
     for line in lines:
-        asked = everybody if line["asked"] is None else line["asked"]
-        counted = [{**member, "counted": asked if member["counted"] is None else member["counted"]} for member in line["members"]]
-        yield {**line, "asked": asked, "members": counted}
+        cohort = everyone if line["asked"] is None else line["asked"]
+        members = [{**member, "counted": cohort if member["counted"] is None else member["counted"]}
+                   for member in line["members"]]
+        yield {**line, "asked": cohort, "members": members}
 
 
 def _json(path: Path) -> Any:
+    """The contents of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:

@@ -18,7 +18,7 @@ except ImportError:      # on machines without a GPU
     triton = tl = None
 
 if TYPE_CHECKING:
-    from fedtail.engine.convolutions import Pair, Window
+    from fedtail.engine.gpu.convolutions import Pair, Window
 
 BLOCK = 1024         # numbers that one program writes
 WARPS = 1024         # that fill a GPU
@@ -32,7 +32,7 @@ def jit(function: Any) -> Any:
 
 
 @jit
-def _nearest(x):
+def _to_tf32(x):
     # Tensor cores cut a factor of float32 off after ten bits. With half of the last of them added first, that is to the nearest;
     # infinities and what is not a number stay what they are, which adding to the bits themselves would not do.
     power = (x.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
@@ -40,9 +40,9 @@ def _nearest(x):
 
 
 @jit
-def _all_nearest(given, out, numbers, BLOCK: tl.constexpr):
+def _all_to_tf32(given, out, numbers, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, _nearest(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
+    tl.store(out + at, _to_tf32(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
 
 
 @jit
@@ -82,7 +82,7 @@ def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, b
         place = (KH * KW - 1 - tap) * C + channel if TURNED else inside
         weights = tl.load(mine[None, :] + place[:, None], mask=known, other=0.0)
         if HOW == "tf32" and windows.dtype == tl.float32:
-            windows = _nearest(windows)                        # the weights are already
+            windows = _to_tf32(windows)                        # the weights are already
         total = tl.dot(windows, weights, total, input_precision=HOW)
     if BIASED:
         total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
@@ -121,7 +121,7 @@ def _gradient(images, outputs, weights, biases, batch, parts, share, by_image, b
                          mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :], other=0.0)
         windows = windows.to(slopes.dtype)
         if HOW == "tf32" and slopes.dtype == tl.float32:
-            windows, slopes = _nearest(windows), _nearest(slopes)
+            windows, slopes = _to_tf32(windows), _to_tf32(slopes)
         total = tl.dot(tl.trans(windows), slopes, total, input_precision=HOW)
     found = total.to(weights.dtype.element_ty)
     where = (one * OUTPUTS + output)[None, :] * length + (channel * KH * KW + tap)[:, None]
@@ -198,9 +198,9 @@ def convolved(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Windo
     tile = tile_for(clients, rows, outputs, matrix.shape[2], channels, "narrow" if images.dtype != torch.float32 else how(images))
     with torch.cuda.device(images.device):
         _convolved[clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])](
-            flat, nearest(matrix.contiguous()), out if bias is None else bias.contiguous(), out, batch, *flat.stride(), channels,
-            *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs, bias is not None, turned,
-            how(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
+            flat, rounded_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out, batch, *flat.stride(),
+            channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
+            bias is not None, turned, how(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
     return out.permute(0, 1, 4, 2, 3)
 
 
@@ -252,12 +252,12 @@ def how(images: Tensor) -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
 
 
-def nearest(matrix: Tensor) -> Tensor:
+def rounded_to_tf32(matrix: Tensor) -> Tensor:
     """Weights of float32 that are to be multiplied as TF32, rounded once for all programs that read them."""
     if how(matrix) == EXACT or matrix.dtype != torch.float32:
         return matrix
     out = torch.empty_like(matrix)
-    _over(out.numel(), _all_nearest, matrix, out, out.numel())
+    _over(out.numel(), _all_to_tf32, matrix, out, out.numel())
     return out
 
 

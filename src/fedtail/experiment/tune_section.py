@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import torch
 
+from fedtail.errors import FieldError
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, method_names, pick_method
-from fedtail.experiment.parts import Plan, arguments
+from fedtail.experiment.part_tables import PartPlan, arguments
 from fedtail.experiment.source import ExperimentError, Source, nearest
 
 Better = Literal["lower", "higher"]
@@ -33,12 +34,15 @@ class Range:
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError(f"low must be less than high, and positive with log = true, got {self.low:g} and {self.high:g}.")
+            needed = "less than high, and positive with log = true"
+            raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
 
     def ends(self) -> list[Any]:
+        """The ends of the range, which are tried when the file is checked."""
         return [self.low, self.high]
 
     def suggest(self, trial: Any, name: str) -> Any:
+        """Let an optuna trial choose a number of the range."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
 
@@ -50,9 +54,11 @@ class Choices:
     values: tuple[Any, ...]
 
     def ends(self) -> list[Any]:
+        """All values: each is tried when the file is checked."""
         return list(self.values)
 
     def suggest(self, trial: Any, name: str) -> Any:
+        """Let an optuna trial choose one of the values."""
         return trial.suggest_categorical(name, self.values)
 
 
@@ -62,7 +68,7 @@ class TuneSettings:
 
     By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: a percentile is that of the
     numbers as they are, as in every table, so those who do worst are at its low end. Held-out clients are those of the data's
-    validation split; without one, a fraction `holdout` of the training clients. Test clients are never looked at.
+    validation split; without one, a fraction `holdout` of the training clients. Test clients are never evaluated.
     """
 
     trials: int = 20
@@ -72,9 +78,9 @@ class TuneSettings:
 
     def __post_init__(self) -> None:
         if self.trials < 1:
-            raise ValueError(f"trials must be at least 1, got {self.trials}.")
+            raise FieldError("trials", "at least 1", self.trials)
         if not 0 < self.holdout < 1:
-            raise ValueError(f"holdout must be in (0, 1), got {self.holdout:g}.")
+            raise FieldError("holdout", "in (0, 1)", self.holdout)
         if self.statistic is not None:
             Distribution(torch.zeros(1)).statistic(self.statistic)      # refused here if there is none of that name
 
@@ -95,6 +101,7 @@ class Search:
 
     @property
     def statistic(self) -> str:
+        """The statistic to choose by: as written, or the percentile of the clients who do worst."""
         return self.settings.statistic or TAIL[self.metrics[self.settings.metric]]
 
     @property
@@ -103,6 +110,7 @@ class Search:
         return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
 
     def experiment(self, chosen: dict[str, Any]) -> Experiment:
+        """The experiment with the chosen values of the searched fields."""
         source = self.source
         for name, value in chosen.items():
             source = source.changed(tuple(name.split(".")), value, f"{self.source.where('tune', 'search')}, {name} = {value!r}")
@@ -134,7 +142,7 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
     table = source.table("tune")
     found = dict(_fields(source, table.pop("search", None)))
     given = arguments(source, ("tune",), table, TuneSettings, "[tune]")
-    search = Search(source, name, Plan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
+    search = Search(source, name, PartPlan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
     if search.settings.metric not in search.metrics:
         raise source.refuse(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
                                                 f"{nearest(search.settings.metric, [*search.metrics])}")
@@ -169,6 +177,6 @@ def _fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[t
         elif isinstance(value, dict) and "low" in value:
             ends = {field: number for field, number in value.items() if field in ("low", "high")}      # whole ones stay whole
             checked = arguments(source, (*at, name), value, Range, "a range")
-            yield ".".join((*key, name)), Plan("range", Range, {**checked, **ends}, source, (*at, name)).make()
+            yield ".".join((*key, name)), PartPlan("range", Range, {**checked, **ends}, source, (*at, name)).make()
         else:
             yield from _fields(source, value, (*key, name))

@@ -2,67 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedtail import data as generators
 from fedtail.data import Population, Splits, partition
-from fedtail.experiment import readers
-from fedtail.experiment.parts import Plan, arguments, imported, written
+from fedtail.errors import FieldError
+from fedtail.experiment import data_sources
+from fedtail.experiment.data_sources import SplitPlan
+from fedtail.experiment.part_tables import PartPlan, arguments, import_named, toml_value
 from fedtail.experiment.source import Key, Source, nearest
 
 READERS: dict[str, Callable[..., Any]] = {
-    "arrays": readers.arrays, "leaf": readers.leaf, "saved": readers.saved, "huggingface": readers.huggingface}
+    "arrays": data_sources.arrays, "leaf": data_sources.leaf, "saved": data_sources.saved,
+    "huggingface": data_sources.huggingface}
 GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthetic_iid", "three_gaussians")
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
-FROM_DATA = ("labels", "examples", "values")      # what a partitioner is given, not told
+FROM_DATA = ("labels", "examples", "values")      # what a partitioner takes from the data, not from the file
 RUN = "run"                                       # seed = "run": another draw of the data for every seed of a run
 COMMON = ("kind", "split", "at_least", "test_path")
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """Clients are split by fractions; `within` keeps back a part of every training client's examples.
-
-    Where no clients are kept for `test`, the examples kept back are the test set.
-    """
-
-    train: float = 0.8
-    validation: float | None = None
-    test: float | None = None
-    within: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        shares = [s for s in (self.train, self.validation, self.test) if s is not None]
-        if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
-            raise ValueError(f"train, validation and test are fractions of the clients, at most 1 together, got {shares}.")
-        if self.within is not None and not 0 < self.within < 1:
-            raise ValueError(f"within must be in (0, 1), got {self.within:g}. It is the part of a client's examples kept back.")
-
-    def __call__(self, people: Population, seed: int) -> dict[str, Population]:
-        named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
-        splits = {"train": people}
-        if len(named) > 1 or self.train < 1:
-            splits = dict(zip(named, people.split(tuple(named.values()), seed), strict=True))
-        if self.within is not None:
-            kept, back = splits["train"].split_examples(1 - self.within, seed)
-            splits |= {"train": kept, ("held_out" if "test" in splits else "test"): back}
-        return splits
 
 
 @dataclass(frozen=True)
 class DataPlan:
     """Everything it takes to load the data, checked before anything is read."""
 
-    reader: Plan
-    partition: Plan | None
+    reader: PartPlan
+    partition: PartPlan | None
     split: SplitPlan | None                 # None: the reader gives the splits itself
     at_least: int
     test_path: Path | None
@@ -70,31 +40,34 @@ class DataPlan:
 
     @property
     def same_for_all_seeds(self) -> bool:
+        """Whether all seeds of a run have the same data and splits."""
         return not self.follows
 
     def __str__(self) -> str:
-        """The data in a few words, for people."""
+        """The data in a few words, for a reader."""
         place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")
         dealt = f", dealt out by {self.partition.name}" if self.partition else ""
         return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"
 
     def load(self, seed: int) -> dict[str, Population]:
         """The clients to train on, to choose with (`validation`), to report (`test`), and what was held out."""
-        people = self._read(seed)
-        if isinstance(people, Splits):
-            return {name: self._filtered(part) for name, part in people._asdict().items()}
-        if not isinstance(people, Population):
+        population = self._read_population(seed)
+        if isinstance(population, Splits):
+            return {name: self._filtered(part) for name, part in population._asdict().items()}
+        if not isinstance(population, Population):
             raise self.reader.source.refuse(("data", "kind"), f"{self.reader.name} must give a Population or Splits, got "
-                                                              f"{type(people).__name__}.")
+                                                              f"{type(population).__name__}.")
         split_seed = seed if "split.seed" in self.follows or self.split is None else self.split.seed
         try:
-            splits = (self.split or SplitPlan(1.0))(self._filtered(people), split_seed)
+            splits = (self.split or SplitPlan(1.0))(self._filtered(population), split_seed)
+        except FieldError as reason:
+            file = "Write at_least = 2 below [data]." if reason.field == "at_least" else reason.write      # what helps in a file
+            raise self.reader.source.refuse(("data", "split"), str(reason).removesuffix(reason.write) + file) from reason
         except ValueError as reason:
-            text = str(reason).replace("Use population.at_least(2) first", "Write at_least = 2 below [data]")
-            raise self.reader.source.refuse(("data", "split"), text) from reason
+            raise self.reader.source.refuse(("data", "split"), reason) from reason
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
-            splits["test"] = self._filtered(self._read(seed, path=self.test_path))
+            splits["test"] = self._filtered(self._read_population(seed, path=self.test_path))
         return splits
 
     def table(self) -> dict[str, Any]:
@@ -103,14 +76,15 @@ class DataPlan:
         if self.partition is not None:
             own["client"] = self._seeded(self.partition.table(), "client.seed")
         if self.split is not None:
-            split = {name: value for name, value in written(self.split).items() if name != "part" and value != "none"}
+            split = {name: value for name, value in toml_value(self.split).items() if name != "part" and value != "none"}
             own["split"] = self._seeded(split, "split.seed")
         if self.test_path is not None:
             own["test_path"] = str(self.test_path)
         own = {name: value for name, value in own.items() if value != "none"}
         return self._seeded({**own, "at_least": self.at_least}, "seed")
 
-    def _read(self, seed: int, **more: Any) -> Any:
+    def _read_population(self, seed: int, **more: Any) -> Any:
+        """Read or generate the clients, with the seeds that follow the run."""
         if "seed" in self.follows:
             more["seed"] = seed
         if self.partition is not None:
@@ -118,10 +92,12 @@ class DataPlan:
             more["client"] = _dealer(replace(self.partition, arguments={**self.partition.arguments, **with_seed}))
         return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
 
-    def _filtered(self, people: Population) -> Population:
-        return people if self.at_least <= 1 else people.at_least(self.at_least)
+    def _filtered(self, population: Population) -> Population:
+        """The clients with at least `at_least` examples."""
+        return population if self.at_least <= 1 else population.at_least(self.at_least)
 
     def _seeded(self, table: dict[str, Any], name: str) -> dict[str, Any]:
+        """A table whose seed is written "run" where it follows the run."""
         return {**table, "seed": RUN} if name in self.follows else table
 
 
@@ -141,61 +117,47 @@ def data_plan(source: Source) -> DataPlan:
     own = {name: value for name, value in table.items() if name not in COMMON and not (dealt and name == "client")}
     given = arguments(source, ("data",), own, reader.target, reader.name, skip=("client",) if dealt else ())
     if "path" in given:
-        given["path"] = _existing(source, ("data", "path"), given["path"])
+        given["path"] = _existing_path(source, ("data", "path"), given["path"])
     if reader.name == "leaf" and ":" in str(given.get("encode")):
-        given["encode"] = imported(source, ("data", "encode"), given["encode"])
+        given["encode"] = import_named(source, ("data", "encode"), given["encode"])
     if reader.name == "huggingface" and (source.folder / given["dataset"]).exists():
         given["dataset"] = source.folder / given["dataset"]
     at_least = table.get("at_least", 1)
     if type(at_least) is not int or at_least < 1:
-        raise source.refuse(("data", "at_least"), f"at_least must be a whole number from 1, got {at_least!r}.")
+        raise source.refuse(("data", "at_least"), FieldError("at_least", "a whole number from 1", at_least))
     test = table.get("test_path")
-    test_path = None if test is None else _existing(source, ("data", "test_path"), test)
+    test_path = None if test is None else _existing_path(source, ("data", "test_path"), test)
     return DataPlan(replace(reader, arguments=given), dealt, _split(source, table, reader.name), at_least, test_path,
                     frozenset(follows))
 
 
-def fingerprint(splits: dict[str, Population]) -> str:
-    """A digest of the data themselves, so that a run does not go on with others."""
-    digest, known = hashlib.blake2b(digest_size=16), set()
-    for name, people in sorted(splits.items()):
-        inputs = people.inputs if isinstance(people.inputs, dict) else {"x": people.inputs}
-        own = [people.start, people.size, people.mass, people.key, *([] if people.group is None else [people.group])]
-        for tensor in (*inputs.values(), people.targets, *own):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            if tensor.data_ptr() not in known:      # splits by client share their examples
-                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-            known.add(tensor.data_ptr())
-        digest.update(b"" if people.names is None else np.ascontiguousarray(people.names).tobytes())
-    return digest.hexdigest()
-
-
-def _reader(source: Source, table: dict[str, Any]) -> Plan:
+def _reader(source: Source, table: dict[str, Any]) -> PartPlan:
+    """The kind of data that a file names: a reader, a generator, or a user's own function."""
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
     if not isinstance(kind, str):
         raise source.refuse(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
     if ":" in kind:
-        return Plan(kind, imported(source, ("data", "kind"), kind), {}, source, ("data",))
+        return PartPlan(kind, import_named(source, ("data", "kind"), kind), {}, source, ("data",))
     if kind not in known:
         raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest(kind, known)}")
     target = READERS[kind] if kind in READERS else getattr(generators, kind)
-    return Plan(kind, target, {}, source, ("data",))
+    return PartPlan(kind, target, {}, source, ("data",))
 
 
-def _partition(source: Source, table: dict[str, Any], kind: str) -> Plan:
+def _partition(source: Source, table: dict[str, Any], kind: str) -> PartPlan:
     """Who deals the examples out: one of ours, or for a Hugging Face data set one of Flower's."""
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}
     if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
-        return Plan(name, _flower, fields, source, key)
+        return PartPlan(name, _flower, fields, source, key)
     if name not in PARTITIONS:
         raise source.refuse((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
                                             f"{nearest(str(name), PARTITIONS)}")
     target = getattr(partition, name)
-    told = ("values",) if name == "by_column" else ()
-    given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in told))
-    return Plan(name, target, given, source, key)
+    named = ("values",) if name == "by_column" else ()
+    given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in named))
+    return PartPlan(name, target, given, source, key)
 
 
 def _flower(**settings: Any) -> Any:
@@ -203,9 +165,9 @@ def _flower(**settings: Any) -> Any:
     return settings
 
 
-def _dealer(plan: Plan) -> readers.Deal:
+def _dealer(plan: PartPlan) -> data_sources.Deal:
     """What a reader calls to have its examples dealt out to clients."""
-    def deal(y: str, read: readers.Read, dataset: Any) -> np.ndarray:
+    def deal(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
         if plan.target is _flower:
             from fedtail.data.hub import partition_ids
             return partition_ids(dataset, plan.name, plan.arguments)
@@ -217,6 +179,7 @@ def _dealer(plan: Plan) -> readers.Deal:
 
 
 def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
+    """How clients are split, from the file or by default; None where the data come split."""
     split = table.get("split")
     if kind == "label_shift":
         if split is not None:
@@ -233,10 +196,11 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
         raise source.refuse(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
     if "train" not in given:
         given["train"] = 1 - sum(given.get(name) or 0 for name in ("validation", "test"))
-    return Plan("split", SplitPlan, given, source, ("data", "split")).make()
+    return PartPlan("split", SplitPlan, given, source, ("data", "split")).make()
 
 
-def _existing(source: Source, key: Key, value: Any) -> Path:
+def _existing_path(source: Source, key: Key, value: Any) -> Path:
+    """A path beside the experiment file, refused where there is nothing."""
     path = source.folder / str(value)
     if not path.exists():
         raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.engine.stackable import stackable
+from fedtail.engine.gpu.stackable import stackable
 
 
 def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
@@ -57,10 +57,12 @@ def _narrow(values: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _lstm_layer(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
                 *biases: Tensor) -> Sequence[Tensor]:
+    """One layer of LSTMs: outputs of all times, last hidden state, last cell."""
     return _LSTM.apply(inputs, hidden, cell, of_input, of_hidden, torch.add(*biases))[:3]
 
 
 def _gru_layer(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, *biases: Tensor) -> Sequence[Tensor]:
+    """One layer of GRUs: outputs of all times, last hidden state."""
     outputs = _GRU.apply(inputs, hidden, of_input, of_hidden, *biases)[0]
     return outputs, outputs[-1]
 

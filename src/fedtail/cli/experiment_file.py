@@ -7,11 +7,10 @@ from pathlib import Path
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.tables import print_json
+from fedtail.cli.terminal import errors_as_sentences, print_json
 
 
-@told
+@errors_as_sentences
 def init(
     file: Path = typer.Argument(Path("experiment.toml"), metavar="FILE", help="Where to write it."),
     data: Path | None = typer.Option(None, "--data", metavar="DATA", show_default=False,
@@ -32,7 +31,7 @@ def init(
     typer.echo(f"Wrote {file}.  Look at it, then:  fedtail run {file}")
 
 
-@told
+@errors_as_sentences
 def show(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,

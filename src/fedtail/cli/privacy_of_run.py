@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedtail.cli.tables import print_json
+from fedtail.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from fedtail.privacy.ledger import Ledger
@@ -17,7 +17,7 @@ COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients
 COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who participated: do not release them."
 
 
-def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
+def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
     """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
     from fedtail.privacy.statement import obstacles, statement
     from fedtail.runs import RunFolder
@@ -31,7 +31,7 @@ def tell(run: Path, delta: float | None, for_release: bool, as_json: bool) -> No
     if as_json:
         print_json({**found, "for_release": not problems})
         return
-    show(folder, found)
+    show_statement(folder, found)
     if for_release:
         covered = COVERED_THERE if folder.deployed else COVERED
         typer.echo(covered.format(models=", ".join(path.name for path in folder.models)))
@@ -45,13 +45,14 @@ def rounds_so_far(folder: RunFolder) -> int:
 def ledger_of(folder: RunFolder) -> Ledger:
     """The ledger of a run, with the privacy budget it began with."""
     from fedtail.privacy.ledger import Ledger, Terms
-    from fedtail.runs.reading import LEDGER
+    from fedtail.runs.run_folder import LEDGER
 
     return Ledger(Terms(**folder.about["experiment"].get("privacy", {})), folder.path / LEDGER)
 
 
-def show(folder: RunFolder, found: dict[str, Any]) -> None:
-    from fedtail.cli.tables import show_table
+def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
+    """Print the privacy statement of a run: epsilon, what it holds against, and what was released."""
+    from fedtail.cli.terminal import show_table
 
     if not found["private"]:
         typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
@@ -73,6 +74,7 @@ def show(folder: RunFolder, found: dict[str, Any]) -> None:
 
 
 def _advice(problems: list[str]) -> str:
+    """What to change so that the model of a run may be released."""
     from fedtail.privacy.statement import FLOATING, SIMULATED
 
     advice = [text for problem, text in ((SIMULATED, 'Run again with [privacy] randomness = "os".'),
@@ -81,4 +83,5 @@ def _advice(problems: list[str]) -> str:
 
 
 def _number(value: float | str) -> str:
+    """An epsilon for a table; texts as they are."""
     return value if isinstance(value, str) else f"{value:.3f}" if value < 100 else f"{value:.0f}"

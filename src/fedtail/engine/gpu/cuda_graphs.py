@@ -24,7 +24,7 @@ from fedtail.types import Examples
 
 Step = Callable[..., Tensor]      # params, inputs and perhaps targets and weight -> one row for each client
 
-SEEN = 2             # a shape is recorded when it is asked for that often, by default
+SEEN = 2             # a shape is recorded when it was needed that often, by default
 TRIES = 2            # failures after which nothing more is recorded
 KEPT = 64            # recordings at once; the one not used for longest goes
 NARROW = 32          # batches up to which every width is its own shape
@@ -34,16 +34,16 @@ LAST_FEW = 8         # so few clients left: their narrow last batches are padded
 class Replayed:
     """A function of stacked clients, called through recordings of it. What it returns is valid until the next call.
 
-    On a CPU nothing is recorded: the function is called on the same buffers. What cannot be recorded (a module that looks at
+    On a CPU nothing is recorded: the function is called on the same buffers. What cannot be recorded (a module that reads
     its values, too little memory) is computed as if this were not here; `refused` then says why. Batches are widened to a
-    multiple of `grain`, or where that is 0 by a few examples. A shape is recorded when it is asked for the `seen`-th time.
+    multiple of `grain`, or where that is 0 by a few examples. A shape is recorded when it is needed for the `seen`-th time.
     """
 
     def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
         self.function, self.device, self.grain, self.seen = function, device, grain, seen
         self.refused: str | None = None
         self._steps: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
-        self._asked: Counter[tuple[Any, ...]] = Counter()
+        self._needed: Counter[tuple[Any, ...]] = Counter()
         self._widest = self._failures = 0
         self._arena = _Arena(device)
         self._stream = _recording_stream(device) if device.type == "cuda" else None
@@ -61,8 +61,8 @@ class Replayed:
         key = (clients, width, *((name, t.dtype, trailing(name, t)) for name, t in given.items()))
         step = self._steps.get(key)
         if step is None:
-            self._asked[key] += 1
-            step = self._recorded(key, clients, width, given, inputs) if self._asked[key] >= self.seen else None
+            self._needed[key] += 1
+            step = self._recorded(key, clients, width, given, inputs) if self._needed[key] >= self.seen else None
         if step is None:
             return self.function(params, inputs, *rest)
         self._steps.move_to_end(key)
@@ -71,6 +71,7 @@ class Replayed:
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
     def _width(self, active: int, batch: int) -> int:
+        """How many examples a batch is padded to."""
         self._widest = max(self._widest, batch)
         if self.grain:
             return -(-batch // self.grain) * self.grain
@@ -78,6 +79,7 @@ class Replayed:
 
     def _recorded(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
                   inputs: Examples) -> _Recorded | None:
+        """Record a step of this shape and keep it; None where it cannot be recorded."""
         buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *trailing(name, t)), t.dtype)
                    for name, t in given.items()}
         step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
@@ -142,6 +144,7 @@ class _Recorded:
             buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
 
     def run(self) -> None:
+        """Compute on what is in the buffers: replay the graph, or call the function where there is none."""
         if self.graph is not None:
             self.graph.replay()
             return
@@ -162,6 +165,7 @@ class _Arena:
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A buffer of this shape and type, at the start of the memory that is kept under this name."""
         size, key = math.prod(shape), (name, dtype)
         old = self._held.get(key)
         if old is None or old.numel() < size:
@@ -207,5 +211,6 @@ def trailing(name: str, tensor: Tensor) -> tuple[int, ...]:
 
 
 def _named(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
+    """The arguments of a step by the names of their buffers."""
     parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
     return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}

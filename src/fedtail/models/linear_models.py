@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedtail.errors import FieldError
+
 
 class SoftmaxRegression(nn.Module):
     """Scores of `classes` linear in the features; EMNIST linear of [PLMH23] is `SoftmaxRegression(784, 62)`.
@@ -20,6 +22,7 @@ class SoftmaxRegression(nn.Module):
         self.linear = _zero_linear(features, classes, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Scores of the classes, (examples, classes)."""
         return self.linear(inputs.flatten(1))                # (examples, classes)
 
 
@@ -36,6 +39,7 @@ class LogisticRegression(nn.Module):
         self.linear = _zero_linear(features, 1, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Log-odds of the positive class, (examples,)."""
         return self.linear(inputs.flatten(1)).squeeze(1)     # (examples,)
 
 
@@ -52,13 +56,16 @@ class LeastSquares(nn.Module):
         self.linear = _zero_linear(features, outputs, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Predictions, (examples,), or (examples, outputs) where there are several."""
         predicted = self.linear(inputs.flatten(1))
         return predicted.squeeze(1) if self.linear.out_features == 1 else predicted
 
 
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
+    """A linear layer that starts at zero."""
     if features < 1 or outputs < 1:
-        raise ValueError(f"a linear model needs at least one feature and one output, got {features} and {outputs}.")
+        text = f"a linear model needs at least one feature and one output, got {features} and {outputs}."
+        raise FieldError("features" if features < 1 else "", "at least 1", min(features, outputs), text=text)
     linear = nn.utils.skip_init(nn.Linear, features, outputs, bias=bias)    # draws nothing: the start is zero
     for parameter in linear.parameters():
         nn.init.zeros_(parameter)

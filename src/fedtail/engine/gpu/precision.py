@@ -35,5 +35,6 @@ def computing(precision: Precision, device: torch.device, activations: bool = Tr
 
 
 def check_precision(precision: str) -> None:
+    """Refuse a precision of another name."""
     if precision not in get_args(Precision):
         raise ValueError(f'precision must be "full", "tf32" or "bf16", got {precision!r}.')

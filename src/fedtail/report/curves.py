@@ -1,4 +1,4 @@
-"""What changes from round to round: statistics over clients, and how many counted."""
+"""What changes from round to round: statistics over clients, and how many contributed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.report.methods import Method
-from fedtail.report.statistics import drawn, mean_over, thinned
+from fedtail.report.statistics import mean_over, page_numbers, thinned
 from fedtail.runs import RunFolder
 
 SHOWN = ("mean", "p10", "p50", "p90", "worst10")
@@ -23,6 +23,7 @@ def splits(methods: Sequence[Method]) -> list[str]:
 
 
 def metrics(methods: Sequence[Method]) -> list[str]:
+    """The names of all metrics of the runs, in the order they come."""
     return list(dict.fromkeys(name for m in methods for run in m.runs for name in run.about["metrics"]))
 
 
@@ -39,18 +40,19 @@ def curve(method: Method, split: str, metric: str) -> dict[str, Any]:
     return {"rounds": kept, **{name: _average(lines, kept, name) for name in SHOWN}}
 
 
-def counted(method: Method) -> dict[str, Any] | None:
-    """How many were asked and how many counted, and the threshold, by round; None where no round was recorded."""
-    lines = [{line["round"]: _attendance(line, method.member) for line in run.rounds} for run in method.averaged]
+def contributors(method: Method) -> dict[str, Any] | None:
+    """How many clients were sampled and how many contributed, and the threshold, by round; None where none was recorded."""
+    lines = [{line["round"]: _participation(line, method.member) for line in run.rounds} for run in method.averaged]
     rounds = _common([line for line in lines if line])
     if not rounds:
         return None
-    named = {name: _average([line for line in lines if line], rounds, name) for name in ("asked", "counted", "threshold")}
+    named = {name: _average([line for line in lines if line], rounds, name) for name in ("sampled", "contributed", "threshold")}
     return _windowed(np.array(rounds), {name: np.array(values, float) for name, values in named.items()})
 
 
-def _attendance(line: dict[str, Any], member: int) -> dict[str, Any]:
-    return {"asked": len(line["asked"]), "counted": len(line["members"][member]["counted"]),
+def _participation(line: dict[str, Any], member: int) -> dict[str, Any]:
+    """How many clients of a round were sampled and contributed, and its threshold."""
+    return {"sampled": len(line["asked"]), "contributed": len(line["members"][member]["counted"]),
             "threshold": line["members"][member].get("threshold")}
 
 
@@ -58,11 +60,12 @@ def _windowed(rounds: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, An
     """Means over windows of rounds where there are more rounds than points."""
     window = math.ceil(len(rounds) / POINTS)
     starts = range(0, len(rounds), window)
-    means = {name: drawn([mean_over(list(v[s:s + window, None]))[0] for s in starts]) for name, v in values.items()}
+    means = {name: page_numbers([mean_over(list(v[s:s + window, None]))[0] for s in starts]) for name, v in values.items()}
     return {"rounds": [int(rounds[min(s + window, len(rounds)) - 1]) for s in starts], "window": window, **means}
 
 
 def _evaluated(run: RunFolder, member: int, split: str, metric: str) -> dict[int, dict[str, Any]]:
+    """The statistics of a metric by round, of one run and model."""
     found = {line["round"]: line["members"][member].get(split, {}).get(metric) for line in run.metrics}
     return {number: statistics for number, statistics in found.items() if statistics}
 
@@ -75,4 +78,4 @@ def _common(lines: Sequence[dict[int, Any]]) -> list[int]:
 def _average(lines: Sequence[dict[int, Any]], rounds: Iterable[int], name: str) -> list[float | None]:
     """The mean over seeds of one number of the lines, at each of the rounds."""
     rows = [np.array([math.nan if (value := line[n].get(name)) is None else value for n in rounds], float) for line in lines]
-    return drawn(mean_over(rows)) if rows else []
+    return page_numbers(mean_over(rows)) if rows else []

@@ -1,4 +1,4 @@
-"""`fedtail report`, `fedtail choose`, `fedtail data describe` and `fedtail data fetch`: look at runs, models and data."""
+"""`fedtail report` and `fedtail choose`: commands about finished runs and their models."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from pathlib import Path
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.errors import told
-from fedtail.cli.fetch import fetch
-from fedtail.cli.tables import print_json
-
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at data by client, fetch public sets.")
-data.command("fetch")(fetch)
+from fedtail.cli.terminal import errors_as_sentences, print_json, show_table
 
 
-@told
+@errors_as_sentences
 def report(
     runs: list[Path] = typer.Argument(..., metavar="RUN...", show_default=False,
                                       help="Run folders, or folders with runs somewhere in them."),
@@ -42,7 +37,7 @@ def report(
         typer.launch(str(page))
 
 
-@told
+@errors_as_sentences
 def choose(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
     mine: Path = typer.Option(..., "--data", metavar="FILE", help="One client's examples, .npz or .parquet.", show_default=False),
@@ -57,33 +52,7 @@ def choose(
     if as_json:
         print_json(picked)
         return
-    from fedtail.cli.tables import show_table
-
     unit = " (%)" if picked["unit"] else ""
     cells = [[row["model"], f"{row['error']:.2f}", "<- this one" if row["chosen"] else ""] for row in picked["models"]]
     show_table(f"Error on {picked['examples']} examples{unit}", ["model", "error", ""], cells)
     typer.echo(f"Its parameters are in {picked['file']}.")
-
-
-@data.command("describe")
-@told
-def describe(
-    path: Path = typer.Argument(..., metavar="FILE", show_default=False,
-                                help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
-    x: list[str] | None = options.X,
-    y: str | None = options.Y,
-    client: str | None = options.CLIENT,
-    as_json: bool = options.JSON,
-) -> None:
-    """Say who the clients of a file are: how many, how large, how different, and what might go wrong."""
-    from fedtail.data.describe import describe as described
-    from fedtail.data.opening import open_any
-    from fedtail.data.rendering import render
-
-    found = described(open_any(path, options.one_or_more(x), y, client), path.name)
-    if as_json:
-        print_json(found)
-        return
-    from rich.console import Console
-
-    Console(highlight=False).print(render(found))

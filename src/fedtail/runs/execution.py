@@ -14,28 +14,29 @@ from typing import Any
 import torch
 
 from fedtail.algorithm import planned_round
+from fedtail.errors import FieldError
 from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.values import NONE
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, only_writer, plain, refuse_strangers
-from fedtail.runs.looking import Splits
-from fedtail.runs.reading import LEDGER, RunFolder
+from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, digest_of, versions, warnings_to
+from fedtail.runs.run_folder import LEDGER, RunFolder
 from fedtail.task import Task
 from fedtail.training import Trained, check_budget, train
 
 
 class Interrupted(Exception):
-    """The run was asked to stop: it finished its round and saved."""
+    """A run that was stopped: it finished its round and saved."""
 
     def __init__(self, folder: Path, round: int, rounds: int):
         super().__init__(f"stopped after round {round} of {rounds}; everything is saved in {folder}")
 
 
 def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, resume: bool = False,
-        load: Callable[[], Splits] | None = None) -> RunFolder:
+        load: Callable[[], Populations] | None = None) -> RunFolder:
     """Run an experiment with one seed in a folder of its own; with `resume`, go on from its last checkpoint if there is one.
 
     The result is the same to the bit whether or not it was interrupted, on one machine and device. Everything that could be
@@ -64,6 +65,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
+    """Train the rounds that are missing; raises `Interrupted` where training was stopped before the last."""
     people = recorder.splits["train"]
     with experiment.fleet(start.task, people) as fleet:
         trained = train(experiment.algorithm, start.task, people, rounds=experiment.rounds - recorder.done(start), start=start,
@@ -118,25 +120,25 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def refuse_early(experiment: Experiment, seed: int, splits: Splits) -> Task:
+def refuse_early(experiment: Experiment, seed: int, splits: Populations) -> Task:
     """Whatever training or evaluation would refuse, before anything is written; returns the task."""
     task = experiment.task.make(seed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # they are told when the run begins
+            warnings.simplefilter("ignore")             # they are shown when the run begins
             with experiment.fleet(task, splits["train"]) as fleet:
                 train(experiment.algorithm, task, splits["train"], rounds=0, channel=experiment.channel, fleet=fleet,
                       **experiment.computing, privacy=experiment.privacy)
             check_privacy(experiment, task, splits)
-        for people in splits.values():
-            task.check(people)
+        for population in splits.values():
+            task.check(population)
     except (ValueError, TypeError) as reason:
-        raise experiment.source.refuse(_about(str(reason), experiment.table()), str(reason)) from reason
+        raise experiment.source.refuse(_key_of(reason, experiment.table()), reason) from reason
     return task
 
 
-def check_privacy(experiment: Experiment, task: Task, splits: Splits) -> None:
-    """Refuse a budget that does not last a round, and noise whose price nobody could be told."""
+def check_privacy(experiment: Experiment, task: Task, splits: Populations) -> None:
+    """Refuse a budget that does not last a round, and noise without a delta to state its guarantee at."""
     planned = planned_round(experiment.algorithm, splits["train"], experiment.channel, len(task.params()))
     if experiment.privacy.epsilon is not None:
         check_budget(Ledger(experiment.privacy), planned, experiment.rounds)
@@ -146,15 +148,18 @@ def check_privacy(experiment: Experiment, task: Task, splits: Splits) -> None:
                          f"{0.1 / len(splits['train']):.1g}, say: below one over the number of clients.")
 
 
-def _about(message: str, table: dict[str, Any]) -> tuple[str, ...]:
-    """Which key of an experiment an error speaks of, as far as its words tell."""
-    named = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
-             for key in inner if re.search(rf"\b{key}\b", message) and key != "part"]
-    return named[0] if named else ("task", "module") if re.search("output|module|label|shape", message) else ("risk",)
+def _key_of(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
+    """The key of an experiment that an error is about: that of its field, or of a plain error what its words name."""
+    keys = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
+            for key in inner if key != "part"]
+    if isinstance(reason, FieldError):
+        return next((pair for pair in keys if pair[1] == reason.field), ("task", "module"))
+    named = [pair for pair in keys if re.search(rf"\b{pair[1]}\b", str(reason))]
+    return named[0] if named else ("task", "module") if re.search("output|module|label|shape", str(reason)) else ("risk",)
 
 
 def _earlier(checkpoints: Checkpoints, table: dict[str, Any], resume: bool) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from; refused where the folder holds a run and nobody said --resume, or another experiment."""
+    """The checkpoint to go on from; refused where the folder holds a run and `resume` is False, or another experiment."""
     folder = checkpoints.folder
     if not (folder / "run.json").is_file():
         return None, []

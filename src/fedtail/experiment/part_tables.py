@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest
 from fedtail.experiment.values import NONE, fitted, hints_of
 
@@ -64,7 +65,7 @@ SLOTS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartPlan:
     """A part that is not made yet: what to call, with what. Modules are made once for every seed."""
 
     name: str                            # as written: "SoftmaxRegression", "mine:Net"
@@ -78,27 +79,33 @@ class Plan:
         try:
             return self.target(**self.arguments, **more)
         except (ValueError, TypeError, OSError, ImportError) as reason:
-            quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
-            named = [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
-            raise self.source.refuse((*self.key, *(quoted + named)[:1]), str(reason)) from reason
+            raise self.source.refuse((*self.key, *self._fields_of(reason)[:1]), reason) from reason
         except Exception as reason:
             if ":" not in self.name:
                 raise
             raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
+    def _fields_of(self, reason: Exception) -> list[str]:
+        """The arguments that an error is about: by its field, by the value that came, or (a user's own part) by its words."""
+        if isinstance(reason, FieldError):
+            holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
+            return [reason.field] if reason.field else holding
+        quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
+        return quoted + [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
+
     def table(self) -> dict[str, Any]:
         """As a table with every field, as it would be written in a file."""
         defaults = {name: parameter.default for name, parameter in parameters_of(self.target).items()
                     if parameter.default is not parameter.empty}
-        return {"part": self.name, **{name: written(value) for name, value in {**defaults, **self.arguments}.items()}}
+        return {"part": self.name, **{name: toml_value(value) for name, value in {**defaults, **self.arguments}.items()}}
 
 
-def part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
+def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
     """The part that a table describes."""
-    return plan(source, key, table, slot).make()
+    return plan_part(source, key, table, slot).make()
 
 
-def plan(source: Source, key: Key, table: Any, slot: Slot) -> Plan:
+def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
     """What a table describes, checked as far as it can be without making it."""
     table = {"part": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
@@ -108,15 +115,15 @@ def plan(source: Source, key: Key, table: Any, slot: Slot) -> Plan:
         came = "nothing" if name is None else repr(name)
         raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example(slot)}\"; there are "
                                  f"{', '.join(slot.candidates())}.")
-    target = find(source, (*key, "part"), name, slot)
+    target = find_part(source, (*key, "part"), name, slot)
     given = {field: value for field, value in table.items() if field != "part"}
-    return Plan(name, target, arguments(source, key, given, target, name), source, key)
+    return PartPlan(name, target, arguments(source, key, given, target, name), source, key)
 
 
-def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
+def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
     """A part by its public name, or a user's own by `module:Class`."""
     if ":" in name:
-        own = imported(source, key, name)
+        own = import_named(source, key, name)
         if isinstance(own, type) and not slot.fits(own):
             raise source.refuse(key, f"{name} has no method {slot.needs}, which {key[-2]} needs.")
         if isinstance(own, type) and not (is_dataclass(own) or hasattr(own, "forward")):
@@ -130,7 +137,7 @@ def find(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
     return known[name]
 
 
-def imported(source: Source, key: Key, name: str) -> Any:
+def import_named(source: Source, key: Key, name: str) -> Any:
     """`module:name`, looked for beside the experiment file too."""
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or module.startswith("."):
@@ -177,20 +184,21 @@ def arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callab
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a class or function that have a name, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
 
-def written(value: Any) -> Any:
+def toml_value(value: Any) -> Any:
     """A value as an experiment file would hold it."""
     if value is None:
         return NONE
     if is_dataclass(value) and not isinstance(value, type):
-        own = {field.name: written(getattr(value, field.name)) for field in fields(value) if field.init}
+        own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"part": name_of(type(value)), **own}
     if isinstance(value, (list, tuple)):
-        return [written(entry) for entry in value]
-    if isinstance(value, Plan):
+        return [toml_value(entry) for entry in value]
+    if isinstance(value, PartPlan):
         return value.table()
     if callable(value) and hasattr(value, "__qualname__"):
         return name_of(value)
@@ -204,23 +212,24 @@ def name_of(value: Any) -> str:
 
 
 def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
+    """A value of a file as an argument: a part, a function, a path, or a plain value of the right kind."""
     field = str(key[-1])
     if value == NONE and fitted(value, hint)[1] is None:
         return None
     if field in SLOTS and (isinstance(value, Mapping) or (isinstance(value, str) and hint is not str)):
-        return part(source, key, value, SLOTS[field])
+        return build_part(source, key, value, SLOTS[field])
     if isinstance(value, Mapping) and "part" in value:
-        return part(source, key, value, ANYTHING)
+        return build_part(source, key, value, ANYTHING)
     problem, result = fitted(value, hint, lambda name: _function(source, key, name))
     if problem:
-        raise source.refuse(key, f"{field} must be {problem}, got {value!r}.")
+        raise source.refuse(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
     return source.folder / result if isinstance(result, Path) else result
 
 
 def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     """A function by its name in `fedtail.losses`, or a user's own by `module:function`."""
     if ":" in name:
-        return imported(source, key, name)
+        return import_named(source, key, name)
     losses = importlib.import_module("fedtail.losses")
     known = [name for name, value in vars(losses).items()
              if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["outputs", "targets"]]
@@ -230,10 +239,12 @@ def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
 
 
 def _example(slot: Slot) -> str:
+    """A part to name in an error text."""
     return slot.default or next(iter(slot.candidates()), "module:Class")
 
 
 def _takes_any(target: Callable[..., Any]) -> bool:
+    """Whether a function takes fields of any name, **kwargs."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.theory.checks import check_cohort, check_positive
+from fedtail.theory.checks import check_all_positive, check_cohort
 
 
 def expected_minibatch_superquantile(losses: Tensor, cohort_size: int, tail_fraction: float) -> Tensor:
@@ -75,7 +75,7 @@ def bias_bound(loss_bound: float, tail_fraction: float, cohort_size: int) -> flo
     0.2
     """
     check_cohort(tail_fraction, cohort_size)
-    check_positive(loss_bound=loss_bound)
+    check_all_positive(loss_bound=loss_bound)
     return loss_bound / math.sqrt(tail_fraction * cohort_size)
 
 
@@ -86,5 +86,5 @@ def variance_bound(lipschitz: float, tail_fraction: float, cohort_size: int) -> 
     0.16
     """
     check_cohort(tail_fraction, cohort_size)
-    check_positive(lipschitz=lipschitz)
+    check_all_positive(lipschitz=lipschitz)
     return 8 * lipschitz**2 / (tail_fraction * cohort_size)

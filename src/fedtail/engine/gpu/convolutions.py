@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedtail.engine import fused
-from fedtail.engine.recurrence import gru, lstm
-from fedtail.engine.stackable import stackable
+from fedtail.engine.gpu import triton_kernels
+from fedtail.engine.gpu.recurrence import gru, lstm
+from fedtail.engine.gpu.stackable import stackable
 
 Pair = tuple[int, int]
 FEW_WEIGHTS = 4096      # up to which the weight gradient is summed by example: else too few products to fill a GPU
@@ -61,6 +61,7 @@ class Stacked(TorchFunctionMode):
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor | None:
+        """The arguments of `conv2d` as a window; None for what is left to PyTorch."""
         if input.ndim != 4 or groups != 1 or isinstance(padding, str):
             return None
         if input.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -72,6 +73,7 @@ class Stacked(TorchFunctionMode):
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
+        """The arguments of `max_pool2d` as a window; None for what is left to PyTorch."""
         kernel, pace = _pair(kernel_size), _pair(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
         if (input.ndim != 4 or not apart or any(_pair(padding)) or _pair(dilation) != (1, 1) or ceil_mode or return_indices
@@ -80,45 +82,51 @@ class Stacked(TorchFunctionMode):
         return self.pooled(input, Window(kernel, pace))
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+        """The convolution of a stack of clients."""
         return _Convolution.apply(images, weight, bias, window)
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
+        """Max-pooling of a stack of clients."""
         return _MaxPool.apply(images, window)[0]
 
     def recurred(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The LSTM or GRU of a stack of clients."""
         return cell(*args, **kwargs)
 
 
 class Flat(Stacked):
-    """The same for one model, many examples and no gradients; what our kernels do not take is left to PyTorch."""
+    """Within it, convolutions and max-pooling of one model on many examples, without gradients; the rest is left to PyTorch."""
 
     def recurred(self, *args: Any, **kwargs: Any) -> None:
         """One model's recurrence is left to PyTorch."""
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+        """One model's convolution by a kernel of our own; None where that does not take it."""
         if not _direct(images, len(images) * len(weight) * math.prod(window.places(*images.shape[2:]))):
             return None
         return _convolved(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
     def pooled(self, images: Tensor, window: Window) -> Tensor:
-        return fused.pooled(images, window, keep=False)[0]
+        """One model's max-pooling, without the places of the largest."""
+        return triton_kernels.pooled(images, window, keep=False)[0]
 
 
 def _pair(value: Any) -> Pair:
+    """A size by height and width, from one number or two."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
 
 def _fused(images: Tensor) -> Any:
     """The kernels for a GPU, where Triton is there to compile them."""
-    return fused if images.is_cuda and images.is_floating_point() and _compiles() else None
+    return triton_kernels if images.is_cuda and images.is_floating_point() and _compiles() else None
 
 
 @cache
 def _compiles() -> bool:
     """Tried once: Triton may be there without the C compiler it needs."""
     try:
-        fused.pooled(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
+        triton_kernels.pooled(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
     except Exception:      # whatever is missing
         return False
     return True
@@ -133,7 +141,7 @@ def _convolved(images: Tensor, weight: Tensor, bias: Tensor | None, window: Wind
     """Outputs (clients, batch, channels, rows, columns), the channels innermost in memory."""
     matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.places(*images.shape[3:]))
     if _direct(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
-        return fused.convolved(images, matrix, bias, window)
+        return triton_kernels.convolved(images, matrix, bias, window)
     columns = _columns(images, window)
     found = torch.bmm(columns, matrix.mT) if bias is None else torch.baddbmm(bias[:, None], columns, matrix.mT)
     return found.unflatten(1, shape).permute(0, 1, 4, 2, 3)
@@ -151,7 +159,7 @@ def _folded(columns: Tensor, window: Window, size: Pair) -> Tensor:
     """The sum of what every window has for a pixel: (clients, batch, rows, columns, kernel..., channels) -> images."""
     clients, batch, rows, across, high, wide, channels = columns.shape
     if _fused(columns) and columns.numel() < INDEXABLE:
-        return fused.folded(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
+        return triton_kernels.folded(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
     (top, left), (height, width) = window.padding, size
     wider = columns.new_zeros(clients, batch, rows, width + 2 * left, high, channels)      # first along rows, then down
     for k in range(wide):
@@ -171,7 +179,7 @@ def _reach(k: int, places: int, window: Window, axis: int) -> slice:
 def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
     """By the weights, (clients, outputs, inputs, kernel...), and by the bias, (clients, outputs)."""
     if _direct(images, outputs.numel()):
-        return fused.gradient(images, outputs, window, biased)
+        return triton_kernels.gradient(images, outputs, window, biased)
     clients, batch, channels = outputs.shape[:3]
     columns, rows = _columns(images, window), _rows(outputs)
     if columns.shape[2] * channels <= FEW_WEIGHTS:
@@ -186,13 +194,14 @@ def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair)
     channels, pixels = weight.shape[2], math.prod(size)
     down, along = (d * (k - 1) - p for k, p, d in zip(window.kernel, window.padding, window.dilation, strict=True))
     turns = window.stride == (1, 1) and min(down, along) >= 0
-    wasteful = fused.how(outputs) == fused.EXACT and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
+    exact = triton_kernels.how(outputs) == triton_kernels.EXACT
+    wasteful = exact and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
     if turns and not wasteful and _direct(outputs, clients * batch * channels * pixels):
         back = Window(window.kernel, (1, 1), (down, along), window.dilation)
-        return fused.convolved(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
+        return triton_kernels.convolved(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
     if _direct(outputs, outputs.numel() // wide * weight[0, 0].numel()):
         matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
-        columns = fused.convolved(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
+        columns = triton_kernels.convolved(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
     else:
         columns = torch.bmm(_rows(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
     return _folded(columns.reshape(clients, batch, *places, *window.kernel, channels), window, size)
@@ -233,12 +242,14 @@ class _Convolution(torch.autograd.Function):
 
 
 def _pooled(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    largest, place = fused.pooled(images.flatten(0, 1), window)
+    """Max-pooling of a stack, and the places of the largest numbers."""
+    largest, place = triton_kernels.pooled(images.flatten(0, 1), window)
     return largest.unflatten(0, images.shape[:2]), place.unflatten(0, images.shape[:2])
 
 
 def _unpooled(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
-    images = fused.unpooled(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
+    """The gradient of max-pooling: to the places of the largest numbers."""
+    images = triton_kernels.unpooled(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
 
 

@@ -1,0 +1,232 @@
+"""`fedtail data describe` and `fedtail data fetch`: who the clients of a file are, and public data sets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedtail.cli import options
+from fedtail.cli.terminal import errors_as_sentences, print_json
+
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Describe data by client, fetch public sets.")
+_BAR = 40        # characters of the longest bar
+
+
+@data.command("describe")
+@errors_as_sentences
+def describe(
+    path: Path = typer.Argument(..., metavar="FILE", show_default=False,
+                                help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
+    x: list[str] | None = options.X,
+    y: str | None = options.Y,
+    client: str | None = options.CLIENT,
+    as_json: bool = options.JSON,
+) -> None:
+    """Say who the clients of a file are: how many, how large, how different, and what might go wrong."""
+    from fedtail.data.describe import describe as described
+    from fedtail.data.opening import open_any
+
+    found = described(open_any(path, options.one_or_more(x), y, client), path.name)
+    if as_json:
+        print_json(found)
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(render_description(found))
+
+
+def render_description(description: dict[str, Any]) -> Any:
+    """What `describe` found as something a `rich` console prints: facts, a histogram of sizes, warnings, a suggestion."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for title, value in _description_rows(description):
+        facts.add_row(title, Text(value))
+    sizes = Table.grid(padding=(0, 2))
+    sizes.add_column(justify="right")
+    sizes.add_column(style="cyan", no_wrap=True)
+    sizes.add_column(justify="right")
+    for span, bar, clients in _size_bars(description["sizes"]["histogram"]):
+        sizes.add_row(span, bar, clients)
+    heading = [Text(description["name"], style="bold underline")] if description["name"] else []
+    warnings = [Text(f"! {warning}", style="yellow") for warning in description["warnings"]]
+    return Group(*heading, facts, Text("\nexamples per client, and how many clients hold that many", style="bold"), sizes,
+                 *([Text()] if warnings else []), *warnings)
+
+
+def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts of a description, a title and a text each."""
+    sizes, largest = about["sizes"], about["largest"]
+    rows = [
+        ("clients", f"{about['clients']:,}"),
+        ("examples", f"{about['examples']:,}"),
+        ("per client", f"{sizes['min']:,} to {sizes['max']:,}, mean {sizes['mean']:,.1f}, median {sizes['median']:,g}, "
+                       f"10th and 90th percentile {sizes['p10']:,g} and {sizes['p90']:,g}"),
+        ("largest client", f"{largest['name']} with {largest['share']:.2%} of the examples"),
+        *((f"input {name}", _input_text(part)) for name, part in about["inputs"].items()),
+        ("targets", _targets_text(about["targets"])),
+        ("clients differ", _difference_text(about["difference"])),
+    ]
+    if about["groups"] is not None:
+        rows.append(("groups", f"{len(about['groups'])}, of {_counts_text(about['groups'])} clients"))
+    return [*rows, ("start from", _suggested_call(about["suggested"]))]
+
+
+def _input_text(part: dict[str, Any]) -> str:
+    """Shape, type and range of an input."""
+    shape = " x ".join(map(str, part["shape"])) or "one number"
+    return f"{shape}, {part['dtype']}, from {part['min']:g} to {part['max']:g}"
+
+
+def _targets_text(targets: dict[str, Any]) -> str:
+    """What is to be predicted: numbers, classes or sequences of them, with their range."""
+    if targets["kind"] == "numbers":
+        each = "numbers" if targets["outputs"] == 1 else f"{targets['outputs']} numbers for each example"
+        return f"{each}, mean {targets['mean']:g}, deviation {targets['std']:g}, from {targets['min']:g} to {targets['max']:g}"
+    what = f"{targets['count']:,} classes" if targets["kind"] == "classes" else (
+        f"sequences of {targets['length']['mean']:.1f} positions on average, {targets['count']:,} classes")
+    counts = f", {_counts_text(list(targets['counts'].values()))} of each" if "counts" in targets else ""
+    return f"{what} ({targets['min']} to {targets['max']}){counts}"
+
+
+def _difference_text(difference: dict[str, Any]) -> str:
+    """How clients differ in their targets, in a sentence."""
+    if "total_variation" in difference:
+        distance, shuffled, single = (difference[name] for name in ("total_variation", "if_shuffled", "single_label"))
+        return (f"labels are {distance:.3f} from everybody's in total variation ({shuffled:.3f} if they were shuffled); "
+                f"{single:.1%} of clients have one label")
+    between, correlation = difference["variance_between"], difference["intraclass_correlation"]
+    if between is None:
+        return "all targets are equal"
+    estimate = "" if correlation is None else f" (intraclass correlation {correlation:.3f})"
+    return f"{between:.1%} of the variance of targets lies between clients{estimate}"
+
+
+def _suggested_call(suggested: dict[str, Any] | None) -> str:
+    """The suggested model as Python would write it."""
+    if suggested is None:
+        return "a module of your own: no linear model or image model of fedtail fits these inputs and targets"
+    settings = ", ".join(f"{name}={value}" for name, value in suggested.items() if name != "part")
+    return f"{suggested['part']}({settings})"
+
+
+def _counts_text(counts: list[int]) -> str:
+    """A few counts one by one, many as their range."""
+    return ", ".join(f"{count:,}" for count in counts) if len(counts) <= 5 else f"{min(counts):,} to {max(counts):,}"
+
+
+def _size_bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
+    """A line for each bin; a bin with anybody in it has a bar."""
+    most = max(part["clients"] for part in histogram)
+    spans = [f"{part['from']:,}" if part["from"] == part["to"] else f"{part['from']:,}-{part['to']:,}" for part in histogram]
+    return [(span, "█" * -(-_BAR * part["clients"] // most), f"{part['clients']:,}")
+            for span, part in zip(spans, histogram, strict=True)]
+
+
+@data.command("fetch")
+@errors_as_sentences
+def fetch(
+    name: str | None = typer.Argument(None, metavar="NAME", help="femnist, shakespeare, sent140 or glove.", show_default=False),
+    out: Path | None = typer.Option(None, "--out", metavar="DIR", show_default=False,
+                                    help="Where it goes; by default data/NAME."),
+    file: Path | None = typer.Option(None, "--from", metavar="FILE", show_default=False,
+                                     help="The file, if you have it: as published, unpacked, or a folder of LEAF's json files."),
+    at_least: int | None = typer.Option(None, "--at-least", metavar="N", min=1, show_default=False,
+                                        help="Keep clients with so many examples; by default 50 for sent140, else all."),
+    window: int = typer.Option(20, "--window", metavar="N", min=1, help="shakespeare: characters before the one to predict."),
+    dimension: int = typer.Option(50, "--dimension", metavar="N", help="glove: 50, 100, 200 or 300 numbers to a word."),
+    vectors: Path | None = typer.Option(None, "--vectors", metavar="DIR", show_default=False,
+                                        help="sent140: a folder of word vectors; by default `glove` beside it, fetched first."),
+    url: str | None = typer.Option(None, "--url", metavar="URL", help="Another address of the same file.", show_default=False),
+    sha256: str | None = typer.Option(None, "--sha256", metavar="DIGEST", show_default=False,
+                                      help="The checksum the file must have, in place of the published one."),
+    cache: Path | None = typer.Option(None, "--cache", metavar="DIR", show_default=False,
+                                      help="Where downloads are kept; by default fedtail in the user's cache folder."),
+    again: bool = typer.Option(False, "--again", help="Prepare anew what is there."),
+    show: bool = typer.Option(False, "--list", help="Show what there is: source, size, licence, what it becomes."),
+    as_json: bool = options.JSON,
+) -> None:
+    """Download a public data set and prepare it by client. A download that was cut goes on where it ended."""
+    from fedtail.data.fetching import CATALOGUE, Wishes
+    from fedtail.data.fetching import fetch as fetched
+
+    if show or name is None:
+        print_json({"sets": [_catalogue_entry(public) for public in CATALOGUE]}) if as_json else _show_catalogue(CATALOGUE)
+        return
+    wishes = Wishes(file, url, sha256, at_least, window, dimension, vectors, again)
+    with _download_bar() as progress:
+        record = fetched(name, out, wishes, cache, progress, lambda text: typer.echo(text, err=True))
+    if as_json:
+        print_json(record)
+    else:
+        _show_fetched(record)
+
+
+def _show_fetched(record: dict[str, Any]) -> None:
+    """Print what a fetched set holds, where it came from, and its licence."""
+    place = Path(record["folder"])
+    if record["populations"]:
+        typer.echo(f"Wrote {place}: {record['clients']:,} clients, {record['examples']:,} examples. Look: fedtail data describe "
+                   f"{place / record['populations'][0]}")
+    else:
+        typer.echo(f"Wrote {place}: {record['words']:,} words in {record['dimension']} dimensions.")
+    typer.echo(f"From {record['file']}" + (f", SHA-256 {record['sha256']}." if record["sha256"] else "."))
+    typer.echo(f"Licence: {record['licence']}")
+
+
+def _catalogue_entry(public: Any) -> dict[str, Any]:
+    """A public set for `--list --json`."""
+    source = public.source
+    return {"name": public.name, "about": public.about, "file": source.file, "urls": list(source.urls), "size": source.size,
+            "sha256": source.sha256, "checked_by": source.checked_by, "licence": public.licence, "becomes": public.becomes,
+            "instead": list(source.instead), "disk": public.disk}
+
+
+def _show_catalogue(catalogue: Any) -> None:
+    """Print every public set: source, checksum, what it becomes, licence."""
+    for public in catalogue:
+        source = public.source
+        typer.echo(f"{public.name}: {public.about}\n"
+                   f"  source    {source.urls[0]}, {source.size / 1e6:,.1f} MB; with --from also {' or '.join(source.instead)}\n"
+                   f"  checksum  SHA-256 {source.sha256}, published by {source.checked_by}\n"
+                   f"  becomes   {public.becomes}; up to {public.disk / 1e9:.1f} GB of disk while it is prepared\n"
+                   f"  licence   {public.licence}\n")
+    typer.echo("fedtail data fetch NAME downloads and prepares one.")
+
+
+@contextmanager
+def _download_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr where that is a terminal; elsewhere a line for every tenth."""
+    if not sys.stderr.isatty():
+        yield _Tenths()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("downloading", style="bold"), BarColumn(bar_width=None), DownloadColumn(), TransferSpeedColumn(),
+               TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bars:
+        task = bars.add_task("", total=None, visible=False)
+        yield lambda done, total: bars.update(task, completed=done, total=total or None, visible=done < total or not total)
+
+
+class _Tenths:
+    """Tells of a download without a terminal."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 0
+        if tenth != self._last:
+            typer.echo(f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB", err=True)
+            self._last = tenth

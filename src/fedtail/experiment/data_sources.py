@@ -1,0 +1,101 @@
+"""The kinds of data that a file names, how clients are split, and a digest of what was loaded.
+
+The arguments of a kind are the keys of the data section; `client` names an array or column, or is a partitioner that deals the
+examples out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtail.data import Population, encode_characters
+from fedtail.errors import FieldError
+
+Read = Callable[[str], Any]                            # an array or column by its name
+Deal = Callable[[str, Read, Any], np.ndarray]          # (labels' name, how to read them, data set of the hub) -> client ids
+
+
+def arrays(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal = "client", group: str | None = None,
+           mass: str | None = None) -> Population:
+    """Arrays of an `.npz` file or columns of a `.parquet` file."""
+    from fedtail.data.tables import read_arrays, suffix_of
+
+    read = Population.from_parquet if suffix_of(path) == ".parquet" else Population.from_npz
+    dealt = client if isinstance(client, str) else client(y, lambda name: read_arrays(path, [name])[name], None)
+    return read(path, x, y, dealt, group, mass)
+
+
+def leaf(path: str, encode: str | None = None) -> Population:
+    """A folder of LEAF's json files; `encode` is "characters" for its Shakespeare, or your own as `module:function`."""
+    if isinstance(encode, str) and encode != "characters":
+        raise FieldError("encode", '"characters" or "module:function"', encode)
+    return Population.from_leaf(path, encode_characters if isinstance(encode, str) else encode)
+
+
+def saved(path: str) -> Population:
+    """A folder that `population.save` wrote; the arrays stay on disk."""
+    return Population.open(path)
+
+
+def huggingface(dataset: str, x: str | list[str], y: str, client: str | Deal, hub_split: str | None = None,
+                subset: str | None = None, group: str | None = None, mass: str | None = None) -> Population:
+    """A data set by its name on the hub, or a folder written with `save_to_disk`; `hub_split` and `subset` are the hub's."""
+    from fedtail.data.hub import open_dataset, read_columns
+
+    found = open_dataset(dataset, hub_split, subset)
+    dealt = client if isinstance(client, str) else client(y, lambda name: read_columns(found, [name])[name], found)
+    return Population.from_dataset(found, x, y, dealt, group=group, mass=mass)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Clients are split by fractions; `within` keeps back a part of every training client's examples.
+
+    Where no clients are kept for `test`, the examples kept back are the test set.
+    """
+
+    train: float = 0.8
+    validation: float | None = None
+    test: float | None = None
+    within: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shares = [s for s in (self.train, self.validation, self.test) if s is not None]
+        if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
+            raise FieldError("train", "a fraction of the clients", shares,
+                             text=f"train, validation and test are fractions of the clients, at most 1 together, got {shares}.")
+        if self.within is not None and not 0 < self.within < 1:
+            raise FieldError("within", "in (0, 1)", self.within, "It is the part of a client's examples kept back.")
+
+    def __call__(self, population: Population, seed: int) -> dict[str, Population]:
+        named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
+        splits = {"train": population}
+        if len(named) > 1 or self.train < 1:
+            splits = dict(zip(named, population.split(tuple(named.values()), seed), strict=True))
+        if self.within is not None:
+            kept, back = splits["train"].split_examples(1 - self.within, seed)
+            splits |= {"train": kept, ("held_out" if "test" in splits else "test"): back}
+        return splits
+
+
+def fingerprint(splits: dict[str, Population]) -> str:
+    """A digest of the data themselves, so that a run does not go on with others."""
+    digest, known = hashlib.blake2b(digest_size=16), set()
+    for name, population in sorted(splits.items()):
+        inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
+        group = [] if population.group is None else [population.group]
+        own = [population.start, population.size, population.mass, population.key, *group]
+        for tensor in (*inputs.values(), population.targets, *own):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            if tensor.data_ptr() not in known:      # splits by client share their examples
+                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            known.add(tensor.data_ptr())
+        digest.update(b"" if population.names is None else np.ascontiguousarray(population.names).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,73 @@
+"""The task section: the model, its loss and error, and further metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedtail.errors import FieldError
+from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, parameters_of, plan_part, toml_value
+from fedtail.experiment.source import Source, nearest
+from fedtail.task import Metric, Task, in_precision
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """A task whose module is made anew for every seed."""
+
+    module: PartPlan
+    rest: dict[str, Any]
+    dtype: str = "float32"
+
+    def make(self, seed: int) -> Task:
+        """The task of a run: PyTorch's generator starts at the seed, so that all methods start from the same module."""
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            module = self.module.make()
+        if not isinstance(module, torch.nn.Module):
+            raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
+                                                             "torch.nn.Module is needed.")
+        whole = {"module": in_precision(module, DTYPES[self.dtype]), **self.rest}
+        return PartPlan("Task", Task, whole, self.module.source, ("task",)).make()
+
+    def table(self) -> dict[str, Any]:
+        """The task section with every field, as it would be written in a file."""
+        rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
+        rest |= {name: toml_value(value) for name, value in self.rest.items() if name != "metrics"}
+        metrics = [{k: v for k, v in toml_value(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
+        return {"dtype": self.dtype, **rest, **({"metrics": metrics} if metrics else {}), "module": self.module.table()}
+
+
+def task_plan(source: Source) -> TaskPlan:
+    """The task section of a file, checked."""
+    table = source.table("task")
+    for name in table:
+        if name not in ("dtype", *parameters_of(Task)):
+            raise source.refuse(("task", name), f"[task] has no field {name!r}. {nearest(name, ['dtype', *parameters_of(Task)])}")
+    module = table.pop("module", None)
+    if module is None:
+        raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
+                                       f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; your "
+                                       "own is written \"module:Class\".")
+    dtype = table.pop("dtype", "float32")
+    if dtype not in DTYPES:
+        raise source.refuse(("task", "dtype"), FieldError("dtype", f"one of {', '.join(DTYPES)}", dtype))
+    listed = table.pop("metrics", [])
+    if not isinstance(listed, list):
+        raise source.refuse(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
+    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
+    rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
+    return TaskPlan(plan_part(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
+
+
+def _metric(source: Source, index: int, table: Any) -> Metric:
+    """A metric from an entry of `metrics`."""
+    if not isinstance(table, dict):
+        raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
+                                                 '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
+    key = ("task", "metrics", index)
+    return PartPlan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()

@@ -1,0 +1,185 @@
+"""What a run measures: lines of metrics.jsonl and rounds.jsonl, the table over clients, TensorBoard's event files."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.algorithm import State, states_of
+from fedtail.clients import RoundView
+from fedtail.data import Population
+from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
+from fedtail.local import LocalSGD
+from fedtail.runs.files import RunError, write_whole
+from fedtail.runs.run_folder import read_rounds
+from fedtail.training import Trained
+
+ClientColumns = dict[str, np.ndarray]       # of one split and model
+# Types of columns; their names, and the keys of lines, are those of older runs, which have to stay readable.
+KINDS = {"split": "string", "client": "int64", "name": "string", "size": "int64", "mass": "float64", "group": "int64",
+         "member": "int32", "asked": "int64", "in_tail": "int64", "picks": "bool"}      # others are float64
+FIRST = ("split", "client", "name", "size", "mass", "group", "member")
+Populations = dict[str, Population]
+SplitEvaluations = dict[str, Evaluation]     # of one model, by split
+MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summary`
+SHOWN = ("mean", "p50", "p90", "worst10")
+
+
+def evaluate_splits(trained: Trained, splits: Populations, **computing: Any) -> list[SplitEvaluations]:
+    """Evaluate every model on every split; training clients are weighted by mass, others equally."""
+    return [{name: evaluate(module, population, trained.task, weighted=name == "train", **computing)
+             for name, population in splits.items()} for module in trained.modules]
+
+
+def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
+    """A line of `metrics.jsonl`."""
+    return {"round": round, "members": [{split: {metric: statistics(found) for metric, found in evaluation.distributions.items()}
+                                         for split, evaluation in member.items()} for member in evaluations]}
+
+
+def statistics(distribution: Distribution) -> dict[str, float]:
+    """The statistics over clients that a line of `metrics.jsonl` holds."""
+    return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
+
+
+def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
+    """A line of `rounds.jsonl`: who was sampled, and who contributed to each model. All clients are written as null."""
+    states = states_of(trained.state)
+    members = [{"counted": _contributors(view, k), "threshold": _threshold(member.risk, state)}
+               for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
+    cohort = None if view.cohort == clients else view.asked.tolist()
+    return {"round": states[0].round, "asked": cohort, "failed": view.failed, "members": members}
+
+
+def _contributors(view: RoundView, model: int) -> list[int] | None:
+    """Who contributed to a model; None where the whole cohort did, which keeps the file small."""
+    who = view.who_counted(model)
+    return None if len(who) == view.cohort else who.tolist()
+
+
+def _threshold(risk: Any, state: State) -> float | None:
+    """The loss at which the tail begins; None where a risk has none."""
+    start = None if state.dual is None else risk.tail_start(state.dual)
+    return start if start is not None and math.isfinite(start) else None
+
+
+def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
+    """Loss, error and metrics of every client, by split and model."""
+    rows = {}
+    for member, by_split in enumerate(evaluations):
+        for split, evaluation in by_split.items():
+            population = splits[split]
+            values = {metric: found.values.numpy() for metric, found in evaluation.distributions.items()}
+            rows[split, member] = {**_identity(population, split, member), **values}
+    return rows
+
+
+def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) -> None:
+    """How often each training client was sampled, and how often it contributed, from the lines of `rounds.jsonl`."""
+    members = sorted(member for split, member in rows if split == "train")
+    clients = len(rows["train", 0]["client"])
+    sampled, contributed = np.zeros(clients, np.int64), np.zeros((len(members), clients), np.int64)
+    for line in read_rounds(rounds):
+        sampled[line["asked"]] += 1
+        for member in members:
+            contributed[member][line["members"][member]["counted"]] += 1
+    for member in members:
+        rows["train", member] |= {"asked": sampled, "in_tail": contributed[member]}
+
+
+def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
+    """Which model of a family each client picks by one half of its examples, and each model's error on the other half."""
+    able = population.size.numpy() >= 2
+    if not able.any():
+        return
+    family = evaluate_family(trained, population.select(able))
+    for member, errors in enumerate(family.members):
+        rows[split, member]["picks"] = _spread(able, (family.choice == member).numpy().astype(object), None)
+        rows[split, member]["judged"] = _spread(able, errors.values.numpy(), np.nan)
+
+
+def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
+                  local: LocalSGD, **computing: Any) -> list[dict[str, Any]]:
+    """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
+
+    Returns the statistics of both for each model.
+    """
+    able, summaries = population.size.numpy() >= 2, []
+    for member, module in enumerate(trained.modules if able.any() else ()):
+        tuned = finetune(module, population.select(able), local, trained.task, **computing)
+        summaries.append({"before": statistics(tuned.before.error), "after": statistics(tuned.after.error)})
+        rows[split, member]["before_finetuning"] = _spread(able, tuned.before.error.values.numpy(), np.nan)
+        rows[split, member]["after_finetuning"] = _spread(able, tuned.after.error.values.numpy(), np.nan)
+    return summaries
+
+
+def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
+    """Parquet, whole or not there. Its schema says that only a simulator can see all of this."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    columns = list(dict.fromkeys([*FIRST, *(column for part in rows.values() for column in part)]))
+    table = arrow.table({column: arrow.concat_arrays([_array(part, column) for part in rows.values()]) for column in columns})
+    content = io.BytesIO()
+    parquet.write_table(table.replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
+    write_whole(path, content.getvalue())
+
+
+def _identity(population: Population, split: str, member: int) -> ClientColumns:
+    """The columns that say who a row is about: split, client, name, size, mass, group, model."""
+    count = len(population)
+    names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
+    who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
+           "size": population.size.numpy(), "mass": population.mass.numpy(), "member": np.full(count, member, np.int32)}
+    return who if population.group is None else {**who, "group": population.group.numpy()}
+
+
+def _spread(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
+    """Values of some clients among all."""
+    spread = np.full(len(able), missing, values.dtype if missing is not None else object)
+    spread[able] = values
+    return spread
+
+
+def _array(part: ClientColumns, column: str) -> Any:
+    """A column as an arrow array; null where a part has no such column."""
+    import pyarrow as arrow
+
+    kind = arrow.type_for_alias(KINDS.get(column, "float64"))
+    if column not in part:
+        return arrow.nulls(len(part["client"]), kind)
+    return arrow.array(part[column], kind)
+
+
+class TensorBoard:
+    """Writes beside the run's other files. A resumed run purges what came after its checkpoint, as TensorBoard does."""
+
+    def __init__(self, folder: Path, members: list[str], following: int):
+        """Go on with the round `following`: what an earlier process wrote of it or of later ones is purged."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise RunError("[evaluate] tensorboard = true needs TensorBoard. Install it with pip install "
+                           "'fedtail[tensorboard]', or write tensorboard = false.") from None
+        places = [folder / "tensorboard"] if len(members) == 1 else [folder / "tensorboard" / name for name in members]
+        self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
+
+    def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
+        """Write the statistics and a histogram of every metric and split."""
+        for writer, member in zip(self._writers, evaluations, strict=True):
+            for split, evaluation in member.items():
+                for metric, found in evaluation.distributions.items():
+                    summary = found.summary()
+                    for name in SHOWN:
+                        writer.add_scalar(f"{metric}/{split}/{name}", summary[name], round)
+                    writer.add_histogram(f"{metric}/{split}", found.values, round)
+            writer.flush()
+
+    def close(self) -> None:
+        """Close the event files."""
+        for writer in self._writers:
+            writer.close()
