@@ -66,8 +66,8 @@ def in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, 
     start, end = f"epsilon {_digits(epsilon)} at delta {delta:g}", NEIGHBOURS[adjacency]
     if not kinds or epsilon == against_server:
         return f"{start} ({'no amplification by sampling' if kinds else 'no sampling'}, {end})"
-    return (f"{start} ({' and '.join(kinds)} sampling kept secret, {end}); without amplification, against a server that knows the "
-            f"cohort, {_digits(against_server)}")
+    return (f"{start} ({' and '.join(kinds)} sampling kept secret, {end}); without amplification, against a server that knows "
+            f"the cohort, {_digits(against_server)}")
 
 
 def _digits(epsilon: float | str) -> str:
