@@ -520,8 +520,8 @@ def test_what_is_released_without_noise_is_named_and_epsilon_is_infinite():
     assert (found.epsilon, found.against_server, found.one_participation) == (math.inf, math.inf, math.inf)
     assert found.non_private == ("an update", "a count", "a sum at zero noise")
     assert delta_at([(bare, 1)], 3.0) == 1
-    assert str(found) == ("epsilon infinity at delta 1e-05 (Poisson sampling kept secret, add-or-remove-one-client); without amplification, against a "
-                          "server that knows the cohort, infinity; released without noise: an update, a count, a sum at zero noise")
+    assert str(found) == ("epsilon infinity at delta 1e-05 (no amplification by sampling, add-or-remove-one-client); released without noise: "
+                          "an update, a count, a sum at zero noise")
 
 
 def test_nothing_costs_nothing():
