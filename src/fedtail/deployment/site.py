@@ -91,15 +91,15 @@ class Site:
 
     def _begin(self, letter: Letter) -> None:
         if letter.run != self._run:
-            self._run, self._me, self._told, self._saved_node = letter.run, letter.to, [], b""
+            self._run, self._me, self._told = letter.run, letter.to, []      # what clients keep is of a training, not of a run
             self._participant = None
-            if self._node is not None:
-                self._node.recall(b"")
         if letter.to != self._me:
             raise Refused(f"a letter is for node {letter.to}, and this is node {self._me}.")
 
     def _in_the_clear(self, letter: Letter) -> bytes:
         if not letter.ask:
+            if letter.told:                                  # how the last round of a training ended
+                self._awake()
             return b""
         if self.masked_only:
             raise Refused("this node answers under masks only.")
@@ -123,8 +123,9 @@ class Site:
 
     def _awake(self) -> Computing:
         if self._node is None:
-            self._node = self._make()
-            self._node.recall(self._saved_node)
+            node = self._make()
+            node.recall(self._saved_node)
+            self._node = node
         while self._told:
             self._node.tell(self._told.pop(0))
         return self._node

@@ -15,6 +15,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
+from fedtail.engine.fleet import LocalFleet
 from fedtail.experiment.data import DataPlan, data_plan
 from fedtail.experiment.engine import UNSET, EnginePlan
 from fedtail.experiment.parts import SLOTS, Plan, arguments, own_file, parameters_of, part, plan, written
@@ -120,12 +121,17 @@ class Experiment:
         engine = self.engine
         return {"device": self.device, "kernel": engine.kernel, "precision": engine.precision, "workers": engine.workers}
 
-    def fleet(self, task: Task, population: Population) -> AbstractContextManager[Any]:
-        """Who trains; None for this process and its workers. Nothing is started before the first round."""
+    def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
+        """Who trains; None for this process and its workers. Nothing is started before the first round.
+
+        In the folder `memory` clients keep what is large; there is a fleet for this process too where it is given.
+        """
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                          "device = \"cpu\", or kind = \"local\" below [engine].")
-        return self.engine.fleet(task, population, self.source.folder)
+        if self.engine.kind == "local" and memory is not None:
+            return LocalFleet(population, task, folder=memory, **self.computing)
+        return self.engine.fleet(task, population, self.source.folder, memory)
 
     @property
     def looking(self) -> dict[str, Any]:
