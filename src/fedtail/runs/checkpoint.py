@@ -59,7 +59,7 @@ class Checkpoints:
                     self._stores[path] = set(_marks(found[path].memory))
                 except Exception as reason:      # whatever a damaged file makes the reader say
                     text = (str(reason) or type(reason).__name__).splitlines()[0]
-                    problems.append(f"{path.name} is damaged ({text[:100]})")
+                    problems.append(f"{path.name} is damaged ({text[:300]})")
         if not found and problems:
             raise RunError(f"no checkpoint in {self.folder} can be read: {'; '.join(problems)}. Its metrics are still there; "
                            "start again in another folder.")
