@@ -126,10 +126,12 @@ class LocalFleet(Simulated):
         _, shard = self._opened()
         return shard.report(torch.arange(len(shard.population)))
 
-    def written(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """What is large and written so far in this round: by name which clients of the cohort, and their rows."""
+    def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """What is large and written so far in this round, which is then no longer here: by name which clients, and their rows."""
         opening, _ = self._opened()
-        return opening.places.written()
+        written = opening.places.written()
+        self._rows.discard(opening.places)
+        return written
 
     def notes(self) -> tuple[dict[int, Tensor], Memory]:
         """What the open round has found out so far: losses by model, and what clients are to remember; nothing between rounds."""

@@ -132,8 +132,12 @@ class RowFolder:
 
     def discard(self, places: RowPlaces) -> None:
         """A round was not held to its end: its rows in files that stay are written over, its new files removed."""
-        for file, _ in places.created().values():
+        created = places.created()
+        for file, _ in created.values():
             file.path.unlink(missing_ok=True)
+        if created:
+            with suppress(OSError):                        # unless it holds other things
+                self.path.rmdir()
 
     def forget(self) -> None:
         """Begin anew; files that nothing refers to go with `sweep`."""

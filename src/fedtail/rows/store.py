@@ -42,6 +42,8 @@ class Recalled(NamedTuple):
 
     def or_nan(self) -> Tensor:
         """The rows, NaN for clients that have none."""
+        if bool(self.has.all()):
+            return self.rows
         return self.rows.masked_fill(~self.has.view(-1, *[1] * (self.rows.ndim - 1)), float("nan"))
 
 
@@ -220,10 +222,12 @@ class RowReferences:
         return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
 
     def read(self) -> Recalled:
-        rows = torch.zeros(len(self.key), *self.shape, dtype=self.files[0].dtype)
+        rows = torch.empty(len(self.key), *self.shape, dtype=self.files[0].dtype)
         for row, key, which, number in zip(rows, self.key.tolist(), self.which.tolist(), self.number.tolist(), strict=True):
             if which >= 0:
                 self.files[which].read(number, key, row)
+            else:
+                row.zero_()
         return Recalled(rows, self.which >= 0)
 
 

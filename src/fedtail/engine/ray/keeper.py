@@ -77,7 +77,8 @@ class Keeper:
         questions, encoding = pickle.loads(asked)
         answers, report = fleet.collect(questions, encoding), fleet.report()
         remembered = {name: array_of(rows) for name, rows in report.remembered.items()}
-        written = {} if self.sees else {name: (array_of(who), array_of(rows)) for name, (who, rows) in fleet.written().items()}
+        rows_here = {} if self.sees else fleet.give_up_rows()
+        written = {name: (array_of(who), array_of(rows)) for name, (who, rows) in rows_here.items()}
         return Reply([array_of(a) for a in answers], array_of(report.counted), array_of(report.failed), remembered, self.life,
                      written)
 
@@ -90,8 +91,6 @@ class Keeper:
     def _open(self, fleet: LocalFleet, told: References) -> bool:
         """Begin a round; whether there was all it takes. Rows come from files that are seen here, or as the second reference."""
         all_told: Told = pickle.loads(looked_up(told[:1])[0])
-        if not self.sees:
-            fleet.close(False)                             # what was sent in the round before goes
         self.sees = all_told.site.is_seen()
         if all_told.large and not self.sees and len(told) < 2:
             return False
