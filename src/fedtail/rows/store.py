@@ -71,6 +71,7 @@ class RowStore:
             [0., 0., 0.]]), has=tensor([ True, False]))
     >>> before.read([5]).has
     tensor([False])
+    >>> folder.cleanup()
     """
 
     def __init__(self, file: RowFile):
