@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,7 +217,10 @@ class Node:
         """Save beside what clients keep, where a server that is started again will ask for it."""
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = place.with_suffix(".writing")
-        beside.write_bytes(saved)
+        with beside.open("wb") as file:
+            file.write(saved)
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(place)
         if not self.fleet.stamp:
             self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash

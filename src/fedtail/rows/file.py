@@ -49,6 +49,10 @@ class RowFile:
     @classmethod
     def create(cls, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowFile:
         """A file without rows; one that another process has just created for the same rows is taken as it is."""
+        if path.exists():                                  # whoever came first has created it
+            there = cls.open(path)
+            there.check(name, shape)
+            return there
         about = {"format": FORMAT, "name": name, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
@@ -60,9 +64,7 @@ class RowFile:
             raise cannot_write(path, reason) from reason
         finally:
             beside.unlink(missing_ok=True)
-        there = cls.open(path)
-        there.check(name, shape)
-        return there
+        return cls.create(path, name, shape, dtype)
 
     @classmethod
     def open(cls, path: Path) -> RowFile:

@@ -104,7 +104,7 @@ class RowFolder:
         if folder is None:
             self._temporary = TemporaryRows()
             folder = self._temporary.path
-        self.path = folder
+        self.path = folder.absolute()
 
     def rows(self) -> dict[str, Rows]:
         """What is committed, by name."""
@@ -152,7 +152,7 @@ class RowFolder:
     def recall(self, name: str, rows: Rows) -> None:
         """Go on from what was kept. Rows that a later snapshot refers to are not written over; another fleet's stay its own."""
         store = rows.store
-        if not (rows.is_newest and store.file.path.parent == self.path):
+        if not (rows.is_newest and store.file.path.parent.resolve() == self.path.resolve()):
             store = rows.copied(self._path(name)) if self._temporary is None else self._borrowed(name, rows)
         self._begin(name, store)
 
@@ -160,11 +160,6 @@ class RowFolder:
         store = RowStore.create(self._path(name), rows.shape, rows.dtype, name)
         store.borrow(rows)
         return store
-
-    def settle(self) -> None:
-        """Make what is committed survive a power cut."""
-        for store in self.stores.values():
-            store.file.settle()
 
     def sweep(self, names: Collection[str]) -> None:
         """Remove files of rows that are neither in use nor among these names."""

@@ -86,7 +86,7 @@ class RowStore:
     @classmethod
     def open(cls, folder: Path, mark: Mark) -> RowStore:
         """The store as a mark names it; rows beyond are as if they were not there. Heads are looked at, not the numbers."""
-        store = cls(RowFile.open(folder / mark.file))
+        store = cls(RowFile.open(folder.absolute() / mark.file))
         if not store.file.holds(mark.length):
             raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
         store._take(0, mark.length)

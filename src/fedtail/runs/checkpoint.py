@@ -81,7 +81,7 @@ class Checkpoints:
         """Row stores are on disk before a checkpoint names them."""
         for rows in memory.kept.values():
             if isinstance(rows, Rows):
-                if rows.store.file.path.parent != self.folder / MEMORY:
+                if rows.store.file.path.parent.resolve() != (self.folder / MEMORY).resolve():
                     raise RunError(f"what clients remember is in {rows.store.file.path.parent}, but a checkpoint names what is "
                                    f"in {self.folder / MEMORY}. Train with a fleet whose folder is that one.")
                 rows.store.file.settle()
