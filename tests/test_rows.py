@@ -20,12 +20,14 @@ from fedtail.engine import LocalFleet, blocks, workers
 from fedtail.models import SoftmaxRegression
 from fedtail.rows import RowFolder, RowsError, RowStore
 from fedtail.rows import folder as folder_module
+from fedtail.runs import Interrupted, run
 from fedtail.runs.checkpoint import MEMORY, Checkpoints
 from fedtail.runs.files import RunError
 from fedtail.sampling import Cohort
 
 from cases import small_population
 from remote_cases import Sites
+from run_cases import Onlooker, digests, experiment
 from wide_risk import WIDE, Habit
 
 POPULATION = small_population()
@@ -428,3 +430,18 @@ def test_a_node_without_a_folder_says_so_when_it_is_saved(tmp_path):
     train(method(), task(), fleet=sites.fleet(forgets=False), rounds=2, seed=3)
     with pytest.raises(RowsError, match=r"remember \(risk 0\) is too large to be saved elsewhere. Give the node a folder"):
         [site.save() for site in sites.sites.values()]
+
+
+# Run folders
+
+def test_a_run_keeps_its_row_stores_in_its_folder_and_resumes_to_the_same_bits(tmp_path):
+    experiments = [replace(made, algorithm=replace(made.algorithm, risk=Habit(width)))
+                   for width in (4, WIDE) for made in [experiment("delta_fl")]]
+    narrow_run, whole_run = (run(one, 3, tmp_path / str(k), Onlooker()) for k, one in enumerate(experiments))
+    with pytest.raises(Interrupted):
+        run(experiments[1], 3, tmp_path / "parts", Onlooker(stop_after=3))
+    assert list((tmp_path / "parts" / MEMORY).glob("risk-0-*.rows"))
+    parts = run(experiments[1], 3, tmp_path / "parts", Onlooker(), resume=True)
+    assert digests(parts.path) == digests(whole_run.path)
+    assert digests(parts.path)["model.safetensors"] == digests(narrow_run.path)["model.safetensors"]
+    assert not (tmp_path / "0" / MEMORY).exists()          # small memory is in the checkpoint, as ever
