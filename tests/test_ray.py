@@ -17,6 +17,7 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, Population, Task, train
 from fedtail.engine import LocalFleet
 from fedtail.engine.blocks import cut
+from fedtail.rows.folder import RowFolder, RowSite
 from fedtail.runs import Interrupted, run
 from fedtail.runs.files import RunRefused
 
@@ -24,6 +25,7 @@ from cases import small_population
 from node_process import make_task
 from own_risk import CoordinateMedian
 from run_cases import BASE, METHODS, Onlooker, experiment
+from wide_risk import WIDE, Habit
 
 ray = pytest.importorskip("ray")
 
@@ -43,7 +45,7 @@ RECIPES = {
     "afl groups": fedtail.afl(0.5, groups=3, cohort_size=8, **LOCAL),
     "family": Family((fedtail.fedavg(8, **LOCAL), fedtail.delta_fl(0.4, 8, **LOCAL), fedtail.term(1.0, 8, **LOCAL))),
 }
-OWN = [sys.modules["own_risk"], sys.modules[__name__]]
+OWN = [sys.modules["own_risk"], sys.modules["wide_risk"], sys.modules[__name__]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,6 +85,23 @@ def test_the_model_of_the_local_engine(name, shared):
         for one, other in zip(views["here"], views["there"], strict=True):
             assert torch.equal(one.asked, other.asked)
             assert torch.equal(one.trained, other.trained)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others(shared, monkeypatch, sees):
+    fleet, task = shared
+    if not sees:
+        monkeypatch.setattr(RowFolder, "site", lambda self: RowSite("another machine", Path("/"), 0, 0))
+    narrow, wide = (replace(fedtail.fedavg(7, **LOCAL), risk=Habit(width)) for width in (4, WIDE))
+    here, there = train(narrow, task, POPULATION, rounds=3, seed=5), train(wide, task, fleet=fleet, rounds=3, seed=5)
+    assert torch.allclose(params_of(there), params_of(here), atol=1e-6)
+    kept, found = here.memory.kept["risk 0"], there.memory.kept["risk 0"].read(POPULATION.key)
+    assert torch.equal(found.has, ~kept.isnan().all(1))
+    assert torch.allclose(found.rows[:, -1], kept[:, -1].nan_to_num(0.0), atol=1e-6)
+    assert len(there.memory.kept["risk 0"].store) == 3 * 7
+    assert all(keeper.sees == sees for keeper in fleet._keepers)
+    for keeper in fleet._keepers:
+        keeper.sees = True
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox, stragglers", "discrete noise"])

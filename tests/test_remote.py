@@ -32,6 +32,11 @@ RECIPES = {
 }
 
 
+def without_counts(rounds):
+    """What is released beside how many contribute, which is asked where single clients are hidden."""
+    return tuple((replace(event, releases=tuple(one for one in event.releases if not one.what.startswith("how many clients"))), count) for event, count in rounds)
+
+
 @pytest.mark.parametrize("schedule", ["ahead", "simple", "together"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_nodes_that_mask_their_rows_train_the_simulators_model_to_the_bit(name, schedule):
@@ -42,7 +47,7 @@ def test_nodes_that_mask_their_rows_train_the_simulators_model_to_the_bit(name, 
     assert same(params_of(masked), params_of(bare))
     assert torch.equal(params_of(masked), params_of(train(RECIPES[name], TASK, fleet=Sites().fleet(), rounds=3, channel=IntegerChannel())))
     assert masked.ledger.channels == ("sums over at least 8 clients, masked by the nodes",)
-    assert masked.ledger.rounds == bare.ledger.rounds
+    assert without_counts(masked.ledger.rounds) == bare.ledger.rounds
 
 
 @pytest.mark.parametrize(("name", "schedule", "expected"), [
@@ -90,7 +95,7 @@ def test_losses_are_computed_once_a_round_even_in_new_processes(monkeypatch):
     from fedtail.clients import Shard
 
     computed, losses_of = [], Shard.losses_of
-    monkeypatch.setattr(Shard, "losses_of", lambda shard, model, low, high: computed.append(high - low) or losses_of(shard, model, low, high))
+    monkeypatch.setattr(Shard, "losses_of", lambda shard, model, low, high, objective=None: computed.append(high - low) or losses_of(shard, model, low, high, objective))
     train(RECIPES["delta_fl 12 bits"], TASK, fleet=Sites(restart=True).fleet(), rounds=2, channel=CHANNEL)
     assert sum(computed) == 2 * 20
 

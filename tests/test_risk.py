@@ -918,6 +918,15 @@ def test_groups_alone_in_a_cohort_without_lambda_count_nobody():
     assert risk.density(seen, dual).tolist() == [0.0]
 
 
+@pytest.mark.parametrize("power", [0.1, 1.0, 3.0])
+def test_where_no_loss_is_positive_all_contribute_by_mass_and_the_density_is_constant(power):
+    clients = ClientStatistics(torch.tensor([0.0, 0.0, -1.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double())
+    risk = PowerFair(power)
+    dual = fit_locally(risk.fit(None), clients)
+    assert risk.density(clients, dual).tolist() == [1.0, 1.0, 1.0]
+    assert risk.slope(clients, dual).tolist() == [0.0, 0.0, 0.0]
+
+
 def check_clients(risk, people, sample):
     for text in risk_has_its_clients(Composition(sample, risk, WeightedMean(), LocalSGD(), people, PlainChannel(), None)):
         raise ValueError(text)

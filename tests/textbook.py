@@ -235,7 +235,7 @@ def slope(risk: Part, loss: float, dual: Any) -> float:
     name, settings = risk
     counted = density(risk, loss, dual)
     if name == "PowerFair":
-        return settings["power"] * counted / loss if counted > 0 and loss <= dual else 0.0
+        return settings["power"] * counted / loss if counted > 0 and 0 < loss <= dual else 0.0
     if name == "Tilted":
         return settings["tilt"] * counted if settings["tilt"] * (loss - dual) <= 0 else 0.0
     if name == "SmoothedSuperquantile":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,8 @@ from fedtail.devices import sent
 from fedtail.draws import hashed
 from fedtail.modules import cast
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
+from fedtail.rows import Recalled, RowPlaces, RowReferences, Rows
+from fedtail.rows.folder import LARGE
 from fedtail.types import Examples
 
 if TYPE_CHECKING:
@@ -25,6 +27,15 @@ Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the 
 PIECE = 2**22            # examples whose places are written down at once: memory does not grow with the population
 Memo = dict[Any, Tensor]      # losses by model, or by (model, objective)
 Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
+LargeMemory = dict[str, RowReferences | Recalled]      # where rows of `LARGE` numbers or more are, or these rows
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """What nodes that keep their clients' memory themselves have to be told to find it."""
+
+    training: bytes                     # which training it is of, the same when the server is started again
+    lost: tuple[int, ...] = ()          # rounds that were not held to their end
 
 
 @dataclass(frozen=True)
@@ -32,19 +43,30 @@ class ClientMemory:
     """What the clients with these keys keep between rounds."""
 
     key: Tensor
-    kept: Memory
+    kept: Mapping[str, Tensor | Rows]      # rows of `LARGE` numbers or more are on disk, by the client's key
+    nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
-    def of(self, key: Tensor) -> Memory:
+    def of(self, key: Tensor) -> dict[str, Tensor | Rows]:
         """The same, in the order of other clients; refused where they are not the same ones."""
-        if not self.kept:
-            return {}
+        whose = {name: kept.keys for name, kept in self.kept.items() if isinstance(kept, Rows)}
+        if whose:
+            known = set(key.tolist())
+            for keys in whose.values():
+                if not known.issuperset(keys):
+                    raise self._others(len(keys), key)
+        if len(whose) == len(self.kept):
+            return dict(self.kept)
         order, wanted = self.key.argsort(), key.argsort()
         if not torch.equal(self.key[order], key[wanted]):
-            raise ValueError(f"the run remembers something of {len(self.key)} clients, which are not the {len(key)} clients of "
-                             "this population. Go on with the population it was trained on.")
+            raise self._others(len(self.key), key)
         place = torch.empty_like(wanted)
         place[wanted] = order
-        return {name: values[place] for name, values in self.kept.items()}
+        return {name: kept if isinstance(kept, Rows) else kept[place] for name, kept in self.kept.items()}
+
+    @staticmethod
+    def _others(count: int, key: Tensor) -> ValueError:
+        return ValueError(f"the run remembers something of {count} clients, which are not the {len(key)} clients of this "
+                          "population. Go on with the population it was trained on.")
 
 
 @dataclass(frozen=True)
@@ -116,6 +138,8 @@ class Shard:
     blocks: Blocks = field(default_factory=list)      # consecutive clients that are computed together; by default all
     memo: Memo = field(default_factory=dict)
     remembered: Memory = field(default_factory=dict)
+    large: LargeMemory = field(default_factory=dict)  # memory of many numbers, as the last round left it
+    places: RowPlaces | None = None                   # where such memory is written to
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
     counted: Tensor = field(init=False)               # (models, clients) who trained
 
@@ -207,12 +231,31 @@ class Clients:
         if not bool(finite.all()):
             self.shard.failed[place] |= ~finite
             losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
-        kept = self.shard.memory.get(memory) if memory else None
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
-                                None if kept is None else kept[place])
+                                self._or_nan(memory) if memory else None)
+
+    def _or_nan(self, memory: str) -> Tensor | None:
+        """What these clients keep under a name, NaN for those who keep nothing; None where no client keeps anything."""
+        if memory in self.shard.large:
+            return self.shard.large[memory].take(self.place).read().or_nan()
+        kept = self.shard.memory.get(memory)
+        return None if kept is None else kept[self.place]
+
+    def recalled(self, memory: str) -> Recalled | None:
+        """What these clients keep under a name: a row for each, and who has one; None where no client keeps anything."""
+        if memory in self.shard.large:
+            return self.shard.large[memory].take(self.place).read()
+        kept = self.shard.memory.get(memory)
+        if kept is None:
+            return None
+        has = ~kept[self.place].isnan().flatten(1).all(1) if kept.ndim > 1 else ~kept[self.place].isnan()
+        return Recalled(kept[self.place].where(has.view(-1, *[1] * (kept.ndim - 1)), 0.0), has)
 
     def remember(self, memory: str, values: Tensor) -> None:
-        """Keep one row per client until the next round."""
+        """Keep one row per client until the next round; rows of `LARGE` numbers or more are written to disk at once."""
+        if self.shard.places is not None and (memory in self.shard.large or values.shape[1:].numel() >= LARGE):
+            self.shard.places.write(memory, self.place, values)
+            return
         if memory not in self.shard.remembered:
             kept, shape = self.shard.memory.get(memory), (len(self.shard.population), *values.shape[1:])
             self.shard.remembered[memory] = values.new_full(shape, float("nan")) if kept is None else kept.clone()

@@ -97,7 +97,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
 
     `start`: a module or a state dict, whose parameters (frozen ones too) and buffers are copied into the task's module, which
     must be of the same kind; or an earlier run to go on from: its rounds go on counting, its clients remember, its seed is
-    used. The `state` alone will do where clients remember nothing.
+    used. The `state` alone will do where clients remember nothing, or on the `fleet` that still holds what they remember.
     `on_round(progress)` is called after each round; return True to stop early. One `seed` drives cohorts, batches and
     dropout: methods with the same seed see the same. `dtype` is by default the module's. On a CPU `workers` processes share a
     round, by default one for each core; their number changes no bit. `kernel` is how models are computed ("auto", "closed",
@@ -282,8 +282,9 @@ def _remembered(algorithm: Method, old: Any, earlier: Trained | None, fleet: Fle
         return earlier.memory
     if old is None or not any(s.round > 0 for s in states_of(old)):
         return ClientMemory(fleet.population.key, {})
-    forgetful = [type(m.risk).__name__ for m in algorithm.members if (keeps := m.risk.declares.keeps) and not keeps.may_be_lost]
-    if forgetful:
-        raise ValueError(f"{forgetful[0]} keeps memory on the clients, which a state alone does not hold. "
-                         "Go on with start=trained, the whole result of train.")
-    return fleet.memory()
+    held = fleet.memory()
+    for model, member in enumerate(algorithm.members):
+        if member.risk.declares.keeps and f"risk {model}" not in held.kept and held.nodes is None:
+            raise ValueError(f"{type(member.risk).__name__} keeps memory on the clients, which a state alone does not hold. "
+                             "Go on with start=trained, the whole result of train, or on the fleet that trained it.")
+    return held

@@ -69,6 +69,7 @@ class DeployedRun:
                             channel=channel, on_round=after_round, privacy=ledger)
         finally:
             answers.close()
+        fleet.finish()
         self._finish(trained, ledger)
         return trained
 

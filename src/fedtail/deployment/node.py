@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
 from fedtail.part import Part, with_declared
 from fedtail.questions import Count, Statistic, Train
+from fedtail.rows import Mark, Rows, RowsError, RowStore
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
@@ -31,6 +34,8 @@ class Open:
 
     cohort: Cohort
     broadcast: Broadcast
+    training: bytes = b""               # whose memory it is about, the same when the server is started again
+    lost: tuple[int, ...] = ()          # rounds before that were not held to their end
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ class Computed:
     given: tuple[tuple[bytes, tuple[Tensor, ...]], ...]
     kept: tuple[tuple[str, Tensor], ...]
     remembered: tuple[tuple[str, Tensor], ...]
+    training: bytes = b""
+    stores: tuple[tuple[str, Mark], ...] = ()      # row stores by name
+    stamp: bytes = b""                             # of what the open round has written there
 
 
 def built_in() -> Iterator[type]:
@@ -78,14 +86,18 @@ PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in()))      # give a node yo
 class Node:
     """Answers for its own population; `Site` is its front, and what a transport talks to.
 
-    `parts` are classes beside fedtail's own that questions may hold, a user's risk for example.
+    `parts` are classes beside fedtail's own that questions may hold, a user's risk for example. In `folder`, which only this
+    node reads, clients keep what they remember, for each training in a folder of its own: a server that is started again
+    finds it there. Without a folder it goes with this process, but for what is small and saved elsewhere.
     """
 
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
-                 workers: int | None = None):
+                 workers: int | None = None, folder: Path | str | None = None):
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers)
         self.types = named(dict.fromkeys((*PARTS, *(sent for part in parts for sent in with_declared(part)))))
+        self.folder = None if folder is None else Path(folder)
+        self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._forget()
 
     def _forget(self) -> None:
@@ -114,9 +126,25 @@ class Node:
 
     def _open(self, message: bytes, told: Open) -> None:
         broadcast = replace(told.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
+        if told.training != self._training:
+            self._meet(told.training)
+        if self.round >= 0:                                    # nobody said how it ended: the server was started again
+            self.fleet.close(self.round < broadcast.round and self.round not in told.lost)
         self._forget()
         self.fleet.open(told.cohort, broadcast)
         self._opened, self._broadcast = message, broadcast
+
+    def _meet(self, training: bytes) -> None:
+        """Another training begins, or goes on: its clients remember what they kept in it, if this node has it."""
+        place = self._place(training)
+        self.recall(place.read_bytes() if place and place.is_file() else b"")
+        if not self._training and place:
+            self.fleet.keep_in(place.parent)
+        self._training = training
+
+    def _place(self, training: bytes) -> Path | None:
+        """The file with what to go on with in a training."""
+        return self.folder / training.hex() / "node.msgpack" if self.folder is not None and training else None
 
     def answer(self, ask: bytes) -> bytes:
         """The partial sums, or the rows where a question gathers, packed."""
@@ -157,21 +185,48 @@ class Node:
         """What to go on with in another process."""
         memo, remembered = self.fleet.notes()
         given = tuple((name, sums) for name, sums in self._given.items() if name in self._private)
-        return pack(Computed(self._opened, tuple(memo.items()), given, tuple(self.fleet.memory().kept.items()),
-                             tuple(remembered.items())))
+        kept, place = self.fleet.memory().kept, self._place(self._training)
+        stores = {name: rows.mark for name, rows in kept.items() if isinstance(rows, Rows)}
+        if stores and place is None:
+            raise RowsError(f"what clients of this node remember ({', '.join(stores)}) is too large to be saved elsewhere. Give "
+                            "the node a folder for it: Node(..., folder=...).")
+        small = tuple((name, rows) for name, rows in kept.items() if isinstance(rows, Tensor))
+        saved = pack(Computed(self._opened, tuple(memo.items()), given, small, tuple(remembered.items()), self._training,
+                              tuple(stores.items()), self.fleet.stamp))
+        if place is not None and (kept or remembered or place.parent.is_dir()):
+            self._write(place, saved, {mark.file for mark in stores.values()})
+        return saved
+
+    def _write(self, place: Path, saved: bytes, named: set[str]) -> None:
+        """Save beside what clients keep, where a server that is started again will ask for it."""
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = place.with_suffix(".writing")
+        with beside.open("wb") as file:
+            file.write(saved)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(place)
+        if not self.fleet.stamp:
+            self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash
+            self._named = named
 
     def recall(self, saved: bytes) -> None:
         """Go on from what was saved; from nothing, where it is empty."""
         self.fleet.close(False)
         self._forget()
+        self._training, self._named = b"", set()
         if not saved:
             self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
             return
         was: Computed = unpack(saved, {**self.types, **named([Computed])})
-        self.fleet.recall(ClientMemory(self.fleet.population.key, dict(was.kept)))
+        self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._place(was.training)
+        if place is not None:
+            self.fleet.keep_in(place.parent)
+            kept |= {name: RowStore.open(place.parent, Mark(*mark)).rows for name, mark in was.stores}
+        self.fleet.recall(ClientMemory(self.fleet.population.key, kept))
         if was.opened:
             self._open(was.opened, self._read(was.opened))
-            self.fleet.note(dict(was.memo), dict(was.remembered))
+            self.fleet.note(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost
-from fedtail.clients import Broadcast, ClientMemory
+from fedtail.clients import Broadcast, ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, told_digest
 from fedtail.deployment.node_messages import Answers, NodeMessage, Reply, replied, written
@@ -25,6 +26,7 @@ from fedtail.wire import named, pack, unpack
 
 Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a letter for some nodes, replies from those who answer
 Schedule = Literal["ahead", "simple", "together"]
+MOST_LOST = 256                                                      # lost rounds that nodes are told of
 LONGEST = 200                                                        # of what a node says about a problem
 
 
@@ -48,6 +50,7 @@ class RemoteFleet:
         self._types, self._run, self._letters = named(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "together"
                                   else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
+        self._nodes = NodeMemory(secrets.token_bytes(16))    # what they are told of the training
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
         self._counts: dict[int, int] = {}                    # clients asked in this round, by node
         self._untold: dict[int, list[bytes]] = {}            # what each node has still to be told
@@ -66,8 +69,8 @@ class RemoteFleet:
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round = self.population.counts(cohort), -1
         for node in self._counts:
-            before = self._untold.get(node, [])[-1:]         # how its last round ended
-            self._untold[node] = [*before, pack(Open(self.population.part(cohort, node), self._broadcast))]
+            before, mine = self._untold.get(node, [])[-1:], self.population.part(cohort, node)      # how its last round ended
+            self._untold[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         ask = self._asks(questions, encoding)
@@ -103,6 +106,8 @@ class RemoteFleet:
 
     def close(self, finished: bool) -> None:
         """End a round. Nothing is sent: it travels with the next round."""
+        if not finished:
+            self._nodes = replace(self._nodes, lost=(*self._nodes.lost, self._broadcast.round)[-MOST_LOST:])
         for node in self._counts:
             if not self._untold[node]:                       # who never heard of the round need not hear of its end
                 self._untold[node] = [pack(Close(self._broadcast.round, finished))]
@@ -113,12 +118,19 @@ class RemoteFleet:
     def view(self) -> None:
         """None: a server has no view of single clients; `reports` says which answered."""
 
+    def finish(self) -> None:
+        """Training is over: tell nodes how their last round ended, so that they keep what it left."""
+        waiting = {node: b"" for node, told in self._untold.items() if told}
+        if waiting:
+            self._exchange_letters(waiting, waiting)
+
     def memory(self) -> ClientMemory:
-        """Empty: nodes store what their clients remember, and none of it is seen here."""
-        return ClientMemory(self.population.key, {})
+        """What nodes have to be told to find what their clients keep; none of it is seen here."""
+        return ClientMemory(self.population.key, {}, self._nodes if self._broadcast.round >= 0 else None)
 
     def recall(self, memory: ClientMemory) -> None:
-        """Does nothing: nodes store what their clients remember."""
+        """Go on with a training whose nodes remember by themselves; in a new one nobody remembers anything."""
+        self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
     def _open_masked(self, threshold: int) -> None:
         if self._masked_round == self._broadcast.round:

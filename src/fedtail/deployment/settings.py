@@ -76,4 +76,5 @@ class NodeSettings:
 
         experiments = deployed_experiments(self.folder / self.experiment)
         own = {part.__name__: part for one in experiments for part in parts_of(one.algorithm)}
-        return Node(self.population(), experiments[0].task.make(seed), parts=own.values(), workers=1)
+        return Node(self.population(), experiments[0].task.make(seed), parts=own.values(), workers=1,
+                    folder=self.folder / "memory")

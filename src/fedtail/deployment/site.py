@@ -102,15 +102,15 @@ class Site:
 
     def _begin(self, message: NodeMessage) -> None:
         if message.run != self._run:
-            self._run, self._me, self._broadcasts, self._saved_node = message.run, message.to, [], b""
+            self._run, self._me, self._broadcasts = message.run, message.to, []      # what clients keep is of a training
             self._participant = None
-            if self._node is not None:
-                self._node.recall(b"")
         if message.to != self._me:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
     def _in_the_clear(self, message: NodeMessage) -> bytes:
         if not message.ask:
+            if message.broadcasts:                           # how the last round of a training ended
+                self._awake()
             return b""
         if self.masked_only:
             raise Refused("this node answers under masks only (masked_only).")
@@ -134,8 +134,9 @@ class Site:
 
     def _awake(self) -> Computing:
         if self._node is None:
-            self._node = self._make()
-            self._node.recall(self._saved_node)
+            node = self._make()
+            node.recall(self._saved_node)
+            self._node = node
         while self._broadcasts:
             self._node.tell(self._broadcasts.pop(0))
         return self._node

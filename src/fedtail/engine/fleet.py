@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, Clients, Memo, Memory, Report, Shard, memo_name
+from fedtail.clients import Broadcast, Clients, LargeMemory, Memo, Memory, Report, Shard, memo_name
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
@@ -22,10 +24,12 @@ from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.simulated import Simulated
 from fedtail.engine.workers import Team, workers_for
 from fedtail.questions import Question, answer
+from fedtail.rows import RowPlaces
 from fedtail.sampling import Cohort
 from fedtail.task import Task
 
 ROWS = 1024      # clients whose statistics are computed at once
+READ = 2**24     # numbers that clients remember and that are read at once
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Opening:
     seed: int
     noise_seed: int | None
     memory: Memory
+    large: LargeMemory
+    places: RowPlaces
 
 
 @dataclass(frozen=True)
@@ -72,18 +78,19 @@ class LocalFleet(Simulated):
     Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one counted, by
     default one for each core; their number changes no bit. `workers=0` leaves a round to torch's own threads, whose number
     may. `kernel` is how models are computed, by default as fits them (`kernel_for`); `precision` how a GPU multiplies. `chunk`
-    bounds the clients computed side by side. Leaving a `with` block ends the processes; so does the end of this one.
+    bounds the clients computed side by side. What clients remember is written to files of `folder` where it is large, without
+    one to temporary files. Leaving a `with` block ends the processes; so does the end of this one.
     """
 
     in_one_process = True      # with its workers: what is gathered here crosses nothing
 
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
-                 workers: int | None = None, precision: Precision = "full"):
+                 workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
-        super().__init__(resident(population, self.device))
+        super().__init__(resident(population, self.device), folder)
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
@@ -99,12 +106,14 @@ class LocalFleet(Simulated):
         self._team.close()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        self.begin(cohort, broadcast, self._recalled(cohort, broadcast))
+        memory, large = self._recalled(cohort, broadcast)
+        self.begin(cohort, broadcast, memory, large, self._places(cohort))
 
-    def begin(self, cohort: Cohort, broadcast: Broadcast, memory: Memory) -> None:
-        """Open a round for clients who remember this, whatever is kept here."""
+    def begin(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory, places: RowPlaces | None) -> None:
+        """Open a round for clients who remember this and write to those places, by default their own, whatever is kept here."""
         self._cohort, self._rounds = cohort, self._rounds + 1
-        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory)
+        self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory, large,
+                                places or self._places(cohort))
         self._shard = self._shard_of(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
             self._share(self._shard.params)
@@ -118,15 +127,29 @@ class LocalFleet(Simulated):
         _, shard = self._opened()
         return shard.report(torch.arange(len(shard.population)))
 
+    def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """What is large and written so far in this round, which is then no longer here: by name which clients, and their rows."""
+        opening, _ = self._opened()
+        written = opening.places.written()
+        self._rows.discard(opening.places)
+        return written
+
     def notes(self) -> tuple[Memo, Memory]:
         """What the open round has found out so far: losses by model, and what clients are to remember; nothing between rounds."""
         return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
-    def note(self, memo: Memo, remembered: Memory) -> None:
-        """Go on in the open round with what was found out before."""
-        _, shard = self._opened()
+    @property
+    def stamp(self) -> bytes:
+        """What tells the large rows that the open round has written from others; empty between rounds."""
+        return b"" if self._shard is None or self._shard.places is None else self._shard.places.stamp
+
+    def note(self, memo: Memo, remembered: Memory, stamp: bytes = b"") -> None:
+        """Go on in the open round with what was found out before, and with the rows that were written with a stamp."""
+        opening, shard = self._opened()
         shard.memo.update(memo)
         shard.remembered.update(remembered)
+        shard.places = replace(opening.places, stamp=stamp or opening.places.stamp)
+        self._opening = replace(opening, places=shard.places)
 
     def _sum(self, question: Question, encoding: Encoder) -> Tensor:
         opening, shard = self._opened()
@@ -182,6 +205,7 @@ class LocalFleet(Simulated):
     def _chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
         _, shard = self._opened()
         size = self.chunk or (side_by_side(self.kernel, shard.population, self.device) if question.trains else ROWS)
+        size = max(1, min([size, *(READ // prod(kept.shape) for kept in shard.large.values())]))
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
     def _opened(self) -> tuple[Opening, Shard]:
@@ -194,7 +218,8 @@ class LocalFleet(Simulated):
         clients = replace(self.population.select(cohort.ids), key=cohort.key)
         blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack, self.device)
         told = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
-        return Shard(clients, cohort.importance, told, self.kernel, params.to(self.device, self.dtype), opening.memory, blocks)
+        return Shard(clients, cohort.importance, told, self.kernel, params.to(self.device, self.dtype), opening.memory, blocks,
+                     large=opening.large, places=opening.places)
 
     def _share(self, models: Tensor) -> None:
         """Put the models where forked processes see them; those forked before there were as many end."""

@@ -217,14 +217,16 @@ class _Threads:
     """
 
     def __init__(self) -> None:
-        self._lock, self._users, self._before = threading.Lock(), 0, 1
+        self._lock, self._users, self._before = threading.RLock(), 0, 1      # a lease may be forgotten while one is taken
 
-    def take(self) -> None:
+    def take(self) -> Lease:
+        """One thread, until the lease is given back or forgotten."""
         with self._lock:
             if not self._users:
                 self._before = torch.get_num_threads()
             self._users += 1
             torch.set_num_threads(1)                   # in every thread: part of the setting is the thread's own
+        return Lease(self)
 
     def usual(self) -> int:
         """As many as there are when no training runs."""
@@ -238,6 +240,21 @@ class _Threads:
                 torch.set_num_threads(self._before)
 
 
+class Lease:
+    """Gives torch its threads back when it is called, or when nobody holds it any more: once."""
+
+    def __init__(self, threads: _Threads):
+        self._threads: _Threads | None = threads
+
+    def __call__(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.give_back()
+
+    def __del__(self) -> None:
+        self()
+
+
 _THREADS = _Threads()
 
 
@@ -249,8 +266,7 @@ def one_thread(workers: int) -> Callable[[], None]:
     """
     if not workers:
         return lambda: None
-    _THREADS.take()
-    return _THREADS.give_back
+    return _THREADS.take()
 
 
 def workers_for(device: torch.device, workers: int | None) -> int:

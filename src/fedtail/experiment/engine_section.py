@@ -44,13 +44,14 @@ class EnginePlan:
         if self.workers is not None and self.workers < 0:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
-    def fleet(self, task: Task, population: Population, folder: Path) -> AbstractContextManager[Any]:
+    def fleet(self, task: Task, population: Population, folder: Path, memory: Path | None = None) -> AbstractContextManager[Any]:
         """Who trains; None for this process and its workers. `folder` is that of the experiment, whose modules are sent along."""
         if self.kind == "local":
             return nullcontext()
         from fedtail.engine.ray import RayFleet
 
-        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder))
+        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder),
+                        folder=memory)
 
 
 def own_modules(folder: Path) -> list[ModuleType]:

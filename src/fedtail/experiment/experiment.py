@@ -15,6 +15,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
+from fedtail.engine.fleet import LocalFleet
 from fedtail.errors import FieldError
 from fedtail.experiment.data_section import DataPlan, data_plan
 from fedtail.experiment.engine_section import UNSET, EnginePlan
@@ -95,12 +96,17 @@ class Experiment:
         engine = self.engine
         return {"device": self.device, "kernel": engine.kernel, "precision": engine.precision, "workers": engine.workers}
 
-    def fleet(self, task: Task, population: Population) -> AbstractContextManager[Any]:
-        """Who trains; None for this process and its workers. Nothing is started before the first round."""
+    def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
+        """Who trains; None for this process and its workers. Nothing is started before the first round.
+
+        In the folder `memory` clients keep what is large; there is a fleet for this process too where it is given.
+        """
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                          "device = \"cpu\", or kind = \"local\" below [engine].")
-        return self.engine.fleet(task, population, self.source.folder)
+        if self.engine.kind == "local" and memory is not None:
+            return LocalFleet(population, task, folder=memory, **self.computing)
+        return self.engine.fleet(task, population, self.source.folder, memory)
 
     @property
     def evaluating(self) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class PowerFair(Risk):
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
         largest = dual[0].clamp(min=FLOOR)
         steepness = self.power * (clients.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
-        return torch.where(clients.losses > largest, 0.0, steepness)      # beyond it the density stays at one
+        constant = (clients.losses > largest) | (dual[0] <= 0)      # beyond it, and where no loss is positive, the density is one
+        return torch.where(constant, 0.0, steepness)
 
     def _counted(self, losses: Tensor, largest: Tensor) -> Tensor:
         """(F / largest)^q, at most one; one for everybody where nobody's loss is positive."""

@@ -1,4 +1,7 @@
-"""Checkpoints: all it takes to go on, in one file that is whole or not there; the one before it is kept."""
+"""Checkpoints: all it takes to go on, in one file that is whole or not there; the one before it is kept.
+
+What clients remember is in the file too, or, where it is large, in row stores beside it, of which it holds the marks.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ import torch
 from torch import Tensor
 
 from fedtail.algorithm import State, states_of
-from fedtail.clients import ClientMemory
-from fedtail.runs.files import RunError, write_whole
+from fedtail.clients import ClientMemory, NodeMemory
+from fedtail.rows import Mark, Rows, RowStore
+from fedtail.runs.files import RunError, settle, write_whole
 from fedtail.training import Trained
 
 FORMAT = "fedtail checkpoint 1"
 FORMER = {"dual": "risk 0", "kept": "iterate 0", "aggregate": "aggregate 0"}      # names in version 0.1, of single tensors,
 FORMER_PARTS = {"optimizer": "server"}                                            # and of several
+MEMORY = "memory"      # the folder of the row stores, within the run's
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Checkpoints:
         self.folder = folder
         self.files = [folder / "checkpoint-a.safetensors", folder / "checkpoint-b.safetensors"]
         self._newest: Path | None = None
+        self._stores: dict[Path, set[str]] = {}      # files of row stores that each checkpoint names
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole, and what is wrong with those that are not; None where none was written."""
@@ -51,10 +57,11 @@ class Checkpoints:
         for path in self.files:
             if path.exists():
                 try:
-                    found[path] = _read(path)
+                    found[path] = _read(path, self.folder / MEMORY)
+                    self._stores[path] = set(_marks(found[path].memory))
                 except Exception as reason:      # whatever a damaged file makes the reader say
                     text = (str(reason) or type(reason).__name__).splitlines()[0]
-                    problems.append(f"{path.name} is damaged ({text[:100]})")
+                    problems.append(f"{path.name} is damaged ({text[:300]})")
         if not found and problems:
             raise RunError(f"no checkpoint in {self.folder} can be read: {'; '.join(problems)}. Its metrics are still there; "
                            "start again in another folder.")
@@ -67,24 +74,51 @@ class Checkpoints:
     def save(self, trained: Trained, lines: dict[str, Sequence[Any]]) -> None:
         """Write a new one in the place of the older, or damaged, one."""
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
+        self._settle(trained.memory)
         write_whole(place, _content(trained, lines))
-        self._newest = place
+        self._newest, self._stores[place] = place, set(_marks(trained.memory))
+        self._sweep()
+
+    def _settle(self, memory: ClientMemory) -> None:
+        """Row stores are on disk before a checkpoint names them."""
+        for rows in memory.kept.values():
+            if isinstance(rows, Rows):
+                if rows.store.file.path.parent.resolve() != (self.folder / MEMORY).resolve():
+                    raise RunError(f"what clients remember is in {rows.store.file.path.parent}, but a checkpoint names what is "
+                                   f"in {self.folder / MEMORY}. Train with a fleet whose folder is that one.")
+                rows.store.file.settle()
+                settle(self.folder / MEMORY)
+
+    def _sweep(self) -> None:
+        """Remove row stores that neither checkpoint names: newer ones have taken their place."""
+        named = set().union(*self._stores.values())
+        for path in (self.folder / MEMORY).glob("*.rows"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
 
 
 def _content(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
     from safetensors.torch import save
 
     states, memory = states_of(trained.state), trained.memory
-    named = {"memory key": memory.key, **{f"kept {name}": kept for name, kept in memory.kept.items()}} if memory.kept else {}
+    small = {f"kept {name}": kept for name, kept in memory.kept.items() if isinstance(kept, Tensor)}
+    named = {"memory key": memory.key, **small} if small else {}
+    rows = {name: kept.mark for name, kept in memory.kept.items() if isinstance(kept, Rows)}
+    nodes = {"training": memory.nodes.training.hex(), "lost": memory.nodes.lost} if memory.nodes else None
     for k, state in enumerate(states):
         named |= _named(k, state)
     tensors = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
     about = json.dumps({"format": FORMAT, "round": states[0].round, "models": len(states), "failed": trained.failed,
-                        "lines": lines, "family": isinstance(trained.state, tuple)}, sort_keys=True)
+                        "lines": lines, "family": isinstance(trained.state, tuple), **({"rows": rows} if rows else {}),
+                        **({"nodes": nodes} if nodes else {})}, sort_keys=True)
     return save(tensors, {"about": about, "check": _check(tensors, about)})
 
 
-def _read(path: Path) -> Checkpoint:
+def _marks(memory: ClientMemory) -> list[str]:
+    return [kept.mark.file for kept in memory.kept.values() if isinstance(kept, Rows)]
+
+
+def _read(path: Path, stores: Path) -> Checkpoint:
     """What was written. Tensors are copied out of the mapped file: there they lie at any multiple of 8, and where a matrix lies
     decides how its products are rounded; torch's own memory begins at multiples of 64."""
     from safetensors import safe_open
@@ -98,8 +132,10 @@ def _read(path: Path) -> Checkpoint:
     if _check(tensors, about) != check:
         raise ValueError("its contents do not match their digest")
     states = tuple(_state(k, tensors, told["round"]) for k in range(told["models"]))
-    kept = {name.removeprefix("kept "): tensor for name, tensor in tensors.items() if name.startswith("kept ")}
-    memory = ClientMemory(tensors.get("memory key", torch.zeros(0, dtype=torch.int64)), kept)
+    kept: dict[str, Tensor | Rows] = {name.removeprefix("kept "): t for name, t in tensors.items() if name.startswith("kept ")}
+    kept |= {name: RowStore.open(stores, Mark(*mark)).rows for name, mark in told.get("rows", {}).items()}
+    nodes = NodeMemory(bytes.fromhex(told["nodes"]["training"]), tuple(told["nodes"]["lost"])) if "nodes" in told else None
+    memory = ClientMemory(tensors.get("memory key", torch.zeros(0, dtype=torch.int64)), kept, nodes)
     return Checkpoint(told["round"], states if told["family"] else states[0], memory, told["failed"], told["lines"])
 
 

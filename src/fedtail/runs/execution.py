@@ -19,7 +19,7 @@ from fedtail.experiment.experiment import Experiment
 from fedtail.experiment.values import NONE
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
-from fedtail.runs.checkpoint import Checkpoint, Checkpoints
+from fedtail.runs.checkpoint import MEMORY, Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, only_writer, plain, refuse_strangers
 from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, digest_of, versions, warnings_to
@@ -67,7 +67,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 def _go_on(experiment: Experiment, start: Trained, recorder: Recorder) -> None:
     """Train the rounds that are missing; raises `Interrupted` where training was stopped before the last."""
     people = recorder.splits["train"]
-    with experiment.fleet(start.task, people) as fleet:
+    with experiment.fleet(start.task, people, recorder.folder / MEMORY) as fleet:
         trained = train(experiment.algorithm, start.task, people, rounds=experiment.rounds - recorder.done(start), start=start,
                         channel=experiment.channel, fleet=fleet, **experiment.computing, on_round=recorder.after_round,
                         privacy=recorder.ledger)

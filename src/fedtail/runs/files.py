@@ -33,7 +33,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
     except OSError as reason:
         beside.unlink(missing_ok=True)
         raise RunError(f"{path} could not be written: {why(reason)}. What was there before is still whole.") from reason
-    _settle(path.parent)
+    settle(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -126,7 +126,7 @@ def why(reason: OSError) -> str:
     return reason.strerror or str(reason)
 
 
-def _settle(folder: Path) -> None:
+def settle(folder: Path) -> None:
     """Make a rename survive a power cut."""
     place = os.open(folder, os.O_RDONLY)
     try:

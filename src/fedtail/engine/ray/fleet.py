@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, Shard
+from fedtail.clients import Broadcast, Clients, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cut
 from fedtail.engine.choice import kernel_for
 from fedtail.engine.ray.cluster import check_form, is_ours, join, need_ray
-from fedtail.engine.ray.keeper import Keeper, Told, members
-from fedtail.engine.ray.shards import bytes_of, holding_of, tensor_of
+from fedtail.engine.ray.keeper import Keeper, Reply, Told, members
+from fedtail.engine.ray.shards import array_of, bytes_of, holding_of, tensor_of
 from fedtail.engine.simulated import Simulated
 from fedtail.engine.workers import cores
 from fedtail.questions import Question
@@ -38,19 +39,20 @@ class RayFleet(Simulated):
     when the first round begins, unless this process uses one already; it ends with the fleet, that is with its `with` block.
     "auto" is the cluster this machine belongs to. Examples are sent once; a population opened from a folder is not sent but
     opened there by every node. An actor that is lost is started again and its work redone, with the same result. `own` are
-    modules of yours that nodes cannot import: they are sent too.
+    modules of yours that nodes cannot import: they are sent too. What clients remember is written to files of `folder` where
+    it is large, by actors that see them; from others the rows are sent here.
     """
 
     def __init__(self, population: Population, task: Task, shards: int | None = None, address: str | None = None,
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: str = "auto",
-                 own: Sequence[ModuleType] = ()):
+                 own: Sequence[ModuleType] = (), folder: Path | str | None = None):
         need_ray()
         check_form(address)
         if shards is not None and shards < 1:
             raise ValueError(f"shards must be at least 1, got {shards}. Leave it out for one on each core.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
-        super().__init__(population)
+        super().__init__(population, folder)
         self.task, self.shards, self.address, self.own = task, shards, address, tuple(own)
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel_for(task, torch.device("cpu"), self.dtype, population, kernel)
@@ -68,11 +70,12 @@ class RayFleet(Simulated):
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
         ray = self._started()
-        memory = self._recalled(cohort, broadcast)
+        (memory, large), places = self._recalled(cohort, broadcast), self._places(cohort)
         clients = self.population.select(cohort.ids)
         self._cohort, self._rounds = cohort, self._rounds + 1
-        self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params, memory)
-        self._told = ray.put(ray.cloudpickle.dumps(Told(cohort, broadcast, memory)))
+        self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params, memory, large=large,
+                            places=places)
+        self._told = ray.put(ray.cloudpickle.dumps(Told(cohort, broadcast, memory, large, places, self._rows.site())))
         self._one_thread(1)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
@@ -83,13 +86,37 @@ class RayFleet(Simulated):
         asked = ray.cloudpickle.dumps((questions, encoding))
         called = [(keeper, members(self._cohort, *keeper.block)) for keeper in self._keepers]
         called = [(keeper, place) for keeper, place in called if len(place)]
-        replies = _results([keeper.actor.answer.remote(keeper.held, self._rounds, [self._told], asked) for keeper, _ in called])
+        replies = self._replies(called, asked)
         for (keeper, place), reply in zip(called, replies, strict=True):
             keeper.note(reply.life)
             self._shard.add(place, reply.report)
+            for name, (who, rows) in reply.written.items():
+                Clients(self._shard, place[tensor_of(who)]).remember(name, tensor_of(rows))
         places = [place for _, place in called]
         return [_joined(question, encoding, places, [tensor_of(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
+
+    def _replies(self, called: list[tuple[_Kept, Tensor]], asked: bytes) -> list[Reply]:
+        """What the shards answer; whoever cannot read what its clients remember is sent it, and asked again."""
+        def ask(keeper: _Kept, place: Tensor) -> Any:
+            told = [self._told] if keeper.sees else [self._told, self._sent(place)]
+            return keeper.actor.answer.remote(keeper.held, self._rounds, told, asked)
+
+        replies = _results([ask(*one) for one in called])
+        blind = [k for k, reply in enumerate(replies) if reply is None]
+        for k in blind:
+            called[k][0].sees = False
+        for k, reply in zip(blind, _results([ask(*called[k]) for k in blind]), strict=True):
+            replies[k] = reply
+        return replies
+
+    def _sent(self, place: Tensor) -> Any:
+        """The large rows of some clients of the cohort, for an actor that does not see the files."""
+        import ray
+
+        assert self._shard is not None
+        read = {name: kept.take(place).read() for name, kept in self._shard.large.items()}
+        return ray.put({name: (array_of(found.rows), array_of(found.has)) for name, found in read.items()})
 
     def close(self, finished: bool) -> None:
         self._told = None
@@ -144,6 +171,7 @@ class _Kept:
 
     def __init__(self, block: tuple[int, int], actor: Any, held: list[Any]):
         self.block, self.actor, self.held, self.life = block, actor, held, ""
+        self.sees = True             # the files of what clients remember
 
     def note(self, life: str) -> None:
         """Say so when it is not the one that answered before."""

@@ -1,0 +1,241 @@
+"""Rows by key in a file that only grows. A snapshot is a length; reading one takes the rows that are asked for, nothing else.
+
+A round reserves places at the end of the file, and whoever computes for a client writes its row there, in this process or in
+another. `commit` finds by its stamp what was written, and moves the end; before, nothing of it is seen, and the next round
+takes the same places. Who has never written is not in the index: no number stands for that, and NaN is a number like others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtail.rows.file import HEAD, NOT_WRITTEN, PUT_BACK, RowFile, RowsError
+
+NOTHING = bytes(16)              # the digest of no rows
+
+
+class Recalled(NamedTuple):
+    """One row for each of some clients, and who has one; zeros where nothing was ever written."""
+
+    rows: Tensor                 # (clients, ...)
+    has: Tensor                  # (clients,) bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+        return tuple(self.rows.shape[1:])
+
+    def take(self, chosen: Tensor) -> Recalled:
+        return Recalled(self.rows[chosen], self.has[chosen])
+
+    def read(self) -> Recalled:
+        """Itself, as references to rows give theirs."""
+        return self
+
+    def or_nan(self) -> Tensor:
+        """The rows, NaN for clients that have none."""
+        if bool(self.has.all()):
+            return self.rows
+        return self.rows.masked_fill(~self.has.view(-1, *[1] * (self.rows.ndim - 1)), float("nan"))
+
+
+class Mark(NamedTuple):
+    """All that a checkpoint has to hold of a store: its file, how many rows of it count, and a digest of their heads.
+
+    Heads hold keys and checks of the numbers, so the digest covers the index and, row by row as they are read, the content.
+    """
+
+    file: str
+    length: int
+    digest: str
+
+
+class RowStore:
+    """Rows of one shape and type by key, with one writer at a time.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = RowStore.create(Path(folder.name) / "updates.rows", (3,), torch.float32)
+    >>> before = store.rows
+    >>> store.write([7, 5], torch.tensor([[1., 2., 3.], [4., 5., 6.]]))
+    >>> store.rows.read([5, 6])
+    Recalled(rows=tensor([[4., 5., 6.],
+            [0., 0., 0.]]), has=tensor([ True, False]))
+    >>> before.read([5]).has
+    tensor([False])
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, file: RowFile):
+        self.file = file
+        self._places: dict[int, list[tuple[RowFile, int]]] = {}      # of each key's rows, the newest last
+        self._length, self._digest = 0, NOTHING                      # of what is committed
+
+    @classmethod
+    def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
+        return cls(RowFile.create(path, name, tuple(shape), dtype))
+
+    @classmethod
+    def open(cls, folder: Path, mark: Mark) -> RowStore:
+        """The store as a mark names it; rows beyond are as if they were not there. Heads are looked at, not the numbers."""
+        store = cls(RowFile.open(folder.absolute() / mark.file))
+        if not store.file.holds(mark.length):
+            raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
+        store._take(0, mark.length)
+        if store._digest.hex() != mark.digest:
+            raise RowsError(f"{store.file.path} is not what it was when it was last saved: rows were changed. {PUT_BACK}")
+        return store
+
+    def __len__(self) -> int:
+        """How many rows the file holds, with those that newer ones have replaced."""
+        return self._length
+
+    @property
+    def rows(self) -> Rows:
+        """What is committed."""
+        return Rows(self, self._length, self._digest)
+
+    @property
+    def live(self) -> int:
+        """How many keys have a row."""
+        return len(self._places)
+
+    @property
+    def files(self) -> int:
+        """How many files hold them: its own, and those of an earlier store whose rows it began with."""
+        return len({places[-1][0] for places in self._places.values()} | {self.file})
+
+    def write(self, keys: Iterable[int] | Tensor, rows: Tensor) -> None:
+        """Write a row for each key and commit."""
+        keys, stamp = _listed(keys), new_stamp()
+        self.file.check(self.file.name, tuple(rows.shape[1:]))
+        for number, (key, row) in enumerate(zip(keys, rows, strict=True), len(self)):
+            self.file.write(number, key, stamp, row)
+        self.commit(keys, stamp)
+
+    def commit(self, keys: Iterable[int] | Tensor, stamp: bytes) -> None:
+        """Take what was written with this stamp for these keys, in their order, at the end of the file; all of it at once."""
+        keys, begin, end = _listed(keys), len(self), len(self)
+        for number, key in enumerate(keys, begin):
+            if self.file.is_written(number, key, stamp):
+                end = number + 1
+            else:
+                self.file.clear(number)                              # it may be of a round that was not held to its end
+        self._take(begin, end)
+
+    def _take(self, begin: int, end: int) -> None:
+        """Put rows of the file into the index, and move the end."""
+        for number in range(begin, end):
+            head = self.file.head(number)
+            self._digest = hashlib.blake2b(self._digest + head, digest_size=16).digest()
+            if head != NOT_WRITTEN:
+                self._places.setdefault(HEAD.unpack(head)[2], []).append((self.file, number))
+        self._length = max(begin, end)
+
+    def borrow(self, rows: Rows) -> None:
+        """Begin with the rows of another store, which stay where they are."""
+        self._places = {key: [place] for key in rows.keys for place in [rows.place(key)] if place}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A store as it was at some time: later rounds change nothing of it."""
+
+    store: RowStore
+    length: int
+    digest: bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+        return self.store.file.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.store.file.dtype
+
+    @property
+    def keys(self) -> list[int]:
+        """Whose rows there are."""
+        return [key for key in self.store._places if self.place(key)]
+
+    @property
+    def is_newest(self) -> bool:
+        return self.length == len(self.store)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.store.file.path.name, self.length, self.digest.hex())
+
+    def place(self, key: int) -> tuple[RowFile, int] | None:
+        """The file and the number of a key's row; None where there is none."""
+        for file, number in reversed(self.store._places.get(key, ())):
+            if file is not self.store.file or number < self.length:
+                return file, number
+        return None
+
+    def find(self, keys: Iterable[int] | Tensor) -> RowReferences:
+        """Where the rows of some clients are."""
+        keys = _listed(keys)
+        found = [self.place(key) for key in keys]
+        files = tuple(dict.fromkeys(place[0] for place in found if place)) or (self.store.file,)
+        which = [files.index(place[0]) if place else -1 for place in found]
+        return RowReferences(files, torch.tensor(keys, dtype=torch.int64), torch.tensor(which, dtype=torch.int64),
+                             torch.tensor([place[1] if place else -1 for place in found], dtype=torch.int64))
+
+    def read(self, keys: Iterable[int] | Tensor) -> Recalled:
+        """The rows of some clients."""
+        return self.find(keys).read()
+
+    def copied(self, path: Path) -> RowStore:
+        """A store in a file of its own, with these rows and none that they have replaced."""
+        keys, new = self.keys, RowStore.create(path, self.shape, self.dtype, self.store.file.name)
+        for number, key in enumerate(keys):
+            place = self.place(key)
+            if place:
+                place[0].copy(place[1], new.file, number)
+        new._take(0, len(keys))
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class RowReferences:
+    """Where the rows of some clients are. It is small, and any process that sees the files reads them."""
+
+    files: tuple[RowFile, ...]
+    key: Tensor                  # (clients,)
+    which: Tensor                # (clients,) of the files, -1 for none
+    number: Tensor               # (clients,) of the row in it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.files[0].shape
+
+    def take(self, chosen: Tensor) -> RowReferences:
+        return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
+
+    def read(self) -> Recalled:
+        rows = torch.empty(len(self.key), *self.shape, dtype=self.files[0].dtype)
+        for row, key, which, number in zip(rows, self.key.tolist(), self.which.tolist(), self.number.tolist(), strict=True):
+            if which >= 0:
+                self.files[which].read(number, key, row)
+            else:
+                row.zero_()
+        return Recalled(rows, self.which >= 0)
+
+
+def new_stamp() -> bytes:
+    """Tells what one round wrote from whatever else lies in a file."""
+    return secrets.token_bytes(8)
+
+
+def _listed(keys: Iterable[int] | Tensor) -> list[int]:
+    return keys.tolist() if isinstance(keys, Tensor) else [int(key) for key in keys]
