@@ -37,7 +37,6 @@ from fedtail import (
 from fedtail.algorithm import RoundLostWarning
 from fedtail.composition import NEEDS, RULES, Composition, check, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
-from fedtail.deployment import Node, Site
 from fedtail.engine import LocalFleet
 from fedtail.part import Part
 from fedtail.privacy import NoisySum
@@ -321,28 +320,17 @@ class Declared(Forgetful):
         return RiskDeclaration(contributing=1.0)
 
 
-class OwnSites(Sites):
-    """Nodes that were given a user's class."""
-
-    def __init__(self, part):
-        self.part = part
-        super().__init__(nodes=3)
-
-    def fresh(self, node):
-        return Site(lambda: Node(self.people[node], self.task, parts=[self.part], workers=1))
-
-
 @pytest.mark.parametrize("channel", [PlainChannel(), IntegerChannel(), HIDING], ids=lambda channel: type(channel).__name__)
 def test_a_helper_that_a_risk_declares_is_known_to_its_nodes(channel):
     expected = params_of(train(method(risk=Declared()), TASK, PEOPLE, rounds=2))
-    remote = params_of(train(method(risk=Declared()), TASK, fleet=OwnSites(Declared).fleet(), rounds=2, channel=channel))
+    remote = params_of(train(method(risk=Declared()), TASK, fleet=Sites(3, parts=[Declared]).fleet(), rounds=2, channel=channel))
     assert (expected - TASK.params()).abs().max() > 0.01
     assert torch.allclose(remote, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("channel", [PlainChannel(), HIDING], ids=lambda channel: type(channel).__name__)
 def test_a_helper_that_a_risk_forgot_to_declare_is_refused_by_every_node_in_words(channel):
-    fleet = OwnSites(Forgetful).fleet()
+    fleet = Sites(3, parts=[Forgetful]).fleet()
     with pytest.warns(RoundLostWarning):
         train(method(risk=Forgetful()), TASK, fleet=fleet, rounds=1, channel=channel)
     problems = fleet.reports[0].problems
