@@ -62,7 +62,7 @@ from cases import small_population
 from own_risk import Expectile
 from remote_cases import Sites, params_of
 
-CLIENTS, ROUNDS = 12, 2
+CLIENTS, ROUNDS = 9, 2
 
 
 def started(module):
@@ -79,12 +79,12 @@ TASK = fedtail.Task(started(SoftmaxRegression(5, 3)))
 LOCAL = {"learning_rate": 0.2, "batch_size": 4}
 BASE = replace(fedtail.fedavg(CLIENTS, **LOCAL), sample=Everyone())
 FAINT = 1e-3                                # a noise multiplier: nodes draw their own noise, and end near the same model all the same
-SHARES, SERVER = DiscreteNoise(FAINT, planned_clients=6), GaussianNoise(FAINT)
+SHARES, SERVER = DiscreteNoise(FAINT, planned_clients=5), GaussianNoise(FAINT)
 HISTOGRAM = NoisyHistogram(4.0, float(CLIENTS), SHARES, bins=8)
 
 BARE = {
-    "Mean": Mean(), "Superquantile": Superquantile(0.5), "12 bits": Superquantile(0.5, ExactQuantile(12)), "majorise": Superquantile(0.5, MajoriseMinimise(4)),
-    "TailFilter": TailFilter(0.5), "SmoothedSuperquantile": SmoothedSuperquantile(0.5, 0.5), "QuadraticSuperquantile": QuadraticSuperquantile(0.5, 0.5),
+    "Mean": Mean(), "Superquantile": Superquantile(0.6), "12 bits": Superquantile(0.6, ExactQuantile(12)), "majorise": Superquantile(0.6, MajoriseMinimise(4)),
+    "TailFilter": TailFilter(0.6), "SmoothedSuperquantile": SmoothedSuperquantile(0.6, 0.5), "QuadraticSuperquantile": QuadraticSuperquantile(0.6, 0.5),
     "Tilted": Tilted(1.0), "Tilted with a bound": Tilted(1.0, 4.0), "PowerFair": PowerFair(1.0), "Worst": Worst(), "GroupAscent": GroupAscent(3), "Ascent": Ascent(),
     "a user's": Expectile(0.7),
 }
@@ -96,7 +96,7 @@ WRAPPERS = {
     "Refreshed(Binned)": lambda risk: Refreshed(Binned(risk, HISTOGRAM), 2),
     "Binned(Refreshed)": lambda risk: Binned(Refreshed(risk, 2), HISTOGRAM),
 }
-CHANNELS = {"plain": PlainChannel(), "integers": IntegerChannel(), "unmasked": SecureChannel(7, hides_among=2, masks="none"), "masked": SecureChannel(7, hides_among=2)}
+CHANNELS = {"plain": PlainChannel(), "integers": IntegerChannel(), "unmasked": SecureChannel(5, hides_among=2, masks="none"), "masked": SecureChannel(5, hides_among=2)}
 PLACES = ["here", "nodes"]
 
 
