@@ -487,6 +487,22 @@ def test_rounds_that_are_affordable_are_the_most_that_fit():
     assert rounds_affordable([(step, fitting + 5)], step, 1.5, 1e-5) == 0
 
 
+@pytest.mark.parametrize("most", [0, 1, 2, 7, 8, 40])
+def test_the_largest_count_is_found_from_any_that_fits(most):
+    """In twice as many questions as it has digits, none of them beyond `most`."""
+    for answer in range(most + 1):
+        for low in range(answer + 1):
+            asked = []
+
+            def fits(count, answer=answer, asked=asked):
+                asked.append(count)
+                assert len(asked) <= 2 * most.bit_length() + 1
+                assert count <= most
+                return count <= answer
+
+            assert accounting._largest(fits, low, most) == answer
+
+
 def test_what_costs_nothing_is_affordable_for_ever_and_what_is_not_private_never():
     assert rounds_affordable([], RoundEvent((), PoissonSampling(0.1)), 1.0, 1e-5, most=50) == 50
     naked = RoundEvent((NonPrivateRelease("the loss"),), NoSampling())
@@ -504,8 +520,8 @@ def test_what_is_released_without_noise_is_named_and_epsilon_is_infinite():
     assert (found.epsilon, found.against_server, found.one_participation) == (math.inf, math.inf, math.inf)
     assert found.non_private == ("an update", "a count", "a sum at zero noise")
     assert delta_at([(bare, 1)], 3.0) == 1
-    assert str(found) == ("epsilon infinity at delta 1e-05 (Poisson sampling kept secret, add-or-remove-one-client); without amplification, against a "
-                          "server that knows the cohort, infinity; released without noise: an update, a count, a sum at zero noise")
+    assert str(found) == ("epsilon infinity at delta 1e-05 (no amplification by sampling, add-or-remove-one-client); released without noise: "
+                          "an update, a count, a sum at zero noise")
 
 
 def test_nothing_costs_nothing():

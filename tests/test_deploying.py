@@ -137,6 +137,7 @@ def test_a_nodes_own_settings(tmp_path, file):
     place.write_text('name = "north"\nexperiment = "experiment.toml"\ndata = "people"\n')
     settings = NodeSettings.read(place)
     info = read_node_info(node_info(settings))
+    assert msgpack.unpackb(node_info(settings))["type"] == "Who"        # on the wire as in version 0.1
     assert info.name == "north"
     assert len(info.key.unique()) == 3
     assert not torch.equal(info.key, PEOPLE.key[:3])

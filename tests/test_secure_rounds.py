@@ -391,6 +391,32 @@ def known(count):
     return {one: Identity(secret, pinned) for one, secret in secrets.items()}
 
 
+@pytest.mark.parametrize("signed", [0, 1])
+def test_participants_of_a_run_saved_between_exchanges_go_on(signed):
+    identities = known(4) if signed else {}
+    clients = LocalClients(range(4), b"run", minimum=3, vanish={2: {2}}, repetitions=2, identities=identities)
+    clients.rows = {one: np.arange(3) + 10 * one for one in range(4)}
+
+    def exchange(contents):
+        saved = {one: p.save() for one, p in clients.participants.items()}
+        clients.participants = {one: Participant.restore(state, identities.get(one)) for one, state in saved.items()}
+        assert {one: p.save() for one, p in clients.participants.items()} == saved
+        return clients(contents)
+
+    rounds = TogetherRounds(exchange, Run(b"run", (0, 1, 2, 3), signed))
+    assert rounds.sum(0, 0, 3, 16).total.tolist() == [60, 64, 68]
+    with pytest.raises(Missing):
+        rounds.sum(0, 1, 3, 16)
+    assert rounds.again().total.tolist() == [40, 43, 46]
+    assert not clients.refused
+    session = Session(b"run", 0, (0, 1, 2, 3), 3, signed=signed)      # and a session beside the run
+    beside = Rounds(exchange)
+    beside.open(session)
+    assert beside.sum(3, 16).total.tolist() == [60, 64, 68]
+    for again, text in ((replace(session, threshold=4), "has sent a row"), (Session(b"run", 1, (0, 1, 2), 2, signed=signed), "hides among 3 or more")):
+        participant_refuses(Participant.restore(clients.participants[0].save(), identities.get(0)), wrap(again.id, again), text)
+
+
 def signed_session(count=7, threshold=4, queries=1, round=0):
     return Session(b"run", round, tuple(range(count)), threshold, queries, signed=1)
 

@@ -40,7 +40,11 @@ class NodeInfo:
             raise ValueError(f"node {self.name!r} does not give a group for each of its clients.")
 
 
-TYPES = {"NodeInfo": NodeInfo, "Who": NodeInfo}      # by the name on the wire; Who is what nodes of version 0.1 write
+class Who(NodeInfo):
+    """Node info under the name it has on the wire since version 0.1, so that old and new servers and nodes still work."""
+
+
+TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
 
 
 def node_info(settings: NodeSettings) -> bytes:
@@ -49,7 +53,7 @@ def node_info(settings: NodeSettings) -> bytes:
     key = population.key
     if settings.keys == "name":
         key = hashed(name_seed(settings.name), "client of a node", population.key)
-    return pack(NodeInfo(settings.name, key, population.mass.double(), population.group))
+    return pack(Who(settings.name, key, population.mass.double(), population.group))
 
 
 def read_node_info(data: bytes) -> NodeInfo:

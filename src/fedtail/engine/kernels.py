@@ -72,6 +72,14 @@ class Kernel(Protocol):
         """
         ...
 
+    def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        """The loss of every example, (clients, batch), in training mode; arguments as in `gradients`."""
+        ...
+
+    def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        """The gradient of every example, (examples, dim), under one model (dim,): inputs and targets (examples, ...)."""
+        ...
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """params -= rate * gradients, in place."""
         ...
@@ -122,6 +130,20 @@ class ModuleKernel:
             parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+    def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        rows = []
+        for k in range(len(params)):
+            self._bind(self.trained, params[k])
+            with torch.no_grad(), computing(self.precision, self.device):
+                outputs = call(self.training, rows_of(inputs, k))
+            rows.append(self.task.loss(outputs.to(params.dtype), targets[k]))
+        return torch.stack(rows)
+
+    def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        one = params.new_ones(1)
+        alone = [(rows_of(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
+        return torch.stack([torch.cat([part.reshape(-1) for part in self._parts(params, *example, one)]) for example in alone])
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         for k in range(len(params)):

@@ -49,6 +49,15 @@ class LinearKernel:
         inputs = _only(inputs).flatten(2)
         return self._gradient(self.residual(self._scores(params, inputs), targets) * weight[:, None], inputs)
 
+    def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        return _BOTH[self.residual](self._scores(params, _only(inputs).flatten(2)), targets)[0]
+
+    def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        inputs = _only(inputs)[None].flatten(2)                # one client, whose examples are told apart
+        residual = self.residual(self._scores(params[None], inputs), targets[None])[0].mT            # (examples, outputs)
+        weights = (residual[:, :, None] * inputs[0][:, None]).flatten(1)
+        return torch.cat([weights, residual], 1) if self.bias else weights
+
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         inputs = _only(inputs).flatten(2)
         residual = self.residual(self._scores(params, inputs), targets).mul_(weight[:, None])

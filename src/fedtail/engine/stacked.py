@@ -41,6 +41,7 @@ class StackedKernel(ModuleKernel):
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = flat_outputs(self.evaluating, precision, device)
         on_cpu = device.type == "cpu"
+        self._function = function
         self._gradients: StackedGradients | Replayed = function if on_cpu else Replayed(function, device)
         self._outputs: Step = flat if on_cpu else Replayed(flat, device, self.flat // SHAPES, OFTEN)
 
@@ -52,6 +53,12 @@ class StackedKernel(ModuleKernel):
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         gradients = self._gradients(params, inputs, targets, weight.to(params.dtype))
         return gradients.clone() if isinstance(self._gradients, Replayed) else gradients      # the next replay writes there
+
+    def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        return self._function.losses(params, inputs, targets)
+
+    def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        return self._function.of_examples(params, inputs, targets)
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         if isinstance(self._gradients, Replayed):
@@ -76,17 +83,37 @@ class StackedGradients:
         everything = (*module.named_parameters(), *module.named_buffers())
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
-        def of_one(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        def examples_of_one(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype) -> Tensor:
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
             with computing(precision, device), Stacked():
                 outputs = functional_call(module, {**named, **rest}, *given)
-            return (_losses(loss, outputs.to(weight.dtype), targets) * weight).sum()
+            return _losses(loss, outputs.to(dtype), targets)
+
+        def of_one(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+            return (examples_of_one(named, inputs, targets, weight.dtype) * weight).sum()
 
         self._of_all = vmap(grad_and_value(of_one))
+        self._of_examples = vmap(grad_and_value(of_one), in_dims=(None, 0, 0, 0))      # one model, every example for itself
+        self._losses = vmap(examples_of_one, in_dims=(0, 0, 0, None))
 
     def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         """On flat vectors (clients, dim); not finite where the loss is not."""
         found, losses = self.by_name(self.named(params), inputs, targets, weight)
+        flat = torch.cat([part.flatten(1) for part in found.values()], 1)
+        flat[:, :1].add_(losses[:, None], alpha=0.0)
+        return flat
+
+    def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        """The loss of every example, (clients, batch)."""
+        with torch.no_grad(), computing(self.precision, self.device, activations=False):
+            return self._losses(self.named(params), inputs, targets, params.dtype)
+
+    def of_examples(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        """Gradients (examples, dim) of single examples under one model (dim,); not finite where the loss is not."""
+        alone = {k: v[:, None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[:, None]
+        named = {name: part[0] for name, part in self.named(params[None]).items()}
+        with computing(self.precision, self.device, activations=False):
+            found, losses = self._of_examples(named, alone, targets[:, None], params.new_ones(len(targets), 1))
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
         flat[:, :1].add_(losses[:, None], alpha=0.0)
         return flat

@@ -71,11 +71,12 @@ class LocalTraining(Part):
         """How many steps each client takes, (clients,)."""
         raise NotImplementedError
 
-    def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None) -> Tensor:
+    def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
         """Client: the model of each after its steps, (clients, dim).
 
         `anchor` (dim,) is the model received; `start` the model to begin with, one for all (dim,) or one for each (clients, dim).
-        `first` are the gradients of the first step, (clients, dim), where they are known already.
+        `first` are the gradients of the first step, (clients, dim), where they are known already. With `done`, training goes on
+        after so many steps: with the batches that follow them.
         """
         raise NotImplementedError
 

@@ -24,42 +24,46 @@ class Batch(NamedTuple):
     weight: Tensor                # (active, batch), each row sums to one
 
 
-def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | None) -> Iterator[Batch]:
-    """The batches of clients sorted by falling `steps`; `epoch` is the steps of one pass over a client's examples."""
+def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | None, done: int = 0) -> Iterator[Batch]:
+    """The batches of clients sorted by falling `steps`; `epoch` is the steps of one pass over a client's examples.
+
+    With `done`, the stream goes on after so many steps that all of them have taken: the same batches as without a break.
+    """
     last = int(steps.max())
     active = (steps[:, None] > torch.arange(last)).sum(0).tolist()
     if batch_size is None:
         order, weight = _weighted(clients, torch.arange(int(clients.sizes.max())).expand(len(clients), -1), None)
         whole = (*clients.examples(order), weight)
         return (_slice(whole, slice(count), slice(None)) for count in active)
-    together = len(clients) == 1 or bool((steps <= epoch).all())      # all at the same place of their epoch at any time
-    return (_by_epoch if together else _one_by_one)(clients, steps, epoch, batch_size, active)
+    together = len(clients) == 1 or bool((done + steps <= epoch).all())      # all at the same place of their epoch at any time
+    return (_by_epoch if together else _one_by_one)(clients, epoch, batch_size, active, done)
 
 
-def _by_epoch(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int, active: list[int]) -> Iterator[Batch]:
+def _by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
     """Shuffle once an epoch. One client's examples, and those on a GPU, are gathered then, and a batch is a slice of them;
     those of many clients side by side are gathered step by step, since all of them would not stay in cache."""
     length, width = int(epoch.max()), int(clients.sizes.max())
     where = clients.shard.population.targets.device                # examples on a GPU are shuffled there
     at_once = len(clients) == 1 or clients.shard.params.device.type != "cpu"
-    for first in range(0, len(active), length):
+    last = done + len(active)
+    for first in range(done // length * length, last, length):
         order = permutations(sent(clients.draws("batches", first // length), where), sent(clients.sizes, where), width)
         order, weight = _weighted(clients, order, batch_size)
         gathered = (*clients.examples(order), weight) if at_once else None
-        for step in range(first, min(first + length, len(active))):
+        for step in range(max(first, done), min(first + length, last)):
             low = (step - first) * batch_size
-            some = (slice(active[step]), slice(low, min(low + batch_size, width)))
+            some = (slice(active[step - done]), slice(low, min(low + batch_size, width)))
             yield _slice(gathered, *some) if gathered else Batch(
-                active[step], *clients.take(some[0]).examples(order[some]), weight[some])      # type: ignore[arg-type]
+                active[step - done], *clients.take(some[0]).examples(order[some]), weight[some])      # type: ignore[arg-type]
 
 
-def _one_by_one(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int, active: list[int]) -> Iterator[Batch]:
+def _one_by_one(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
     """Clients of different sizes and several epochs: each shuffles anew when its own epoch begins."""
     sizes, column = clients.sizes, torch.arange(min(batch_size, int(clients.sizes.max())))
-    shuffled = permutations(clients.draws("batches", 0), sizes)
-    for step, count in enumerate(active):
+    shuffled = permutations(clients.draws("batches", done // epoch), sizes)
+    for step, count in enumerate(active, done):
         some, turn = sizes[:count, None], step % epoch[:count]
-        fresh = (turn == 0).nonzero().flatten() if step else turn[:0]
+        fresh = (turn == 0).nonzero().flatten() if step > done else turn[:0]
         if len(fresh):
             again = clients.take(fresh)
             drawn = permutations(again.draws("batches", step // epoch[fresh]), again.sizes)

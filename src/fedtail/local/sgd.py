@@ -98,23 +98,23 @@ class LocalSGD(LocalTraining):
         losses, gradients = kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
         return losses.cpu().float().double(), gradients
 
-    def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None) -> Tensor:
+    def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
             return torch.cat([self.models(clients.take(part), anchor, start if start.ndim == 1 else start[part],
-                                          None if first is None else first[part]) for part in parts])
+                                          None if first is None else first[part], done) for part in parts])
         steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
         clients = clients.take(order)
         params = (start.expand(len(clients), -1) if start.ndim == 1 else start[sent(order, start.device)]).clone()
         penalty = self.penalty.of(clients, anchor)
         velocity = torch.zeros_like(params) if self.momentum else None
         if clients.kernel.stack == 1:
-            clients.kernel.reseed(int(clients.draws("dropout")[0]))
+            clients.kernel.reseed(int(clients.draws("dropout", *([done] if done else []))[0]))
         if first is not None:
             self._apply(clients, params, anchor, velocity, first[sent(order, first.device)], penalty)
             steps = steps - 1
         if int(steps[0]) > 0:
-            for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size):
+            for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
         return params.index_select(0, sent(order.argsort(), params.device))
 

@@ -63,10 +63,11 @@ def in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, 
     'epsilon 5 at delta 0.0001 (no sampling, replace-one-client)'
     """
     kinds = [SAMPLED[name] for name in sampling.split(" and ") if name in SAMPLED]
-    drawn = f"{' and '.join(kinds)} sampling kept secret" if kinds else "no sampling"
-    text = f"epsilon {_digits(epsilon)} at delta {delta:g} ({drawn}, {NEIGHBOURS[adjacency]})"
-    more = f"; without amplification, against a server that knows the cohort, {_digits(against_server)}" if kinds else ""
-    return text + more
+    start, end = f"epsilon {_digits(epsilon)} at delta {delta:g}", NEIGHBOURS[adjacency]
+    if not kinds or epsilon == against_server:
+        return f"{start} ({'no amplification by sampling' if kinds else 'no sampling'}, {end})"
+    return (f"{start} ({' and '.join(kinds)} sampling kept secret, {end}); without amplification, against a server that knows "
+            f"the cohort, {_digits(against_server)}")
 
 
 def _digits(epsilon: float | str) -> str:

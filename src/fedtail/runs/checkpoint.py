@@ -18,7 +18,8 @@ from fedtail.runs.files import RunError, write_whole
 from fedtail.training import Trained
 
 FORMAT = "fedtail checkpoint 1"
-FORMER = {"dual": "risk 0", "kept": "iterate 0", "aggregate": "aggregate 0", "optimizer": "server"}      # names in version 0.1
+FORMER = {"dual": "risk 0", "kept": "iterate 0", "aggregate": "aggregate 0"}      # names in version 0.1, of single tensors,
+FORMER_PARTS = {"optimizer": "server"}                                            # and of several
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _state(k: int, tensors: dict[str, Tensor], round: int) -> State:
         model, _, rest = name.partition(" ")
         if model == str(k) and rest != "params":
             part, _, place = FORMER.get(rest, rest).rpartition(" ")
-            parts.setdefault(FORMER.get(part, part), {})[int(place)] = tensor
+            parts.setdefault(FORMER_PARTS.get(part, part), {})[int(place)] = tensor
     return State(tensors[f"{k} params"], round, {name: tuple(kept[i] for i in sorted(kept)) for name, kept in parts.items()})
 
 

@@ -1,0 +1,344 @@
+"""Local training as a part: its server half, objectives, penalties that know the data, training in pieces, single examples."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import fedtail
+from fedtail import LocalSGD, Population, Proximal, State, Superquantile, Task, train
+from fedtail.clients import Broadcast, Shard, flat_batches
+from fedtail.deployment.node import PARTS
+from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernels import ModuleKernel
+from fedtail.engine.stacked import StackedKernel
+from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.parts import LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
+from fedtail.questions import Train
+from fedtail.runs.checkpoint import _state
+from fedtail.wire import named, pack, unpack
+
+WIDE, CPU = torch.float64, torch.device("cpu")
+
+
+def people(clients=7, seed=0, classes=3) -> Population:
+    """Clients of different sizes."""
+    torch.manual_seed(seed)
+    sizes = [1 + (5 * k + 3) % 9 for k in range(clients)]
+    return Population.from_clients([(torch.randn(n, 4, dtype=WIDE) + k / 4, torch.randint(0, classes, (n,))) for k, n in enumerate(sizes)])
+
+
+def softmax() -> Task:
+    torch.manual_seed(1)
+    task = Task(SoftmaxRegression(4, 3).to(WIDE))
+    return replace(task, module=task.with_params(torch.randn(15, dtype=WIDE)))      # at zero all losses would be equal
+
+
+def shard_of(task: Task, population: Population, kernel) -> Shard:
+    params = task.params()[None]
+    return Shard(population, torch.ones(len(population), dtype=WIDE), Broadcast(2, 5, params), kernel, params)
+
+
+def gradient(params: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of the mean cross entropy of a linear model, by autograd."""
+    w = params.clone().requires_grad_()
+    loss = nn.functional.cross_entropy(inputs @ w[:12].view(3, 4).T + w[12:], targets)
+    return torch.autograd.grad(loss, w)[0]
+
+
+# single examples
+
+MODULES = {
+    "softmax": (lambda: SoftmaxRegression(4, 3), 3, None),
+    "logistic": (lambda: LogisticRegression(4), 2, None),
+    "least squares": (lambda: LeastSquares(4), None, None),
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), 3, None),
+    "norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3)), 3, None),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_losses_and_gradients_of_single_examples_are_those_of_autograd(name):
+    make, classes, _ = MODULES[name]
+    torch.manual_seed(3)
+    task = Task(make().to(WIDE))
+    inputs = torch.randn(3, 5, 4, dtype=WIDE)
+    targets = torch.randint(0, classes, (3, 5)) if classes else torch.randn(3, 5, dtype=WIDE)
+    population = Population.from_clients([(inputs[0], targets[0])])
+    models = task.params() + torch.randn(3, len(task.params()), dtype=WIDE) / 3
+    losses, gradients = torch.empty(3, 5, dtype=WIDE), torch.empty(5, len(task.params()), dtype=WIDE)
+    for k in range(3):
+        module = task.with_params(models[k])
+        for i in range(5):
+            loss = task.loss(module(inputs[k, i : i + 1]), targets[k, i : i + 1]).sum()
+            losses[k, i] = loss.item()
+            if k == 1:
+                gradients[i] = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+    kernels = [ModuleKernel(task, CPU, WIDE), StackedKernel(task, CPU, WIDE), kernel_for(task, CPU, WIDE, population)]
+    for kernel in kernels:
+        assert torch.allclose(kernel.losses(models, inputs, targets), losses, rtol=1e-10, atol=1e-12), type(kernel).__name__
+        assert torch.allclose(kernel.example_gradients(models[1], inputs[1], targets[1]), gradients, rtol=1e-9, atol=1e-12), type(kernel).__name__
+
+
+def test_an_example_whose_loss_overflows_has_no_finite_gradient():
+    task = Task(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)).to(WIDE), loss=fedtail.losses.squared_error)
+    inputs = torch.tensor([[1.0] * 4, [1e200] * 4], dtype=WIDE)
+    for kernel in (ModuleKernel(task, CPU, WIDE), StackedKernel(task, CPU, WIDE)):
+        found = kernel.example_gradients(task.params() + 1, inputs, torch.zeros(2, dtype=WIDE))
+        assert found.isfinite().all(1).tolist() == [True, False]
+
+
+# training in pieces, and from a start of its own
+
+@pytest.mark.parametrize("kind", ["module", "stacked", "closed"])
+@pytest.mark.parametrize("settings", [{"batch_size": 2, "local_steps": 9}, {"batch_size": 3, "local_steps": 4}, {"batch_size": 2, "epochs": 3},
+                                      {"batch_size": None, "local_steps": 5}], ids=str)
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_training_that_stops_and_goes_on_sees_the_batches_of_training_in_one_go(kind, settings, done):
+    task, population = softmax(), people()
+    shard = shard_of(task, population, kernel_for(task, CPU, WIDE, population, kind))
+    clients, anchor = shard.clients(), task.params()
+    whole = LocalSGD(0.2, **settings, penalty=Proximal(0.3))
+    steps = whole.steps(clients)
+    first = replace(whole, epochs=None, local_steps=done).models(clients, anchor, anchor)
+    for k in range(len(population)):                   # each goes on for as long as it has left
+        left = int(steps[k]) - done
+        mine = clients.take(torch.tensor([k]))
+        expected = replace(whole, epochs=None, local_steps=max(int(steps[k]), done)).models(mine, anchor, anchor)
+        found = replace(whole, epochs=None, local_steps=left).models(mine, anchor, first[k : k + 1], done=done) if left > 0 else first[k : k + 1]
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
+    rest = int(steps.min()) - done
+    if rest > 0:                                       # and all of them side by side, wherever each is in its epoch
+        onwards = replace(whole, epochs=None, local_steps=rest)
+        together = onwards.models(clients, anchor, first, done=done)
+        apart = torch.cat([onwards.models(clients.take(torch.tensor([k])), anchor, first[k : k + 1], done=done) for k in range(len(population))])
+        assert torch.allclose(together, apart, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["module", "stacked", "closed"])
+def test_a_start_of_ones_own_is_held_near_the_model_received(kind):
+    """min F_k(v) + strength / 2 |v - w|^2 from v_k, not from w: against a loop over clients."""
+    task, population = softmax(), people()
+    clients = shard_of(task, population, kernel_for(task, CPU, WIDE, population, kind)).clients()
+    anchor, own = task.params(), task.params() + torch.randn(len(population), 15, dtype=WIDE)
+    local = LocalSGD(0.1, batch_size=None, local_steps=4, penalty=Proximal(0.7))
+    expected = []
+    for k in range(len(population)):
+        inputs, targets = population.client(k)
+        v = own[k].clone()
+        for _ in range(4):
+            v = v - 0.1 * (gradient(v, inputs, targets) + 0.7 * (v - anchor))
+        expected.append(v)
+    before = own.clone()
+    assert torch.allclose(local.models(clients, anchor, own), torch.stack(expected), rtol=1e-10, atol=1e-12)
+    assert torch.equal(own, before)                    # the start is not written to
+    assert torch.equal(local.models(clients, anchor, anchor) - anchor, local.updates(clients))
+
+
+# the server half
+
+@dataclass(frozen=True)
+class Shifted(Penalty):
+    """g + shift of each client, and the proximal term."""
+
+    shift: torch.Tensor
+    strength: float
+
+    def add_gradient(self, gradients, params, anchor):
+        return gradients + self.shift[: len(gradients)] + self.strength * (params - anchor)
+
+
+@dataclass(frozen=True)
+class TowardsMean(Penalty):
+    """<mean gradient - own gradient at the model received, w>: known once the clients are."""
+
+    mean: torch.Tensor
+    strength: float
+
+    def of(self, clients, anchor):
+        return Shifted(self.mean.to(anchor) - full_gradients(clients, anchor), self.strength)
+
+
+@dataclass(frozen=True)
+class Dane(LocalSGD):
+    """FedDane: the cohort's mean gradient first, then steps corrected by it."""
+
+    sends: ClassVar[tuple[type, ...]] = (TowardsMean,)
+    strength: float = 0.0
+
+    @property
+    def declares(self):
+        return replace(super().declares, mean_updates=1)
+
+    def prepare(self, start):
+        minus = yield from start.mean_update(LocalSGD(1.0, batch_size=None, local_steps=1))
+        return Prepared(LocalSGD(self.learning_rate, None, local_steps=self.local_steps, penalty=TowardsMean(-minus, self.strength)))
+
+
+def dane_by_hand(population: Population, start: torch.Tensor, rounds: int) -> torch.Tensor:
+    w, mass = start.clone(), population.mass
+    for _ in range(rounds):
+        data = [population.client(k) for k in range(len(population))]
+        own = torch.stack([gradient(w, *one) for one in data])
+        mean = (mass[:, None] * own).sum(0) / mass.sum()
+        new = []
+        for k, one in enumerate(data):
+            v = w.clone()
+            for _ in range(3):
+                v = v - 0.1 * (gradient(v, *one) + mean - own[k] + 0.5 * (v - w))
+            new.append(v)
+        w = w + (mass[:, None] * (torch.stack(new) - w)).sum(0) / mass.sum()
+    return w
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_gradient_of_the_cohort_corrects_the_steps_of_its_clients(workers):
+    method = replace(fedtail.fedavg(7), sample=fedtail.Everyone(), local=Dane(0.1, batch_size=None, local_steps=3, strength=0.5))
+    trained = train(method, softmax(), people(), rounds=3, workers=workers)
+    assert torch.allclose(trained.state.params, dane_by_hand(people(), softmax().params(), 3), rtol=1e-9, atol=1e-12)
+    (event, count), = trained.ledger.rounds
+    assert count == 3
+    assert [release.what for release in event.releases] == ["the updates, by WeightedMean"] * 2      # the gradient is on the ledger too
+    assert method.releases(15) == event.releases
+
+
+@dataclass(frozen=True)
+class MeanLoss(StatisticPart):
+    def statistic(self, clients, trial):
+        return torch.stack([clients.mass, clients.mass * clients.losses], 1)
+
+
+@dataclass(frozen=True)
+class Careful(LocalSGD):
+    """A proximal term that is stronger after every round in which the loss grew."""
+
+    sends: ClassVar[tuple[type, ...]] = (MeanLoss,)
+
+    def prepare(self, start):
+        strength, before = (0.2, -1.0) if start.kept is None else start.kept.tolist()
+        mass, lifted = yield Statistic(MeanLoss(), torch.zeros(0))
+        now = float(lifted / mass)
+        strength = strength + 0.1 if now > before else strength / 2
+        return Prepared(LocalSGD(self.learning_rate, self.batch_size, penalty=Proximal(strength)), torch.tensor([strength, now], dtype=WIDE))
+
+
+def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp_path):
+    method = replace(fedtail.delta_fl(0.5, 7, learning_rate=0.5, batch_size=2), local=Careful(0.5, batch_size=2))
+    whole = train(method, softmax(), people(), rounds=5)
+    half = train(method, softmax(), people(), rounds=2)
+    assert torch.equal(train(method, softmax(), people(), rounds=3, start=half).state.params, whole.state.params)
+    assert whole.state.of("local").shape == (2,)
+    assert whole.state.of("local")[0] != half.state.of("local")[0]
+    from fedtail.runs.checkpoint import Checkpoints
+    Checkpoints(tmp_path).save(half, {})
+    back, problems = Checkpoints(tmp_path).load()
+    assert problems == []
+    assert {name: [t.tolist() for t in kept] for name, kept in back.state.parts.items()} == {
+        name: [t.tolist() for t in kept] for name, kept in half.state.parts.items()}
+    again = train(method, softmax(), people(), rounds=3, start=back.trained(method, softmax(), 0))
+    assert torch.equal(again.state.params, whole.state.params)
+
+
+def test_members_of_a_family_prepare_side_by_side():
+    parts = [replace(fedtail.fedavg(7), sample=fedtail.Everyone(), local=local)
+             for local in (Dane(0.1, batch_size=None, local_steps=3, strength=0.5), Careful(0.3, batch_size=2), LocalSGD(0.2))]
+    together = train(fedtail.Family(tuple(parts)), softmax(), people(), rounds=3)
+    for member, state in zip(parts, together.state, strict=True):
+        assert torch.equal(state.params, train(member, softmax(), people(), rounds=3).state.params)
+
+
+# the objective a risk sees
+
+@dataclass(frozen=True)
+class WorstExample:
+    """A client's largest loss over its examples."""
+
+    def losses(self, clients, model):
+        population, params = clients.shard.population.select(clients.place), clients.params(model)
+        found = [clients.kernel.task.loss(clients.kernel.outputs(params, inputs), targets) for _, inputs, targets in flat_batches(population, 64, params)]
+        return torch.stack([own.max() for own in torch.cat(found).split(population.size.tolist())])
+
+
+@dataclass(frozen=True)
+class ForWorstExample(LocalSGD):
+    sends: ClassVar[tuple[type, ...]] = (WorstExample,)
+
+    @property
+    def objective(self) -> Objective:
+        return WorstExample()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_risk_sees_the_objective_of_the_local_part_in_its_questions_and_its_weights(workers):
+    """One full step for the clients whose worst example is worst, against a loop; they are others than by the mean loss."""
+    population, task = people(12, seed=4), softmax()
+    method = replace(fedtail.delta_fl(0.5, 12), sample=fedtail.Everyone(), local=ForWorstExample(0.1, batch_size=None, local_steps=1))
+    w, mass = task.params(), population.mass
+    views = []
+    trained = train(method, task, population, rounds=2, workers=workers, on_round=lambda p: views.append(p.view.who_counted()))
+    by_mean = set()
+    for view in views:
+        data = [population.client(k) for k in range(12)]
+        losses = [nn.functional.cross_entropy(x @ w[:12].view(3, 4).T + w[12:], y, reduction="none").double() for x, y in data]
+        worst = torch.stack([own.max() for own in losses])
+        weights = Superquantile(0.5).weights(worst.float().double(), mass)
+        assert view.tolist() == (weights > 0).nonzero().flatten().tolist()
+        by_mean.add(tuple((Superquantile(0.5).weights(torch.stack([own.mean() for own in losses]), mass) > 0).tolist()))
+        w = w - 0.1 * (weights[:, None] * torch.stack([gradient(w, *one) for one in data])).sum(0)
+    assert torch.allclose(trained.state.params, w, rtol=1e-9, atol=1e-12)
+    assert tuple((weights > 0).tolist()) not in by_mean
+
+
+def test_losses_are_remembered_within_a_round_by_model_and_objective():
+    task, population = softmax(), people()
+    shard = shard_of(task, population, ModuleKernel(task, CPU, WIDE))
+    mean, worst = shard.losses(0), shard.losses(0, WorstExample())
+    assert set(shard.memo) == {0, (0, WorstExample())}
+    assert bool((worst >= mean).all())
+    assert not torch.equal(worst, mean)
+    assert shard.losses(0, WorstExample()) is worst
+    assert shard.knows(0, WorstExample())
+    assert not shard.knows(1)
+
+
+def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
+    train_question = Train(ForWorstExample(0.1), Superquantile(0.5), torch.zeros(4), fedtail.WeightedMean())
+    question = Statistic(MeanLoss(), torch.zeros(0), objective=WorstExample())
+    from fedtail.part import with_declared
+    types = named(dict.fromkeys((*PARTS, *with_declared(ForWorstExample), *with_declared(Careful))))
+    for one in (train_question, question, train_question.count()):
+        back = unpack(pack(one), types)
+        assert type(back) is type(one)
+        assert back.objective == WorstExample()
+        assert pack(back) == pack(one)
+
+
+# the state of parts by name
+
+def test_checkpoints_of_the_first_version_open_with_the_state_of_parts_by_name():
+    tensors = {"0 params": torch.zeros(3), "0 dual": torch.ones(4), "0 optimizer 0": torch.full((3,), 2.0), "0 optimizer 1": torch.full((3,), 3.0),
+               "0 kept": torch.full((3,), 4.0), "0 aggregate": torch.full((1,), 5.0), "10 params": torch.ones(3)}
+    state = _state(0, tensors, 7)
+    assert state.round == 7
+    assert {name: [t[0].item() for t in kept] for name, kept in state.parts.items()} == {
+        "risk": [1.0], "server": [2.0, 3.0], "iterate": [4.0], "aggregate": [5.0]}
+    assert (state.dual[0], state.optimizer[1][0], state.of("iterate")[0], state.of("local")) == (1.0, 3.0, 4.0, None)
+
+
+def test_a_state_forgets_what_a_part_no_longer_keeps():
+    state = State(torch.zeros(2)).keeping("risk", torch.ones(1)).keeping("server", torch.ones(2), torch.zeros(2))
+    assert (len(state.optimizer), state.dual.item()) == (2, 1.0)
+    assert state.keeping("risk", None).parts.keys() == {"server"}
+    assert state.keeping("server").optimizer == ()
+    assert copy.copy(state).parts == state.parts
+
+
+def test_local_training_that_declares_nothing_may_leave_clients_out():
+    assert LocalDeclaration() == LocalDeclaration(everyone_trains=False, mean_updates=0)
+    assert [LocalSGD(work=work).declares.everyone_trains for work in
+            (fedtail.local.FullWork(), fedtail.Stragglers(0.5), fedtail.Stragglers(0.5, drop=True), fedtail.Stragglers(0.0, drop=True))] == [True, True, False, True]
