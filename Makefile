@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core mutants docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core mutants tables docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -49,6 +49,10 @@ SAMPLE ?= 60
 JOBS ?= 2
 mutants: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m mutation run --sample $(SAMPLE) --seed $(SEED) --jobs $(JOBS) $(addprefix --area ,$(PACKAGE))
+
+# What runs where, in docs/methods.md, as the parts declare it.
+tables: $(VENV)/.installed-test
+	$(BIN)/python -m fedtail.compatibility docs/methods.md
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

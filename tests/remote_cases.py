@@ -30,17 +30,17 @@ class Sites:
     With `restart` every letter meets a new process, as on Flower: nothing but what was saved survives.
     """
 
-    def __init__(self, nodes=5, people=PEOPLE, task=TASK, fault=None, restart=False, vanish=None, **settings):
+    def __init__(self, nodes=5, people=PEOPLE, task=TASK, fault=None, restart=False, vanish=None, parts=(), **settings):
         self.roster, self.fault, self.restart, self.vanish = roster_of(people, nodes), fault, restart, vanish or {}
         self.people = {n: people.select(self.roster.node == n) for n in range(nodes)}
-        self.task, self.settings, self.woken = task, settings, 0
+        self.task, self.parts, self.settings, self.woken = task, parts, settings, 0
         self.sites = {n: self.fresh(n) for n in range(nodes)}
         self.letters = []
 
     def fresh(self, node):
         def make():
             self.woken += 1
-            return Node(self.people[node], self.task, workers=1)
+            return Node(self.people[node], self.task, self.parts, workers=1)
         return Site(make, **self.settings)
 
     def exchange(self, letters):

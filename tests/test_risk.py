@@ -765,7 +765,8 @@ def test_a_released_weight_is_at_least_half_the_expected_tail_or_one_client_and_
         binned = Binned(risk, NoisyHistogram(4.0, 20.0, GaussianNoise(1e-9), bins=4, method="flat"))
         dual = fit_locally(binned.fit(None), ClientStatistics(torch.full((clients,), 1.25).double(), torch.ones(clients).double()))
         assert dual[0].item() == approx(expected, rel=1e-6)
-        assert binned.released_weight(dual) == binned.fewest_contributors(dual, 1.0) == dual[0]
+        assert binned.released_weight(dual) == dual[0]
+        assert binned.fewest_contributors(dual, 1.0) is None      # it may be more than there are
 
 
 def test_the_fewest_contributors_are_the_released_weight_over_the_largest_mass():

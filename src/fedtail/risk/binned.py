@@ -37,7 +37,7 @@ class Binned(RiskWrapper):
                              "SmoothedSuperquantile or Tilted.")
         if not declared.reads_losses:
             raise ValueError(f"{name} does not look at the losses, so it needs no histogram. Use {name} itself.")
-        if declared.releases_weight or declared.keeps:
+        if declared.releases_weight or declared.keeps or declared.needs_groups is not None:
             raise ValueError(f"{name} cannot be fitted from a histogram.")
 
     @cached_property
@@ -61,8 +61,8 @@ class Binned(RiskWrapper):
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
         return replace(clients, losses=self.histogram.binned(clients.losses))
 
-    def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        return self.released_weight(dual)
+    def fewest_contributors(self, dual: Tensor, mass: float) -> None:
+        return None                                    # a histogram with noise may show a tail in which nobody is
 
     def released_weight(self, dual: Tensor) -> float:
         return float(dual[0])
