@@ -243,6 +243,23 @@ def precisions_differ_little(task: fedtail.Task, people: fedtail.Population) -> 
     return gaps[0] - 1e-6 < gaps[1] < gaps[2] and gaps[0] < 1e-5 and gaps[1] < 0.02 and gaps[2] < 0.1 and given_back
 
 
+def single_examples_agree(tasks: dict[str, fedtail.Task], flat: fedtail.Population) -> bool:
+    """Losses and gradients of single examples, here and there."""
+    good = True
+    for name, task in tasks.items():
+        inputs, targets = flat.client(0)
+        found = []
+        for device in (torch.device("cpu"), torch.device("cuda")):
+            kernel = kernel_for(task, device, torch.float64, flat, "closed" if name == "linear" else "stacked")
+            params = task.params().to(device, torch.float64) + 0.1
+            given = inputs.to(device, torch.float64), targets.to(device)
+            found.append((kernel.losses(params[None], given[0][None], given[1][None]).cpu(), kernel.example_gradients(params, *given).cpu()))
+        gaps = [(a - b).abs().max().item() for a, b in zip(*found, strict=True)]
+        print(f"single examples {name:8} losses {gaps[0]:.1e} gradients {gaps[1]:.1e}")
+        good &= max(gaps) < 1e-9
+    return good
+
+
 def main() -> int:
     warnings.simplefilter("ignore", fedtail.SmallTailWarning)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}")
@@ -272,10 +289,10 @@ def main() -> int:
     same = [params_of(fedtail.train(RECIPES["delta_fl"], drop, flat, rounds=2, device="cuda")) for _ in range(2)]
     reports = [fedtail.evaluate(mlp, flat, device=d).loss.values for d in ("cpu", "cuda")]
     print(f"evaluation {(reports[0] - reports[1]).abs().max().item():.1e}; dropout twice the same: {torch.equal(*same)}")
-    paths = [convolutions_agree(), products_are_exact(), recordings_agree(images), unrecorded_agree(flat),
+    paths = [single_examples_agree({"linear": fedtail.Task(SoftmaxRegression(20, 5)), "mlp": fedtail.Task(mlp)}, flat), convolutions_agree(), products_are_exact(), recordings_agree(images), unrecorded_agree(flat),
              recurrences_agree(recurrent, tokens), fine_tuning_agrees(tuned), precisions_differ_little(conv, images),
              *(precisions_differ_little(task, tokens) for task in recurrent.values())]
-    print(f"convolutions, products, recordings, no recordings, recurrences, fine-tuning, precisions: {paths}")
+    print(f"single examples, convolutions, products, recordings, no recordings, recurrences, fine-tuning, precisions: {paths}")
     good = (all(paths) and worst < 1e-5 and torch.equal(*same) and not unwanted and torch.allclose(*reports, atol=1e-5)
             and torch.allclose(*runs, atol=1e-5))
     print("all agree" if good else f"DISAGREEMENT (imported beside torch and numpy: {unwanted})")
