@@ -33,8 +33,9 @@ from fedtail import (
     train,
 )
 from fedtail.channel import base
-from fedtail.clients import Broadcast, Clients, Shard
+from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
+from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares
 from fedtail.privacy import Attack, Guarantee, Ledger, NoisySum, SeededRandomness, gaussian_epsilon
 from fedtail.privacy.audit import _at_most, _error_bounds

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 import fedtail
 from fedtail import LocalSGD, Population, Proximal, Task
-from fedtail.clients import Broadcast, Shard
+from fedtail.clients import Shard
 from fedtail.draws import hashed, permutations
 from fedtail.engine.choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.engine.stacked import StackedKernel
+from fedtail.fleet import Broadcast
 from fedtail.models import ConvNet, LSTMClassifier, SoftmaxRegression
 
 CPU, WIDE = torch.device("cpu"), torch.float64

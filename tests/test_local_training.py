@@ -12,11 +12,12 @@ from torch import nn
 
 import fedtail
 from fedtail import LocalSGD, Population, Proximal, State, Superquantile, Task, train
-from fedtail.clients import Broadcast, Shard, flat_batches
+from fedtail.clients import Shard, flat_batches
 from fedtail.deployment.node import PARTS
 from fedtail.engine.choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.stacked import StackedKernel
+from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.parts import LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
 from fedtail.questions import Train

@@ -15,8 +15,10 @@ import torch
 
 import fedtail
 from fedtail import Family, LocalSGD, train
-from fedtail.clients import Broadcast, ClientMemory, Clients
+from fedtail.client_memory import ClientMemory
+from fedtail.clients import Clients
 from fedtail.engine import LocalFleet, blocks, workers
+from fedtail.fleet import Broadcast
 from fedtail.models import SoftmaxRegression
 from fedtail.rows import RowFolder, RowsError, RowStore
 from fedtail.rows import folder as folder_module

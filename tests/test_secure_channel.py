@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -16,10 +17,10 @@ from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
 from fedtail.channel.base import lose_rounding, refuse_release, server_noise
 from fedtail.channel.secure import told
-from fedtail.clients import Broadcast
 from fedtail.composition import refusals
 from fedtail.deployment import RemoteFleet, Roster
 from fedtail.engine.fleet import LocalFleet
+from fedtail.fleet import Broadcast
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import NoSampling, RoundEvent, SystemRandomness
 from fedtail.quantiles.radix import Digit
@@ -166,6 +167,15 @@ def test_a_stale_dual_does_not_show_who_contributes_so_they_are_counted():
         trained = train(refreshed, TASK, PEOPLE, rounds=2, channel=SecureChannel(16, hides_among=3, masks=masks))
         assert counts_of(trained) == 1                                   # the first round fits its dual, the second does not
         assert torch.equal(params_of(trained), params_of(train(refreshed, TASK, PEOPLE, rounds=2, channel=IntegerChannel())))
+
+
+def test_a_dual_under_which_a_round_was_lost_is_fitted_anew_in_the_next():
+    """Everybody every round: used once more, the stale dual would lose every round that follows."""
+    stale = replace(fedtail.delta_fl(0.5, 30, refresh_every=3, **LOCAL), sample=fedtail.Everyone())
+    with pytest.warns(RoundLostWarning) as said:
+        train(stale, TASK, PEOPLE, rounds=8, channel=SecureChannel(16, hides_among=14, masks="none"))
+    numbers = [int(str(one.message).split()[1]) for one in said if one.category is RoundLostWarning]
+    assert all(after - before > 1 for before, after in itertools.pairwise(numbers))
 
 
 @dataclass(frozen=True)

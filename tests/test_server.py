@@ -36,9 +36,10 @@ from fedtail import (
     fedavg,
     train,
 )
-from fedtail.clients import Broadcast, Shard
+from fedtail.clients import Shard
 from fedtail.draws import hashed, permutations
 from fedtail.engine.choice import kernel_for
+from fedtail.fleet import Broadcast
 from fedtail.local import FullWork, NoPenalty, Proximal
 from fedtail.local.batches import batches
 from fedtail.models import SoftmaxRegression

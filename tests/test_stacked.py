@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fedtail
 from fedtail import LocalSGD, Population, Task
-from fedtail.clients import Broadcast, Shard
+from fedtail.clients import Shard
 from fedtail.engine.gpu import convolutions, cuda_graphs
 from fedtail.engine.gpu.convolutions import Flat, Stacked, Window
 from fedtail.engine.gpu.cuda_graphs import Replayed, rounded
@@ -21,6 +21,7 @@ from fedtail.engine.gpu.precision import computing
 from fedtail.engine.gpu.recurrence import gru, lstm
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.stacked import StackedGradients, StackedKernel, flat_outputs
+from fedtail.fleet import Broadcast
 from fedtail.models import CharacterGRU, LSTMClassifier
 
 CPU, WIDE = torch.device("cpu"), torch.float64

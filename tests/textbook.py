@@ -492,10 +492,10 @@ class Run:
             losses = {k: client_loss(self.problem, clients[k], model, self.noise) for k in drawn}
             left_out = {k for k in drawn if not math.isfinite(losses[k])}
         here = [k for k in drawn if k not in left_out]
-        before = self.stale, dict(self.lambdas)
+        before = dict(self.lambdas)
         weight, slopes = self.weights(here, losses, mass)
         if sum(weight[k] > 0 and steps_of(local, clients[k], self.seed, number) > 0 for k in here) < self.hides:
-            self.stale, self.lambdas = before
+            self.stale, self.lambdas = None, before
             self.models.append(model)
             return Played(list(drawn), set(), left_out, [losses[k] for k in here], [mass[k] for k in here], weight, 0.0)
         largest, counted, total = 0.0, set(), Total(model, self.method, rate_of(local, number))

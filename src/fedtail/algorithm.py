@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated, Aggregator
-from fedtail.channel.base import Channel, Fleet, RoundLost
-from fedtail.clients import Broadcast
+from fedtail.channel.base import Channel, RoundLost
+from fedtail.fleet import Broadcast, Fleet
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.base import LocalTraining, RoundStart
 from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent
@@ -116,6 +116,10 @@ class FederatedAlgorithm:
         """A round in which nobody could be sampled keeps the model."""
         return self._next(replace(state, round=state.round + 1), seed)
 
+    def lost(self, state: State, seed: int) -> State:
+        """A round whose sums were not released keeps the model; a dual that was used again is not used once more."""
+        return self.skip(state if state.dual is None else state.keeping("risk", self.risk.unused(state.dual)), seed)
+
     def result(self, state: State) -> Tensor:
         """The model to hand out: the last one, or the average or draw that `iterate` keeps."""
         return self.iterate.result(state.of("iterate"), state.params)
@@ -179,6 +183,9 @@ class Family:
     def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
 
+    def lost(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
+        return tuple(m.lost(s, seed) for m, s in zip(self.members, states, strict=True))
+
     @property
     def minimum(self) -> int:
         return max(member.minimum for member in self.members)
@@ -228,7 +235,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
             return converse(algorithm.conversation(state, seed), ask)
     except RoundLost as reason:
         warnings.warn(f"round {broadcast.round} is lost, and the model stays as it was: {reason}", RoundLostWarning, stacklevel=2)
-        return algorithm.skip(state, seed)
+        return algorithm.lost(state, seed)
 
 
 def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:

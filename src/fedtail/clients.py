@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
 from fedtail.data.arrays import on, taken
 from fedtail.data.population import Population, rows_of
 from fedtail.devices import sent
 from fedtail.draws import hashed
+from fedtail.fleet import Broadcast
 from fedtail.modules import cast
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
-from fedtail.rows import Recalled, RowPlaces, RowReferences, Rows
+from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
 from fedtail.types import Examples
 
@@ -26,91 +28,6 @@ if TYPE_CHECKING:
 Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
 PIECE = 2**22            # examples whose places are written down at once: memory does not grow with the population
 Memo = dict[Any, Tensor]      # losses by model, or by (model, objective)
-Memory = dict[str, Tensor]      # what clients keep between rounds, by name; axis 0 is the client, NaN where it keeps nothing
-LargeMemory = dict[str, RowReferences | Recalled]      # where rows of `LARGE` numbers or more are, or these rows
-
-
-@dataclass(frozen=True)
-class NodeMemory:
-    """What nodes that keep their clients' memory themselves have to be told to find it."""
-
-    training: bytes                     # which training it is of, the same when the server is started again
-    lost: tuple[int, ...] = ()          # rounds that were not held to their end
-
-
-@dataclass(frozen=True)
-class ClientMemory:
-    """What the clients with these keys keep between rounds."""
-
-    key: Tensor
-    kept: Mapping[str, Tensor | Rows]      # rows of `LARGE` numbers or more are on disk, by the client's key
-    nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
-
-    def of(self, key: Tensor) -> dict[str, Tensor | Rows]:
-        """The same, in the order of other clients; refused where they are not the same ones."""
-        whose = {name: kept.keys for name, kept in self.kept.items() if isinstance(kept, Rows)}
-        if whose:
-            known = set(key.tolist())
-            for keys in whose.values():
-                if not known.issuperset(keys):
-                    raise self._others(len(keys), key)
-        if len(whose) == len(self.kept):
-            return dict(self.kept)
-        order, wanted = self.key.argsort(), key.argsort()
-        if not torch.equal(self.key[order], key[wanted]):
-            raise self._others(len(self.key), key)
-        place = torch.empty_like(wanted)
-        place[wanted] = order
-        return {name: kept if isinstance(kept, Rows) else kept[place] for name, kept in self.kept.items()}
-
-    @staticmethod
-    def _others(count: int, key: Tensor) -> ValueError:
-        return ValueError(f"the run remembers something of {count} clients, which are not the {len(key)} clients of this "
-                          "population. Go on with the population it was trained on.")
-
-
-@dataclass(frozen=True)
-class RoundView:
-    """The experimenter's view of a round; a deployed server knows none of it."""
-
-    asked: Tensor           # (clients,) the cohort, as positions in the population
-    trained: Tensor         # (models, clients) who counted and trained, under each of a family's models
-    left_out: Tensor        # (clients,) whose loss or update was not finite
-
-    @classmethod
-    def of_nobody(cls) -> RoundView:
-        """A round in which nobody was asked."""
-        none = torch.zeros(0, dtype=torch.bool)
-        return cls(torch.zeros(0, dtype=torch.int64), none[None], none)
-
-    @property
-    def cohort(self) -> int:
-        """How many clients were drawn."""
-        return len(self.asked)
-
-    @property
-    def counted(self) -> int:
-        """How many trained and counted, under any of a family's models."""
-        return int((self.trained.any(0) & ~self.left_out).sum())
-
-    @property
-    def failed(self) -> int:
-        """How many were left out because a loss or an update was not finite."""
-        return int(self.left_out.sum())
-
-    def who_counted(self, model: int = 0) -> Tensor:
-        """Positions in the population of those who trained and counted under one of the models."""
-        return self.asked[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
-
-
-@dataclass(frozen=True)
-class Broadcast:
-    """What every client of a round is told once; questions refer to it."""
-
-    round: int
-    seed: int
-    params: Tensor                      # (models, dim); one model, or those of a family
-    noise_seed: int | None = None       # of simulated noise; without one clients ask their operating system
 
 
 class Report(NamedTuple):

@@ -17,11 +17,12 @@ import torch
 from fedtail.aggregation import AdaptiveClip, Aggregator, CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import FederatedAlgorithm
 from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
-from fedtail.channel.base import Channel, Fleet
+from fedtail.channel.base import Channel
 from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import refusals
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.deployment import RemoteFleet, Roster
+from fedtail.fleet import Fleet
 from fedtail.part import Part
 from fedtail.privacy import DiscreteNoise, GaussianNoise, NonPrivateRelease
 from fedtail.quantiles import NoisyHistogram

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.channel.base import Channel, Fleet, refuse_release
+from fedtail.channel.base import Channel, refuse_release
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
+from fedtail.fleet import Fleet
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedtail.algorithm import Family, FederatedAlgorithm, State, planned_round, run_round, same_parts, states_of
 from fedtail.channel import Channel, PlainChannel
-from fedtail.channel.base import Fleet
-from fedtail.clients import ClientMemory, RoundView
+from fedtail.client_memory import ClientMemory
 from fedtail.composition import check
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.gpu.precision import Precision
+from fedtail.fleet import Fleet, RoundView
 from fedtail.modules import trainable
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedtail.clients import Broadcast, ClientMemory, RoundView
+from fedtail.fleet import Broadcast, Fleet
 from fedtail.privacy.events import RoundEvent
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
@@ -31,65 +31,6 @@ class Encoder(Encoding, Protocol):
 
     def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether decoded sums, divided by the positive one at `divisor`, are more than rounding."""
-        ...
-
-
-class Fleet(Protocol):
-    """Who computes: a shard of clients returns one partial sum for each question."""
-
-    population: Any                     # who exists: at least `key`, `mass`, `group` and a length
-
-    @property
-    def forgets(self) -> bool:
-        """Whether clients may lose what they keep between rounds."""
-        ...
-
-    @property
-    def in_one_process(self) -> bool:
-        """Whether all clients live here, so that rows gathered here are not sent anywhere."""
-        ...
-
-    @property
-    def masks_rows(self) -> bool:
-        """Whether clients elsewhere can mask their own rows, so that `collect_masked` works."""
-        ...
-
-    @property
-    def answered(self) -> int | None:
-        """Clients whose answers the last sums hold; None where nobody can fail."""
-        ...
-
-    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round; a fleet whose keys travel ahead draws it with the round before."""
-        ...
-
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """A round begins; in round 0 nobody remembers anything."""
-        ...
-
-    def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum, or the encoded rows where it gathers."""
-        ...
-
-    def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None]) -> list[Tensor]:
-        """The encoded sums over `threshold` clients or more, single rows being masked; `again` charges for a repetition."""
-        ...
-
-    def close(self, finished: bool) -> None:
-        """The round is over; what clients remember takes effect if it was held to its end."""
-        ...
-
-    def view(self) -> RoundView | None:
-        """What only a simulator can see of the last round; None elsewhere."""
-        ...
-
-    def memory(self) -> ClientMemory:
-        """What clients keep between rounds, as far as it can be seen here."""
-        ...
-
-    def recall(self, memory: ClientMemory) -> None:
-        """Give clients back what they kept."""
         ...
 
 

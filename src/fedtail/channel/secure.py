@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtail.channel.base import Channel, Encoder, Fleet, RoundLost
+from fedtail.channel.base import Channel, Encoder, RoundLost
 from fedtail.channel.integer import check_modulus, fixed_point
-from fedtail.clients import Broadcast
 from fedtail.draws import hashed, uniform
+from fedtail.fleet import Broadcast, Fleet
 from fedtail.sampling import Cohort
 
 RUN = b"fedtail simulation"

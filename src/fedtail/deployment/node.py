@@ -16,9 +16,10 @@ from torch import Tensor
 from fedtail import aggregation, local, privacy, quantiles, risk
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
-from fedtail.clients import Broadcast, ClientMemory
+from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
 from fedtail.engine.fleet import LocalFleet
+from fedtail.fleet import Broadcast
 from fedtail.part import Part, with_declared
 from fedtail.questions import Count, Statistic, Train
 from fedtail.rows import Mark, Rows, RowsError, RowStore

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost
-from fedtail.clients import Broadcast, ClientMemory, NodeMemory
+from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, told_digest
 from fedtail.deployment.node_messages import Answers, NodeMessage, Reply, replied, written
 from fedtail.deployment.registry import Roster
+from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
@@ -27,6 +28,7 @@ from fedtail.wire import named, pack, unpack
 Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a letter for some nodes, replies from those who answer
 Schedule = Literal["ahead", "simple", "together"]
 MOST_LOST = 256                                                      # lost rounds that nodes are told of
+SILENT = "no answer"
 LONGEST = 200                                                        # of what a node says about a problem
 
 
@@ -78,7 +80,8 @@ class RemoteFleet:
         found = {node: sums for node, reply in replies.items() if (sums := self._sums(node, reply, questions, encoding))}
         self._report(sum(self._counts[node] for node in found))
         if not found:
-            raise RoundLost("no node answered.")
+            first = next((f" Node {node} says: {why}" for node, why in self._problems.items() if why != SILENT), "")
+            raise RoundLost(f"no node answered.{first}")
         return [torch.cat(parts) if question.gather else encoding.sum(torch.stack(parts))
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
@@ -166,7 +169,7 @@ class RemoteFleet:
                 self._problems[node] = str(why)
                 continue
             if reply is None:
-                self._problems[node] = "no answer"
+                self._problems[node] = SILENT
                 continue
             if reply.problem:
                 self._problems[node] = reply.problem.decode(errors="replace")[:LONGEST]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, Clients, LargeMemory, Memo, Memory, Report, Shard, memo_name
+from fedtail.client_memory import LargeMemory, Memory
+from fedtail.clients import Clients, Memo, Report, Shard, memo_name
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
@@ -23,6 +24,7 @@ from fedtail.engine.kernels import Kernel, own_randomness
 from fedtail.engine.shelf import Place, Shelf
 from fedtail.engine.simulated import Simulated
 from fedtail.engine.workers import Team, workers_for
+from fedtail.fleet import Broadcast
 from fedtail.questions import Question, answer
 from fedtail.rows import RowPlaces
 from fedtail.sampling import Cohort

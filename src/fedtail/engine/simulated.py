@@ -8,9 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, ClientMemory, LargeMemory, Memory, RoundView, Shard
+from fedtail.client_memory import ClientMemory, LargeMemory, Memory
+from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.workers import one_thread
+from fedtail.fleet import Broadcast, RoundView
 from fedtail.questions import Question
 from fedtail.rows import RowFolder, RowPlaces, Rows
 from fedtail.rows.folder import LARGE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedtail.clients import Broadcast, Shard
+from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, side_by_side
 from fedtail.engine.choice import kernel_for
@@ -16,6 +16,7 @@ from fedtail.engine.kernels import own_randomness
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import table
 from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
+from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
 from fedtail.training import Trained

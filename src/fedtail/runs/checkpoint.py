@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtail.algorithm import State, states_of
-from fedtail.clients import ClientMemory, NodeMemory
+from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.rows import Mark, Rows, RowStore
 from fedtail.runs.files import RunError, settle, write_whole
 from fedtail.training import Trained

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedtail.algorithm import State, states_of
-from fedtail.clients import RoundView
 from fedtail.data import Population
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
+from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
 from fedtail.runs.files import RunError, write_whole
 from fedtail.runs.run_folder import read_rounds

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.clients import Broadcast, Clients, Shard
+from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cut
 from fedtail.engine.choice import kernel_for
@@ -23,6 +23,7 @@ from fedtail.engine.ray.keeper import Keeper, Reply, Told, members
 from fedtail.engine.ray.shards import array_of, bytes_of, holding_of, tensor_of
 from fedtail.engine.simulated import Simulated
 from fedtail.engine.workers import cores
+from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.task import Task

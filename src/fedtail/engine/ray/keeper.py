@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtail.clients import Broadcast, LargeMemory, Memory, Report
+from fedtail.client_memory import LargeMemory, Memory
+from fedtail.clients import Report
 from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.ray.shards import array_of, population_of, tensor_of
+from fedtail.fleet import Broadcast
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import RowSite
 from fedtail.sampling import Cohort
