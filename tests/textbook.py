@@ -449,6 +449,7 @@ class Played:
     mass: list[float]
     weights: dict[int, float]
     largest: float                  # entry of an update
+    lost: bool = False              # too few contribute
 
 
 @dataclass
@@ -497,7 +498,7 @@ class Run:
         if sum(weight[k] > 0 and steps_of(local, clients[k], self.seed, number) > 0 for k in here) < self.hides:
             self.stale, self.lambdas = None, before
             self.models.append(model)
-            return Played(list(drawn), set(), left_out, [losses[k] for k in here], [mass[k] for k in here], weight, 0.0)
+            return Played(list(drawn), set(), left_out, [losses[k] for k in here], [mass[k] for k in here], weight, 0.0, lost=True)
         largest, counted, total = 0.0, set(), Total(model, self.method, rate_of(local, number))
         for k in here:
             if weight[k] > 0 and steps_of(local, clients[k], self.seed, number) > 0:
