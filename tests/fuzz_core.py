@@ -526,14 +526,14 @@ def check_models(case: Case, whole: Trained, views: list[Any]) -> None:
     problem, fewest, hides = textbook_problem(case), case.channel[1].get("threshold", 1), case.channel[1].get("hides_among", 0)
     handed_out = results(case.algorithm, whole.state)
     runs = [textbook.Run(problem, method, case.seed, fewest=fewest, hides=hides).go(case.rounds) for method in case.methods]
-    if len(runs) > 1 and any(played.lost for run in runs for played in run.rounds):
+    if len(runs) > 1 and any(played.lost for one in runs for played in one.rounds):
         return                                             # a family loses the rounds that any of its members loses
-    for k, (method, state, run) in enumerate(zip(case.methods, states_of(whole.state), runs, strict=True)):
+    for k, (method, state, exact) in enumerate(zip(case.methods, states_of(whole.state), runs, strict=True)):
         try:
-            same_people(method, run, views, k)
-            same_models(case, method, problem, run, state.params, handed_out[k])
+            same_people(method, exact, views, k)
+            same_models(case, method, problem, exact, state.params, handed_out[k])
         except Disagreement as what:
-            if undecided(case, method, run):
+            if undecided(case, method, exact):
                 raise Undecided(str(what)) from what
             raise Disagreement(f"{what} (model {k}: {method})") from what
 

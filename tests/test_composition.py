@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
@@ -38,11 +39,12 @@ from fedtail.algorithm import RoundLostWarning
 from fedtail.composition import NEEDS, RULES, Composition, check, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
-from fedtail.part import Part
+from fedtail.part import Part, with_declared
 from fedtail.privacy import NoisySum
 from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
 
+from cases import small_population
 from own_risk import CoordinateMedian
 from remote_cases import LOCAL, PEOPLE, TASK, Sites, params_of
 
@@ -381,3 +383,69 @@ def test_the_command_rewrites_a_page_between_its_comments_only(tmp_path):
     assert page.read_text().startswith(f"before\n{compatibility.BEGIN}\n\n| risk")
     assert page.read_text().endswith(f"{compatibility.END}\nafter\n")
     assert "formerly" not in page.read_text()
+
+
+# Found by an attack on the checks: what evades them, or makes them count somebody else
+
+@dataclass(frozen=True)
+class OnlyOne(fedtail.Mean):
+    """The mean's own promise that everybody contributes does not hold for another density."""
+
+    def density(self, clients, dual):
+        return (torch.arange(len(clients.mass)) == 0).double()
+
+
+@dataclass(frozen=True)
+class FewSteps(fedtail.LocalSGD):
+    def steps(self, clients):
+        return super().steps(clients) * (clients.draws("few") % 4 == 0)
+
+
+def test_what_a_subclass_changes_it_does_not_inherit_the_promises_of():
+    assert fedtail.Mean().fewest_contributors(torch.zeros(0), 1.0) == float("inf")
+    assert OnlyOne().fewest_contributors(torch.zeros(0), 1.0) is None
+    assert fedtail.LocalSGD().declares.everyone_trains
+    assert not FewSteps().declares.everyone_trains
+    assert fedtail.Tilted(0.0).fewest_contributors(torch.zeros(1), 1.0) is None
+
+
+def test_a_cohort_smaller_than_one_must_hide_among_is_lost_whatever_the_risk_says():
+    people = small_population(30)
+    method = replace(fedtail.fedavg(30), sample=fedtail.Poisson(11 / 30))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        views = []
+        fedtail.train(method, TASK, people, rounds=12, channel=fedtail.SecureChannel(2, hides_among=10, masks="none"), on_round=lambda p: views.append(p.view))
+    drawn = [view.cohort for view in views]
+    lost = {int(str(one.message).split()[1]) for one in said if one.category is RoundLostWarning}
+    assert lost == {round for round, cohort in enumerate(drawn) if 2 <= cohort < 10}
+    assert lost
+
+
+@dataclass(frozen=True)
+class Twice(fedtail.Everyone):
+    def __call__(self, population, seed, round):
+        cohort = super().__call__(population, seed, round)
+        return replace(cohort, ids=cohort.ids.clone().fill_(0))
+
+
+def test_a_sampler_that_names_a_client_twice_is_refused():
+    with pytest.raises(ValueError, match="Twice named a client more than once in a cohort"):
+        fedtail.train(replace(fedtail.fedavg(8), sample=Twice()), TASK, small_population(8), rounds=1)
+
+
+def test_innocent_fields_of_a_risk_may_have_the_names_of_former_members():
+    @dataclass(frozen=True)
+    class Innocent(Risk):
+        mechanism: float = 1.0
+        counted: int = 3
+
+    assert Innocent().counted == 3
+    with pytest.raises(TypeError, match="defines remembers"):
+        type("Old", (Risk,), {"remembers": True, "__annotations__": {"remembers": "ClassVar[bool]"}})
+
+
+def test_classes_that_send_each_other_are_named_once():
+    first, second = type("First", (Part,), {}), type("Second", (Part,), {})
+    first.sends, second.sends = (second,), (first,)
+    assert list(with_declared(first)) == [first, second]

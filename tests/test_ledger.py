@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import replace
@@ -113,6 +114,16 @@ def test_a_budget_is_never_exceeded_and_nearly_used_up():
         ledger.open(done, event)
     assert epsilon_at([(event, done)], 1e-5) <= 3.0 < epsilon_at([(event, done + 1)], 1e-5)
     assert ledger.guarantee().epsilon <= 3.0
+
+
+def test_what_was_charged_beyond_the_plan_leaves_fewer_rounds():
+    """A question that had to be repeated is charged once more, in early rounds, when the budget still holds many."""
+    ledger, planned = Ledger(Terms(epsilon=12.0, delta=1e-5)), RoundEvent((UPDATE,), NoSampling())
+    with contextlib.suppress(BudgetSpent):
+        for number in range(1000):
+            a_round(ledger, number, [UPDATE], *([[UPDATE]] if number < 2 else []), planned=planned)
+    assert 3 < number < 999
+    assert ledger.guarantee().epsilon <= 12.0
 
 
 def test_under_a_budget_nothing_crosses_that_was_not_planned_and_does_not_fit():

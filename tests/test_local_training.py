@@ -295,6 +295,14 @@ def test_a_risk_sees_the_objective_of_the_local_part_in_its_questions_and_its_we
     assert tuple((weights > 0).tolist()) not in by_mean
 
 
+@pytest.mark.parametrize("risk", [fedtail.Tilted(1.0, loss_bound=8.0), fedtail.Refreshed(Superquantile(0.5), 3)], ids=repr)
+def test_losses_that_come_with_the_first_gradient_are_not_taken_for_an_objective(risk):
+    """A full first step of a linear model tells the mean loss, which is another number."""
+    method = replace(fedtail.fedavg(12), sample=fedtail.Everyone(), risk=risk, local=ForWorstExample(0.1, batch_size=None, local_steps=2))
+    models = [train(method, softmax(), people(12, seed=4), rounds=3, kernel=kernel).state.params for kernel in ("closed", "module")]
+    assert torch.allclose(*models, rtol=1e-12, atol=1e-13)
+
+
 def test_losses_are_remembered_within_a_round_by_model_and_objective():
     task, population = softmax(), people()
     shard = shard_of(task, population, ModuleKernel(task, CPU, WIDE))
@@ -308,7 +316,7 @@ def test_losses_are_remembered_within_a_round_by_model_and_objective():
 
 
 def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
-    train_question = Train(ForWorstExample(0.1), Superquantile(0.5), torch.zeros(4), fedtail.WeightedMean())
+    train_question = Train(ForWorstExample(0.1), Superquantile(0.5), torch.zeros(4), fedtail.WeightedMean(), objective=WorstExample())
     question = Statistic(MeanLoss(), torch.zeros(0), objective=WorstExample())
     from fedtail.part import with_declared
     types = named(dict.fromkeys((*PARTS, *with_declared(ForWorstExample), *with_declared(Careful))))

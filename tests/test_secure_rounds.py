@@ -212,7 +212,7 @@ def test_who_refused_what_is_kept():
         with pytest.raises(TooFew, match="0 of 3 clients sent keys"):
             Rounds(clients).open(Session(b"run", round, (0, 1, 2), 2))
     assert [one for one, _ in clients.refused] == [0, 1, 2] * 2
-    assert all("hides among 3 or more" in str(why) for _, why in clients.refused)
+    assert all("this client requires 3 or more" in str(why) for _, why in clients.refused)
     rounds = Rounds(clients)
     rounds.open(Session(b"run", 2, (0, 1, 2), 3))
     assert len(clients.refused) == 6
@@ -413,7 +413,7 @@ def test_participants_of_a_run_saved_between_exchanges_go_on(signed):
     beside = Rounds(exchange)
     beside.open(session)
     assert beside.sum(3, 16).total.tolist() == [60, 64, 68]
-    for again, text in ((replace(session, threshold=4), "has sent a row"), (Session(b"run", 1, (0, 1, 2), 2, signed=signed), "hides among 3 or more")):
+    for again, text in ((replace(session, threshold=4), "has sent a row"), (Session(b"run", 1, (0, 1, 2), 2, signed=signed), "this client requires 3 or more")):
         participant_refuses(Participant.restore(clients.participants[0].save(), identities.get(0)), wrap(again.id, again), text)
 
 

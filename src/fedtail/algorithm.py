@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class FederatedAlgorithm:
             if isinstance(value, type):
                 raise TypeError(f"{part.name} is the class {value.__name__}, a part is needed. Write {value.__name__}(...).")
         for name in ("local", "risk", "aggregate"):
-            if not hasattr(getattr(self, name), "declares"):
+            if getattr_static(getattr(self, name), "declares", None) is None:      # an error within it would look the same
                 kind = type(getattr(self, name)).__name__
                 raise TypeError(f"{name} is a {kind}, which declares nothing. Give it a property declares: what it needs, "
                                 "reveals, keeps and bounds (fedtail.declarations; an example is in docs/howto/risk.md).")
@@ -101,10 +102,10 @@ class FederatedAlgorithm:
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
         dual = yield from with_objective(self.risk.fit(state.dual), self.local.objective)
-        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"))
+        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"), objective=self.local.objective)
         local, kept_local = yield from self.local.prepare(self._round_start(state, train))
         found = yield from self.aggregate.fit(replace(train, local=local))
-        update, kept = found if isinstance(found, Aggregated) else (found, None)
+        update, kept = found if isinstance(found, Aggregated) else (found, state.of("aggregate"))
         after = state.keeping("aggregate", kept).keeping("local", kept_local)
         if update is None:                      # no client contributed: keep the model
             return self.skip(after.keeping("risk", self.risk.unused(dual)), seed)
@@ -226,6 +227,9 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     private_seed = seed if ledger.terms.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
     cohort = fleet.draw(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
+    if len(cohort.ids.unique()) < len(cohort.ids):
+        raise ValueError(f"{type(algorithm.sample).__name__} named a client more than once in a cohort, so that it would move a "
+                         "sum more than once. Name each client once, and give it an importance.")
     if len(cohort.ids) < fewest(algorithm, channel):
         fleet.close(finished=False)
         return algorithm.skip(state, seed)

@@ -22,10 +22,15 @@ def classes_sent(part: Any) -> Iterator[type]:
         yield from with_declared(type(part))
         for one in fields(part):
             yield from classes_sent(getattr(part, one.name))
+        yield from classes_sent(getattr(part, "objective", None))      # of local training: sent with every question
 
 
 def with_declared(kind: type) -> Iterator[type]:
     """A class, and those it declares to be sent with it; a user's class that declares nothing is sent alone."""
-    yield kind
-    for other in getattr(kind, "sends", ()):
-        yield from with_declared(other)
+    known, waiting = dict[type, None](), [kind]
+    while waiting:
+        one = waiting.pop(0)
+        if one not in known:
+            known[one] = None
+            waiting += getattr(one, "sends", ())
+    yield from known

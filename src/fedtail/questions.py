@@ -175,6 +175,7 @@ class Train:
     kept: Tensor | None = None          # what the aggregator kept of the round before
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
+    objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
 
     @property
     def name(self) -> str:
@@ -183,10 +184,6 @@ class Train:
     @property
     def mechanism(self) -> Mechanism:
         return self.aggregate.declares.mechanism
-
-    @property
-    def objective(self) -> Any:
-        return self.local.objective
 
     def needs_losses(self, shard: Shard) -> bool:
         return bool(self.risk.declares.reads_losses) and not self.in_one_pass(shard)
@@ -225,7 +222,7 @@ class Train:
     def in_one_pass(self, shard: Shard) -> bool:
         """Whether losses that are not known yet come with the first gradients."""
         known = shard.knows(self.model, self.objective) or not self.risk.declares.reads_losses
-        return not known and self.local.in_one_pass(shard.kernel)
+        return not known and self.objective is None and self.local.in_one_pass(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))

@@ -24,7 +24,6 @@ from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
 from fedtail.task import Task
 
-IN_MODEL_PRECISION = ("server", "iterate")      # parts that keep vectors like the model
 Method = FederatedAlgorithm | Family
 IN_MODEL_PRECISION = ("server", "iterate")      # parts that keep vectors like the model
 SAME_KIND = "Start from the same kind of module."

@@ -81,6 +81,9 @@ class Channel:
             questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
             for one in questions:
                 refuse_release(self, one.mechanism, one.gather, one.name)
+                if len(cohort.ids) < one.mechanism.minimum:
+                    raise RoundLost(f"{len(cohort.ids)} clients were sampled, and the noise of {one.name} counts on "
+                                    f"{one.mechanism.minimum}.")
             self.lose_small_sums(questions, cohort, ask)
             charge = partial(ledger.charge, [one.release(dim) for one in questions])
             charge()
@@ -125,15 +128,14 @@ class Channel:
         Where nobody can say how many do, they are counted first, by a sum over the whole cohort. Sums with noise are not counted:
         the count itself would be exact, and their noise hides each client whoever else contributes.
         """
-        if not self.minimum_contributors:
-            return
-        known = [one.fewest_contributors(cohort.mass_bound) for one in questions]
-        unknown = tuple(one.count() for one, fewest in zip(questions, known, strict=True)
-                        if fewest is None and not one.mechanism.private)
+        hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
+        known = [one.fewest_contributors(cohort.mass_bound) for one in hidden]
+        unknown = tuple(one.count() for one, fewest in zip(hidden, known, strict=True) if fewest is None)
         counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
         for fewest in (*(one for one in known if one is not None), *counted):
-            if fewest < self.minimum_contributors:
-                raise RoundLost(f"as few as {fewest:.3g} clients may be in the tail, and one must hide among "
+            if min(fewest, len(cohort.ids)) < self.minimum_contributors:
+                few = min(fewest, len(cohort.ids))
+                raise RoundLost(f"as few as {few:.3g} clients may be in the tail, and one must hide among "
                                 f"{self.minimum_contributors}.")
 
 

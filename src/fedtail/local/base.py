@@ -52,6 +52,11 @@ class LocalTraining(Part):
     mean loss.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "steps" in vars(cls) and "declares" not in vars(cls):
+            cls.declares = LocalTraining.declares      # type: ignore[method-assign]      # what it inherits is of other steps
+
     @property
     def declares(self) -> LocalDeclaration:
         """What it needs and leaves out; by default some clients may take no step."""

@@ -111,6 +111,8 @@ class Ledger:
         if self._file:
             self._file.charge(releases)
         self._asked += tuple(releases)
+        if self._planned and Counter(self._asked) - Counter(self._planned.releases):
+            self._left = None                          # more than was planned: how many rounds still fit is to be found anew
 
     def close(self) -> None:
         """End the round, however it went: what was charged stays charged."""

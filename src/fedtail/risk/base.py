@@ -34,7 +34,11 @@ class Risk(StatisticPart):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        former = sorted(FORMER & vars(cls).keys())
+        own = vars(cls)
+        if own.keys() & {"density", "inner_dual", "inner_clients"} and "fewest_contributors" not in own:
+            cls.fewest_contributors = Risk.fewest_contributors      # type: ignore[method-assign]      # what it inherits is of others
+        numbers = {name for name, kind in own.get("__annotations__", {}).items() if "ClassVar" not in str(kind)}
+        former = sorted(FORMER & own.keys() - numbers)
         if former:
             raise TypeError(f"{cls.__name__} defines {', '.join(former)}, which a risk now declares in one record. Write a "
                             "property declares that returns RiskDeclaration(...) with the fields reads_losses, keeps, "
@@ -125,6 +129,9 @@ class RiskWrapper(Risk):
     @property
     def declares(self) -> RiskDeclaration:
         return self.risk.declares
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        return (yield from self.risk.fit(None if previous is None else self.inner_dual(previous)))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         return self.risk.value(losses, mass)

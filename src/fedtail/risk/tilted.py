@@ -70,9 +70,6 @@ class Tilted(Risk):
             shift = yield from extreme_loss(largest=self.tilt > 0)
         return torch.tensor([shift or 0.0], dtype=torch.float64)
 
-    def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        return math.inf if self.tilt == 0 else None      # far from the shift a weight may be too small for a float
-
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 

@@ -94,11 +94,11 @@ class RunFolder:
     @property
     def promise(self) -> str | None:
         """The privacy statement in a line; None where there is no guarantee."""
-        from fedtail.privacy.accounting import in_words
-
         found = self.privacy
         if not found.get("private"):
             return None
+        from fedtail.privacy.accounting import in_words  # here: reading other runs needs no torch
+
         simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
         parts = (found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "against_server"))
         return simulated + in_words(*parts)
