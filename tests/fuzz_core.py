@@ -51,7 +51,7 @@ from fedtail.training import NobodyCountedWarning, results
 
 from run_cases import Onlooker, digests
 
-FACTOR = 10.0         # of the errors put in on purpose, which are drawn, and may cancel
+FACTOR = 20.0         # of the errors put in on purpose, which are drawn, and may cancel
 UNDECIDED = 0.03      # share of cases in which rounding decides who counts
 SEARCHED = {"SmoothedSuperquantile": 1e-6, "QuadraticSuperquantile": 1e-6, "Ascent": 1e-7}      # what a risk's own search may leave
 EXPECTED = (SmallTailWarning, RoundLostWarning, NobodyCountedWarning)      # small cohorts are the rule here
@@ -581,6 +581,8 @@ def undecided(case: Case, method: textbook.Method, run: textbook.Run) -> bool:
     risk = inner_risk(method)
     if risk[0] in ("Mean", "Ascent", "GroupAscent"):
         return False
+    if any(loss * 2.0**-52 > risk[1].get("smoothing", math.inf) for played in run.rounds for loss in played.losses):
+        return True                                        # the smoothing is lost in the rounding of such losses
     slack, rng = 30 * torch.finfo(case.dtype).eps, random.Random(0)
     for played in run.rounds:
         if not played.losses:

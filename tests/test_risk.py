@@ -928,6 +928,22 @@ def test_where_no_loss_is_positive_all_contribute_by_mass_and_the_density_is_con
     assert risk.slope(clients, dual).tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("total", [0.0, 1e-300, 0.25, 1.0, 3.0])
+def test_a_projection_has_the_total_it_is_given(total):
+    """Groups of which nobody was sampled keep their lambda, so that those who were may have none to share."""
+    found = project_to_simplex(torch.tensor([2.0, 5.4, 0.5]).double(), total)
+    assert found.sum().item() == approx(total, abs=1e-12)
+    assert bool((found >= 0).all())
+
+
+def test_the_lambdas_of_groups_sum_to_one_when_only_groups_without_any_are_sampled():
+    risk, lambdas = GroupAscent(3, step=1.0), torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0]).double()
+    clients = ClientStatistics(torch.tensor([8.5, 2.2]).double(), torch.ones(2).double(), torch.tensor([1, 2]))
+    dual = fit_locally(risk.fit(lambdas), clients)
+    assert dual[3:].tolist() == [1.0, 0.0, 0.0]
+    assert risk.density(clients, dual).tolist() == [0.0, 0.0]
+
+
 def check_clients(risk, people, sample):
     for text in risk_has_its_clients(Composition(sample, risk, WeightedMean(), LocalSGD(), people, PlainChannel(), None)):
         raise ValueError(text)

@@ -167,7 +167,8 @@ def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
     wide = values.double()
     ranked = wide.sort(descending=True).values
     shift = (ranked.cumsum(0) - total) / torch.arange(1, len(values) + 1, device=values.device)
-    return (wide - shift[(ranked > shift).sum() - 1]).clamp(min=0).to(values.dtype)
+    above = (ranked > shift).sum().clamp(min=1)           # none where the total is zero, or lost in the rounding of the values
+    return (wide - shift[above - 1]).clamp(min=0).to(values.dtype)
 
 
 def _lambda(clients: ClientStatistics) -> Tensor:
