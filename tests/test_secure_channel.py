@@ -287,6 +287,8 @@ def test_only_a_row_beyond_its_bound_is_refused_and_the_entry_is_named():
         code.encode(beyond, bounds)
     with pytest.raises(ValueError, match=r"beyond its bound 8 at entry 1"):
         code.encode(beyond, torch.tensor([8.0], dtype=torch.float64))                # one bound for all entries
+    with pytest.raises(ValueError, match=r"beyond its bound 8 at entry 1"):
+        code.encode(beyond[1:], bounds)                                              # of whichever row
 
 
 def test_a_positive_weight_is_never_rounded_to_nobodys():
@@ -306,6 +308,16 @@ def test_how_large_a_sum_must_be_to_be_more_than_rounding(weight):
         sums = torch.tensor([update, float(weight), 0.0], dtype=torch.float64)
         assert code.resolves(sums, bound, 1) is (weight >= 8 and abs(update) >= 4)
     assert code.resolves(torch.tensor([0.0, 2.0**16, 0.0], dtype=torch.float64), bound, 1)
+
+
+@pytest.mark.parametrize("weight", [2.0**-12, 1.0, 2.0**12])
+def test_small_updates_are_resolved_where_the_error_of_their_mean_is_negligible(weight):
+    """An error of 2^-24 in a parameter, whatever the weight: rounding of 2^-24 times the weight in the sum, and no more."""
+    for over, resolved in ((1.0, True), (1.01, False)):
+        rounding = 2.0**-24 * weight * over
+        code = SimpleNamespace(clients=1, scale=lambda bound, rounding=rounding: torch.tensor([2.0**40, 1 / (2 * rounding)]).double())
+        sums = torch.tensor([weight, 0.0], dtype=torch.float64)
+        assert FixedPoint.resolves(code, sums, torch.tensor([2.0**20, 1.0]).double(), 0) is resolved
 
 
 @pytest.mark.parametrize("private", [False, True])
