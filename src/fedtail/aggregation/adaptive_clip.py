@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class AdaptiveClip(Part):
         if not isinstance(self.noise, Noise):
             raise TypeError(f"noise must be GaussianNoise(...) or DiscreteNoise(...), got {self.noise!r}.")
 
-    @property
+    @cached_property
     def declares(self) -> AggregatorDeclaration:
         return AggregatorDeclaration(columns=1, mechanism=self.mechanism, total=self.total)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class CurvatureMean(Part):
         if self.lipschitz is not None and not self.lipschitz > 0:
             raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
 
-    @property
+    @cached_property
     def declares(self) -> AggregatorDeclaration:
         return AggregatorDeclaration(columns=1, needs_slope=True)
 

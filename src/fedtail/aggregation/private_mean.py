@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class PrivateMean(Part):
         if not isinstance(self.noise, Noise):
             raise TypeError(f"noise must be GaussianNoise(...) or DiscreteNoise(...), got {self.noise!r}.")
 
-    @property
+    @cached_property
     def declares(self) -> AggregatorDeclaration:
         return AggregatorDeclaration(0, mechanism=self.mechanism, total=self.total, divides_by_release=self.total is None)
 

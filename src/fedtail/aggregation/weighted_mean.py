@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class WeightedMean(Part):
 
     update_bound: float = 1024.0
 
-    @property
+    @cached_property
     def declares(self) -> AggregatorDeclaration:
         return AggregatorDeclaration(columns=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
@@ -72,7 +73,7 @@ class LocalSGD(LocalTraining):
             raise ValueError(f"learning_rate * weight_decay must be in [0, 1), got {self.learning_rate:g} * "
                              f"{self.weight_decay:g}. A step multiplies the model by one minus that.")
 
-    @property
+    @cached_property
     def declares(self) -> LocalDeclaration:
         return LocalDeclaration(everyone_trains=self.work.everyone_trains)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -56,7 +57,7 @@ class Ascent(Risk):
     def __post_init__(self) -> None:
         check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         keeps = Keeps(LOST, may_be_lost=False)
         return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE)
@@ -112,7 +113,7 @@ class GroupAscent(Risk):
         check_positive("groups", self.groups, "It is the number of groups in population.group.")
         check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Mean(Risk):
     2.0
     """
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -36,7 +37,7 @@ class PowerFair(Risk):
         if not 0 <= self.power < math.inf:
             raise ValueError(f"power (q) must be at least 0 and finite, got {self.power:g}. 0 is FedAvg, larger is fairer.")
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True,
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")

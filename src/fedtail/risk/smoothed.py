@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -39,7 +40,7 @@ class SmoothedSuperquantile(Risk):
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta), has_slope=True)
@@ -115,7 +116,7 @@ class QuadraticSuperquantile(Risk):
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta))

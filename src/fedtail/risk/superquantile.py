@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Superquantile(Risk):
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta))
@@ -77,7 +78,7 @@ class TailFilter(Risk):
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -43,7 +44,7 @@ class Tilted(Risk):
             raise ValueError(f"tilt * loss_bound = {self.tilt * self.loss_bound:g} underflows exp (limit {UNDERFLOW:g}). "
                              f"Lower tilt, or tighten loss_bound={self.loss_bound:g}.")
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         asks = self.loss_bound is None and self.tilt != 0
         return RiskDeclaration(releases=None if asks else (), contributing=1.0, not_private="", has_slope=True,

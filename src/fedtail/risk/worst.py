@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -22,7 +23,7 @@ class Worst(Risk):
 
     sends: ClassVar[tuple[type, ...]] = (Digit,)
 
-    @property
+    @cached_property
     def declares(self) -> RiskDeclaration:
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it")
