@@ -21,7 +21,7 @@ from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, 
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import decisive_share
-from fedtail.questions import Conversation, Train, about, converse, side_by_side, with_objective
+from fedtail.questions import Conversation, Train, changing, converse, side_by_side
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
@@ -101,8 +101,9 @@ class FederatedAlgorithm:
         return Broadcast(state.round, seed, state.params[None])
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
-        dual = yield from with_objective(self.risk.fit(state.dual), self.local.objective)
-        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"), objective=self.local.objective)
+        fitting, objective = self.risk.fit(state.dual), self.local.objective
+        dual = yield from fitting if objective is None else changing(fitting, objective=objective)
+        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"), objective=objective)
         local, kept_local = yield from self.local.prepare(self._round_start(state, train))
         found = yield from self.aggregate.fit(replace(train, local=local))
         update, kept = found if isinstance(found, Aggregated) else (found, state.of("aggregate"))
@@ -178,7 +179,7 @@ class Family:
         return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
 
     def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
-        own = [_about(k, m.conversation(s, seed)) for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
+        own = [changing(m.conversation(s, seed), model=k) for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from side_by_side(own)))
 
     def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
@@ -206,16 +207,6 @@ def same_parts(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(same_parts, one, other))
     return bool(one == other)
-
-
-def _about(model: int, conversation: Conversation[State]) -> Conversation[State]:
-    """The same conversation, about another of the broadcast models."""
-    reply = None
-    try:
-        while True:
-            reply = yield about(conversation.send(reply), model)
-    except StopIteration as end:
-        return end.value
 
 
 def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,

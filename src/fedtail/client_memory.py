@@ -31,7 +31,7 @@ class ClientMemory:
     nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
     def of(self, key: Tensor) -> dict[str, Tensor | Rows]:
-        """The same, in the order of other clients; refused where they are not the same ones."""
+        """What is kept, by name, in the order of these keys; refused where they are not the same clients."""
         whose = {name: kept.keys for name, kept in self.kept.items() if isinstance(kept, Rows)}
         if whose:
             known = set(key.tolist())

@@ -290,19 +290,12 @@ class Joint:
     questions: tuple[Any, ...]
 
 
-def about(question: Any, model: int) -> Any:
-    """A question, or several, about another of the broadcast models."""
-    return changed(question, model=model)
-
-
-def with_objective(conversation: Conversation[T], objective: Any) -> Conversation[T]:
-    """A conversation about the losses whose questions see another number of each client than its mean loss."""
-    if objective is None:
-        return (yield from conversation)
+def changing(conversation: Conversation[T], **fields: Any) -> Conversation[T]:
+    """A conversation whose questions have other values in some fields: about another model, or another number of each client."""
     reply = None
     try:
         while True:
-            reply = yield changed(conversation.send(reply), objective=objective)
+            reply = yield changed(conversation.send(reply), **fields)
     except StopIteration as end:
         return end.value
 

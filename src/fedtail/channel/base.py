@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -132,11 +133,10 @@ class Channel:
         known = [one.fewest_contributors(cohort.mass_bound) for one in hidden]
         unknown = tuple(one.count() for one, fewest in zip(hidden, known, strict=True) if fewest is None)
         counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
-        for fewest in (*(one for one in known if one is not None), *counted):
-            if min(fewest, len(cohort.ids)) < self.minimum_contributors:
-                few = min(fewest, len(cohort.ids))
-                raise RoundLost(f"as few as {few:.3g} clients may be in the tail, and one must hide among "
-                                f"{self.minimum_contributors}.")
+        fewest = min([len(cohort.ids), *(one for one in known if one is not None), *counted]) if hidden else math.inf
+        if fewest < self.minimum_contributors:
+            raise RoundLost(f"as few as {fewest:.3g} clients may be in the tail, and one must hide among "
+                            f"{self.minimum_contributors}.")
 
 
 def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
