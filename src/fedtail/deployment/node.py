@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedtail.fleet import Broadcast
 from fedtail.part import Part, with_declared
 from fedtail.questions import Count, Statistic, Train
 from fedtail.rows import Mark, Rows, RowsError, RowStore
+from fedtail.runs.files import write_whole
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
@@ -201,12 +201,7 @@ class Node:
     def _write(self, place: Path, saved: bytes, named: set[str]) -> None:
         """Save beside what clients keep, where a server that is started again will ask for it."""
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = place.with_suffix(".writing")
-        with beside.open("wb") as file:
-            file.write(saved)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(place)
+        write_whole(place, saved)
         if not self.fleet.stamp:
             self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash
             self._named = named
