@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core mutants tables docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core fuzz-readers attacks mutants tables docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -42,6 +42,15 @@ SECONDS ?= 3600
 SEED ?= 0
 fuzz-core: $(VENV)/.installed-test
 	$(BIN)/python tests/fuzz_core.py --seconds $(SECONDS) --cases $(CASES) --seed $(SEED)
+
+# Damaged and forged files and messages against everything that reads one, for an hour; each in a bound of memory and time.
+fuzz-readers: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python tests/fuzz_readers.py --seconds $(SECONDS) --seed $(SEED)
+
+# Attacks on what the privacy statement and the threat model claim: each says what it tried and whether the claim held.
+ATTACKS ?=
+attacks: $(VENV)/.installed-test
+	$(BIN)/python tests/attacks/run.py $(ATTACKS)
 
 # Defects put into a sample of the source, one at a time, each of which a test should notice: hours the first time, resumable.
 PACKAGE ?=

@@ -76,7 +76,7 @@ def populations(data: Data, training: int) -> tuple[fedtail.Population, fedtail.
 
 
 def evaluated(module: nn.Module, population: fedtail.Population, precision: str) -> fedtail.Evaluation:
-    return fedtail.evaluate(module, population, device=CARD, precision=precision)
+    return fedtail.evaluate(module, population, engine=fedtail.Engine(device=CARD, precision=precision))
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -99,8 +99,8 @@ def trained(workload: Workload, method: str, precision: str, rounds: int, popula
         if watch is not None:
             watch(progress)
 
-    return fedtail.train(method_of(workload, method), fedtail.Task(workload.module()), population, rounds=rounds, device=CARD,
-                         precision=precision, on_round=look)
+    return fedtail.train(method_of(workload, method), fedtail.Task(workload.module()), population, rounds=rounds,
+                         engine=fedtail.Engine(device=CARD, precision=precision), on_round=look)
 
 
 def naive_seconds(workload: Workload, data: Data, method: str, rounds: int, test: int = 0) -> tuple[float, float]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from jaxtyping import install_import_hook
+
+sys.path.append(str(Path(__file__).parent / "attacks"))      # so that a test can put a defect back in and see an attack find it
 
 with install_import_hook(["fedtail.risk", "fedtail.quantiles"], "shape_checker.check"):
     import fedtail.quantiles

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import fedtail
 import textbook
-from fedtail import Family, FederatedAlgorithm, Population, Task, Trained, train
+from fedtail import Engine, Family, FederatedAlgorithm, Population, Task, Trained, resume, train
 from fedtail.algorithm import RoundLostWarning, states_of
 from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import SmallTailWarning
@@ -47,14 +47,14 @@ from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMC
 from fedtail.risk.base import fit_locally
 from fedtail.runs import Interrupted, run
 from fedtail.runs.checkpoint import Checkpoints
-from fedtail.training import NobodyCountedWarning, results
+from fedtail.training import NoContributionWarning, results
 
 from run_cases import Onlooker, digests
 
 FACTOR = 20.0         # of the errors put in on purpose, which are drawn, and may cancel
 UNDECIDED = 0.03      # share of cases in which rounding decides who counts
 SEARCHED = {"SmoothedSuperquantile": 1e-6, "QuadraticSuperquantile": 1e-6, "Ascent": 1e-7}      # what a risk's own search may leave
-EXPECTED = (SmallTailWarning, RoundLostWarning, NobodyCountedWarning)      # small cohorts are the rule here
+EXPECTED = (SmallTailWarning, RoundLostWarning, NoContributionWarning)      # small cohorts are the rule here
 GRAIN = 2.0**-44      # of the largest entry of a sum of integers: 61 bits less those of the bound on updates and of the clients
 WILD = 100.0          # an update or a loss from which on a channel of integers, whose rows are bounded, may refuse it
 BLOCK = 50            # examples times parameters in a block, so that small cases have several
@@ -133,7 +133,7 @@ def case_of(number: int) -> Case:
     sampler = sampler_of(rng, len(population), channel)
     count = rng.choice([1] * 5 + [2, 3])
     methods = [method_of(rng, sampler, population, channel, huge) for _ in range(count)]
-    settings = {"threshold": 2, "hides_among": 2, "masks": rng.choice(["none", "none", "real"])} if channel == "SecureChannel" else {}
+    settings = {"threshold": 2, "minimum_contributors": 2, "masks": rng.choice(["none", "none", "real"])} if channel == "SecureChannel" else {}
     if settings.get("masks") == "real":
         methods, rounds = methods[:1], 1
     else:
@@ -411,9 +411,11 @@ def small_blocks() -> Iterator[None]:
 
 def trained(case: Case, rounds: int, start: Trained | None = None, workers: int = 1, views: list | None = None) -> Trained:
     with LocalFleet(case.population, case.task, dtype=case.dtype, chunk=case.chunk, kernel=case.kernel, workers=workers) as fleet:
-        return train(case.algorithm, case.task, case.population, rounds=rounds, seed=case.seed, start=start, dtype=case.dtype,
-                     fleet=fleet, channel=made(case.channel),
-                     on_round=None if views is None else lambda progress: views.append(progress.view))
+        engine, watch = Engine(dtype=case.dtype), None if views is None else lambda progress: views.append(progress.view)
+        settings = {"rounds": rounds, "engine": engine, "fleet": fleet, "channel": made(case.channel), "on_round": watch}
+        if start is not None:
+            return resume(start, case.population, **settings)
+        return train(case.algorithm, case.task, case.population, seed=case.seed, **settings)
 
 
 def check(case: Case) -> None:
@@ -524,7 +526,7 @@ def bits(run: Trained) -> dict[str, bytes]:
 
 def check_models(case: Case, whole: Trained, views: list[Any]) -> None:
     """Models, cohorts and who counted, against the textbook."""
-    problem, fewest, hides = textbook_problem(case), case.channel[1].get("threshold", 1), case.channel[1].get("hides_among", 0)
+    problem, fewest, hides = textbook_problem(case), case.channel[1].get("threshold", 1), case.channel[1].get("minimum_contributors", 0)
     handed_out = results(case.algorithm, whole.state)
     runs = [textbook.Run(problem, method, case.seed, fewest=fewest, hides=hides).go(case.rounds) for method in case.methods]
     if len(runs) > 1 and any(played.lost for one in runs for played in one.rounds):
@@ -543,9 +545,9 @@ def same_people(method: textbook.Method, run: textbook.Run, views: list[Any], mo
     """The same cohorts, and the same clients who count, but for those whose weight is within a search's error of zero."""
     slight = 1e-9 + 10 * SEARCHED.get(inner_risk(method)[0], 0.0)
     for number, (played, view) in enumerate(zip(run.rounds, views, strict=True)):
-        if view.asked.tolist() != played.cohort:
-            raise Disagreement(f"round {number} drew {view.asked.tolist()}, not {played.cohort}")
-        counted, least = set(view.who_counted(model).tolist()), slight * max(played.weights.values(), default=0.0)
+        if view.sampled.tolist() != played.cohort:
+            raise Disagreement(f"round {number} drew {view.sampled.tolist()}, not {played.cohort}")
+        counted, least = set(view.contributors_of(model).tolist()), slight * max(played.weights.values(), default=0.0)
         wrong = {k for k in counted ^ played.counted if played.weights.get(k, 0.0) > least or slight < 1e-8}
         if len(view.trained) == 1 and wrong:           # with several models, a client that fails under one is left out of all views
             raise Disagreement(f"in round {number} {sorted(counted)} count, not {sorted(played.counted)}")

@@ -21,7 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.secure import Client, Identity, Participant, Refused, Run, Server, Session, TogetherClient, TogetherServer
+from fedtail.secure import (
+    AllOrNothingClient,
+    AllOrNothingServer,
+    Client,
+    Identity,
+    Participant,
+    Refused,
+    Run,
+    Server,
+    Session,
+    SparseSession,
+)
 from fedtail.secure.frames import CHECKSUM, HEAD, KINDS, bundled, peek, unbundled, unwrap, wrap
 from fedtail.secure.messages import MaskedForAll
 
@@ -209,7 +220,7 @@ def twin_of(machine: Any) -> Any:
 
 def state_of(machine: Any) -> Any:
     """What a refusal may not change, as something to compare."""
-    if isinstance(machine, (Client, TogetherClient)):
+    if isinstance(machine, (Client, AllOrNothingClient)):
         return machine.state
     if isinstance(machine, Participant):
         return machine.save()
@@ -234,12 +245,14 @@ def canonical(message: bytes) -> bool:
 
 
 def session_run(fuzzer: Fuzzer) -> None:
-    """A session with two queries, signed or not; clients may also vanish."""
-    rng, count = fuzzer.rng, fuzzer.rng.choice([3, 4, 5])
-    signed = rng.random() < 0.3
+    """A session with two queries, signed or not, with every pair or few neighbours; clients may also vanish."""
+    rng, count = fuzzer.rng, fuzzer.rng.choice([3, 4, 5, 6])
+    signed = rng.random() < 0.3 and count < 6
     session = Session(b"fuzz", rng.randrange(3), tuple(range(count)), rng.randrange(count // 2 + 1, count + 1), 2, int(signed))
+    if count == 6:
+        session = SparseSession(b"fuzz", session.round, session.members, rng.choice([4, 5, 6]), 2, 0, *rng.choice([(2, 2), (4, 3), (4, 4)]))
     identities = known(count) if signed else {}
-    clients = {one: Client(session, one, identity=identities.get(one), random=fuzzer.keys) for one in session.members}
+    clients = {one: Client(session, one, identity=identities.get(one), random=fuzzer.keys, security_bits=0) for one in session.members}
     server, gone = Server(session), {one for one in session.members if rng.random() < 0.05}
 
     def both(contents: dict[int, bytes], take: Any, rows: bool = False) -> None:
@@ -262,11 +275,11 @@ def session_run(fuzzer: Fuzzer) -> None:
         fuzzer.check(server.total(), rows)
 
 
-def together_run(fuzzer: Fuzzer) -> None:
+def all_or_nothing_run(fuzzer: Fuzzer) -> None:
     """All or nothing, two queries."""
     rng, count = fuzzer.rng, fuzzer.rng.choice([2, 3, 4])
     run = Run(b"fuzz", tuple(range(count)))
-    server, clients = TogetherServer(run), {one: TogetherClient(run, one, random=fuzzer.keys) for one in run.members}
+    server, clients = AllOrNothingServer(run), {one: AllOrNothingClient(run, one, random=fuzzer.keys) for one in run.members}
 
     def up(one: int, message: bytes | None, row_of: int | None = None) -> None:
         if message is not None:
@@ -333,7 +346,7 @@ def fuzz(cases: int, seed: int = 0, each: int = 12) -> Counter:
     while counts["cases"] < cases:
         name = f"{seed}/{counts['sessions']}"
         fuzzer = Fuzzer(name, each, counts)
-        run = fuzzer.rng.choice([session_run] * 4 + [together_run, participant_run])
+        run = fuzzer.rng.choice([session_run] * 4 + [all_or_nothing_run, participant_run])
         counts["sessions"] += 1
         try:
             run(fuzzer)

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 import fedtail
 from fedtail.data.arrays import on, rows_of, tensors_of
 from fedtail.engine.choice import kernel_for
-from fedtail.engine.fleet import LocalFleet
 from fedtail.engine.gpu.convolutions import Flat, Stacked
 from fedtail.engine.gpu.cuda_graphs import Replayed
 from fedtail.engine.gpu.precision import computing
+from fedtail.engine.local_fleet import LocalFleet
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import CharacterGRU, ConvNet, LSTMClassifier, SoftmaxRegression
 from fedtail.modules import cast
@@ -175,8 +175,8 @@ def unrecorded_agree(flat: fedtail.Population) -> bool:
     task = fedtail.Task(Looking(), buffers="frozen")
     kernel = StackedKernel(task, torch.device("cuda"), torch.float64)
     fleet = LocalFleet(flat, task, "cuda", torch.float64, kernel=kernel)
-    there = fedtail.train(RECIPES["fedavg"], task, flat, rounds=3, fleet=fleet, dtype=torch.float64, device="cuda")
-    here = fedtail.train(RECIPES["fedavg"], task, flat, rounds=3, dtype=torch.float64)
+    there = fedtail.train(RECIPES["fedavg"], task, flat, rounds=3, fleet=fleet, engine=fedtail.Engine(dtype=torch.float64, device="cuda"))
+    here = fedtail.train(RECIPES["fedavg"], task, flat, rounds=3, engine=fedtail.Engine(dtype=torch.float64))
     gap = (params_of(there) - params_of(here)).abs().max().item()
     print(f"not recorded ({str(kernel._gradients.refused)[:60]}...) {gap:.1e}")
     return gap < 1e-9 and kernel._gradients.refused is not None
@@ -188,8 +188,8 @@ def recurrences_agree(tasks: dict[str, fedtail.Task], tokens: fedtail.Population
     for name, task in tasks.items():
         kernel = kernel_for(task, card, torch.float64, tokens)
         fleet = LocalFleet(tokens, task, card, torch.float64, kernel=kernel)
-        there = fedtail.train(RECIPES["delta_fl"], task, tokens, rounds=2, device="cuda", dtype=torch.float64, fleet=fleet)
-        here = fedtail.train(RECIPES["delta_fl"], task, tokens, rounds=2, dtype=torch.float64)
+        there = fedtail.train(RECIPES["delta_fl"], task, tokens, rounds=2, engine=fedtail.Engine(device="cuda", dtype=torch.float64), fleet=fleet)
+        here = fedtail.train(RECIPES["delta_fl"], task, tokens, rounds=2, engine=fedtail.Engine(dtype=torch.float64))
         gap = (params_of(there) - params_of(here)).abs().max().item()
         steps = getattr(kernel, "_gradients", None)
         recorded = isinstance(steps, Replayed) and steps.refused is None and len(steps) > 0
@@ -211,7 +211,7 @@ def fine_tuning_agrees(cases: dict[str, tuple[fedtail.Task, fedtail.Population]]
     """Clients tuned side by side on the GPU, their examples on the CPU or there, against the CPU."""
     good, local = True, fedtail.LocalSGD(0.05, 8, epochs=3, momentum=0.5)
     for name, (task, people) in cases.items():
-        here, there, all_there = (fedtail.finetune(task.module, lying, local, task, device=device, dtype=torch.float64)
+        here, there, all_there = (fedtail.finetune(task.module, lying, local, task, engine=fedtail.Engine(device=device, dtype=torch.float64))
                                   for lying, device in ((people, "cpu"), (people, "cuda"), (people.to("cuda"), "cuda")))
         gaps = [(other.after.loss.values - here.after.loss.values).abs().max().item() for other in (there, all_there)]
         moved = (here.after.loss.values - here.before.loss.values).abs().max().item()
@@ -269,15 +269,15 @@ def main() -> int:
     worst, flat = 0.0, population((20,))
     for kind, module in (("linear", SoftmaxRegression(20, 5)), ("mlp", mlp)):
         for name, recipe in RECIPES.items():
-            here = params_of(fedtail.train(recipe, fedtail.Task(module), flat, rounds=3, dtype=torch.float64))
+            here = params_of(fedtail.train(recipe, fedtail.Task(module), flat, rounds=3, engine=fedtail.Engine(dtype=torch.float64)))
             for channel in (fedtail.PlainChannel(), fedtail.IntegerChannel()):
-                there = fedtail.train(recipe, fedtail.Task(module), flat, rounds=3, dtype=torch.float64, device="cuda", channel=channel)
+                there = fedtail.train(recipe, fedtail.Task(module), flat, rounds=3, engine=fedtail.Engine(dtype=torch.float64, device="cuda"), channel=channel)
                 gap = (params_of(there) - here).abs().max().item()
                 worst = max(worst, gap)
                 print(f"{kind:8} {name:20} {type(channel).__name__:16} {gap:.1e}")
     images = population((1, 28, 28))
     conv = fedtail.Task(ConvNet(classes=5))
-    runs = [params_of(fedtail.train(RECIPES["delta_fl"], conv, images, rounds=2, device=d, dtype=torch.float64)) for d in ("cpu", "cuda")]
+    runs = [params_of(fedtail.train(RECIPES["delta_fl"], conv, images, rounds=2, engine=fedtail.Engine(device=d, dtype=torch.float64))) for d in ("cpu", "cuda")]
     print(f"convnet  delta_fl {(runs[0] - runs[1]).abs().max().item():.1e}")
     tokens = fedtail.Population.from_clients(
         [({"sequence": (x[:, :6].abs() * 5).long().clamp(max=9), "lengths": (x[:, 6].abs() * 5).long().clamp(max=6)}, y) for x, y in
@@ -286,8 +286,8 @@ def main() -> int:
     tuned = {"linear": (fedtail.Task(SoftmaxRegression(20, 5)), flat), "mlp": (fedtail.Task(mlp), flat), "convnet": (conv, images),
              **{name: (task, tokens) for name, task in recurrent.items()}}
     drop = fedtail.Task(nn.Sequential(nn.Linear(20, 16), nn.Dropout(0.3), nn.Linear(16, 5)))
-    same = [params_of(fedtail.train(RECIPES["delta_fl"], drop, flat, rounds=2, device="cuda")) for _ in range(2)]
-    reports = [fedtail.evaluate(mlp, flat, device=d).loss.values for d in ("cpu", "cuda")]
+    same = [params_of(fedtail.train(RECIPES["delta_fl"], drop, flat, rounds=2, engine=fedtail.Engine(device="cuda"))) for _ in range(2)]
+    reports = [fedtail.evaluate(mlp, flat, engine=fedtail.Engine(device=d)).loss.values for d in ("cpu", "cuda")]
     print(f"evaluation {(reports[0] - reports[1]).abs().max().item():.1e}; dropout twice the same: {torch.equal(*same)}")
     paths = [single_examples_agree({"linear": fedtail.Task(SoftmaxRegression(20, 5)), "mlp": fedtail.Task(mlp)}, flat), convolutions_agree(), products_are_exact(), recordings_agree(images), unrecorded_agree(flat),
              recurrences_agree(recurrent, tokens), fine_tuning_agrees(tuned), precisions_differ_little(conv, images),

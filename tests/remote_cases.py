@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import fedtail
-from fedtail.deployment import Node, RemoteFleet, Roster, Site
+from fedtail.deployment import ClientRegistry, Node, RemoteFleet, Site
 from fedtail.models import SoftmaxRegression
 
 from cases import small_population
@@ -18,10 +18,10 @@ LOCAL = {"learning_rate": 0.2, "batch_size": 4}
 ONE_QUESTION = {"quantile": fedtail.ExactQuantile(12)}
 
 
-def roster_of(people, nodes):
+def registry_of(people, nodes):
     home = torch.arange(len(people)) * nodes // len(people)
     place = torch.cat([torch.arange(int((home == n).sum())) for n in range(nodes)])
-    return Roster(people.key, people.mass, home, place, people.group)
+    return ClientRegistry(people.key, people.mass, home, place, people.group)
 
 
 class Sites:
@@ -30,17 +30,17 @@ class Sites:
     With `restart` every letter meets a new process, as on Flower: nothing but what was saved survives.
     """
 
-    def __init__(self, nodes=5, people=PEOPLE, task=TASK, fault=None, restart=False, vanish=None, parts=(), **settings):
-        self.roster, self.fault, self.restart, self.vanish = roster_of(people, nodes), fault, restart, vanish or {}
-        self.people = {n: people.select(self.roster.node == n) for n in range(nodes)}
-        self.task, self.parts, self.settings, self.woken = task, parts, settings, 0
+    def __init__(self, nodes=5, people=PEOPLE, task=TASK, fault=None, restart=False, vanish=None, parts=(), test=None, **settings):
+        self.registry, self.fault, self.restart, self.vanish = registry_of(people, nodes), fault, restart, vanish or {}
+        self.people = {n: people.select(self.registry.node == n) for n in range(nodes)}
+        self.task, self.parts, self.test, self.settings, self.woken = task, parts, test, settings, 0
         self.sites = {n: self.fresh(n) for n in range(nodes)}
         self.letters = []
 
     def fresh(self, node):
         def make():
             self.woken += 1
-            return Node(self.people[node], self.task, self.parts, workers=1)
+            return Node(self.people[node], self.task, self.parts, workers=1, test=self.test)
         return Site(make, **self.settings)
 
     def exchange(self, letters):
@@ -57,7 +57,7 @@ class Sites:
         return {node: answer for node, answer in answers.items() if answer is not None}
 
     def fleet(self, **settings):
-        return RemoteFleet(self.exchange, self.roster, **settings)
+        return RemoteFleet(self.exchange, self.registry, **settings)
 
 
 def params_of(trained):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -80,7 +81,7 @@ def channels() -> dict[str, Any]:
     import fedtail as ft
 
     return {"plain": ft.PlainChannel(), "integer": ft.IntegerChannel(),
-            "secure": ft.SecureChannel(threshold=8, hides_among=2)}
+            "secure": ft.SecureChannel(8, 2)}      # by place: the second was called hides_among
 
 
 def models() -> dict[str, Callable[[], nn.Module]]:
@@ -122,8 +123,9 @@ def _run(method: Any, build: Callable[[], nn.Module], people: Any, channel: Any,
     import fedtail as ft
 
     private = type(method).__name__ == "FederatedAlgorithm" and "noise" in repr(method.aggregate)
-    terms = ft.Terms(delta=1e-3) if private else None
-    return lambda: ft.train(method, ft.Task(build()), people, rounds=ROUNDS, seed=seed, channel=channel, workers=1, privacy=terms)
+    budget = (ft.PrivacyBudget if hasattr(ft, "PrivacyBudget") else ft.Terms)(delta=1e-3) if private else None
+    engine = {"engine": ft.Engine(workers=1)} if hasattr(ft, "Engine") else {"workers": 1}
+    return lambda: ft.train(method, ft.Task(build()), people, rounds=ROUNDS, seed=seed, channel=channel, privacy=budget, **engine)
 
 
 def digest(run: Callable[[], Any]) -> str:
@@ -133,7 +135,7 @@ def digest(run: Callable[[], Any]) -> str:
         warnings.simplefilter("ignore")
         try:
             trained = run()
-        except (ValueError, TypeError) as reason:
+        except (ValueError, TypeError, ImportError) as reason:
             return f"refused: {type(reason).__name__}"
     states = trained.state if isinstance(trained.state, tuple) else (trained.state,)
     for state in states:
@@ -143,11 +145,17 @@ def digest(run: Callable[[], Any]) -> str:
         for name, tensor in module.state_dict().items():
             found.update(name.encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     found.update(repr(trained.failed).encode())
-    if trained.ledger.terms.delta:
-        found.update(repr(trained.ledger.guarantee(trained.ledger.terms.delta).epsilon).encode())
+    budget = trained.ledger.budget if hasattr(trained.ledger, "budget") else trained.ledger.terms
+    if budget.delta and priced():
+        found.update(repr(trained.ledger.guarantee(budget.delta).epsilon).encode())
     for name, rows in sorted(trained.memory.kept.items()):
         found.update(name.encode() + rows.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def priced() -> bool:
+    """Whether what runs cost can be computed here."""
+    return importlib.util.find_spec("dp_accounting") is not None
 
 
 def record(place: Path) -> dict[str, str]:

@@ -19,9 +19,9 @@ from scipy import optimize, stats
 from fedtail.privacy import accounting
 from fedtail.privacy.accountants import PrivacyLosses, RenyiDivergences, Step, _divergences, _fixed_unit, _interval, _reach
 from fedtail.privacy.accounting import delta_at, epsilon_at, guarantee, rounds_affordable
-from fedtail.privacy.composition import compose_rounds
+from fedtail.privacy.composed_mechanism import compose_rounds
 from fedtail.privacy.concentrated import check_target, crossing, delta_of, epsilon_of, rho_for
-from fedtail.privacy.discrete_gaussian import probability
+from fedtail.privacy.discrete_gaussian import discrete_gaussian_probability
 from fedtail.privacy.events import (
     FixedSampling,
     GaussianRelease,
@@ -157,7 +157,7 @@ def test_without_sampling_the_closed_form_is_exact():
     composed = [(dp_accounting.GaussianDpEvent(3.0), 2), (dp_accounting.GaussianDpEvent(5.0), 3)]
     found = guarantee(events, 1e-6)
     assert found.epsilon == pytest.approx(direct(PLDAccountant(), *composed).get_epsilon(1e-6), rel=1e-4)
-    assert found.epsilon == found.against_server
+    assert found.epsilon == found.without_amplification
     assert found.one_participation == pytest.approx(dp_accounting.get_epsilon_gaussian(3.0, 1e-6))
     assert delta_at(events, found.epsilon) == pytest.approx(1e-6)
     assert guarantee(events, 1e-6, "replace-one").epsilon == pytest.approx(
@@ -236,11 +236,11 @@ def test_rounding_never_makes_a_divergence_too_small():
 
 
 def test_a_round_that_may_not_be_amplified_mixes_moments():
-    z, rate, decisive = 1.3, 0.2, 0.07
+    z, rate, revealed = 1.3, 0.2, 0.07
     second = 1 + rate**2 * math.expm1(z**-2)
     third = (1 - rate) ** 3 + 3 * (1 - rate) ** 2 * rate + 3 * (1 - rate) * rate**2 * math.exp(z**-2) + rate**3 * math.exp(3 * z**-2)
-    found = _divergences(Step(z, rate, "poisson", decisive), (2, 3))
-    mixed = [(1 - decisive) * second + decisive * math.exp(z**-2), (1 - decisive) * third + decisive * math.exp(3 * z**-2)]
+    found = _divergences(Step(z, rate, "poisson", revealed), (2, 3))
+    mixed = [(1 - revealed) * second + revealed * math.exp(z**-2), (1 - revealed) * third + revealed * math.exp(3 * z**-2)]
     assert found.tolist() == pytest.approx([math.log(mixed[0]), math.log(mixed[1]) / 2], rel=1e-9)
 
 
@@ -255,8 +255,8 @@ def test_rounds_that_hang_on_one_client_are_paid_from_delta():
 
 
 def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
-    for decisive, accountant in ((0.99e-3 * 1e-5 / 20, "pld"), (1.01e-3 * 1e-5 / 20, "rdp")):
-        assert compose_rounds(((gaussian(2.0, PoissonSampling(0.1, decisive)), 20),), "zero-out").accountant(delta=1e-5).name == accountant
+    for revealed, accountant in ((0.99e-3 * 1e-5 / 20, "pld"), (1.01e-3 * 1e-5 / 20, "rdp")):
+        assert compose_rounds(((gaussian(2.0, PoissonSampling(0.1, revealed)), 20),), "zero-out").accountant(delta=1e-5).name == accountant
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
@@ -377,13 +377,13 @@ def test_epsilon_and_delta_are_inverse(z, rate, rounds):
 # integer noise
 
 def lattice(variance=Fraction(9), honest=4, sensitivity=5.0, **rest):
-    return LatticeRelease(sensitivity, variance, honest, 1, **rest)
+    return LatticeRelease(sensitivity, variance, honest, 1, **{"constant": True, **rest})
 
 
 def sum_of_shares(release):
     """The exact probabilities of the noise of all honest shares together, on integers around zero."""
     reach = math.ceil(14 * math.sqrt(release.variance))
-    share = np.array([probability(x, release.variance) for x in range(reach + 1)])
+    share = np.array([discrete_gaussian_probability(x, release.variance) for x in range(reach + 1)])
     share = np.concatenate([share[:0:-1], share])
     total = share
     for _ in range(release.honest - 1):
@@ -429,7 +429,7 @@ def test_integer_noise_is_priced_at_whole_orders_and_without_sampling_as_concent
     assert (everybody.accountant, everybody.epsilon) == ("zcdp", pytest.approx(fine, rel=1e-6))
     assert everybody.second_opinion == ("rdp", pytest.approx(everybody.epsilon, rel=0.05))
     assert everybody.epsilon <= everybody.second_opinion[1]
-    assert drawn.against_server == everybody.epsilon
+    assert drawn.without_amplification == everybody.epsilon
 
 
 def test_one_sum_of_integers_makes_the_whole_round_one_of_integers():
@@ -439,7 +439,7 @@ def test_one_sum_of_integers_makes_the_whole_round_one_of_integers():
     assert found.accountant == "rdp"
     assert found.epsilon == pytest.approx(
         epsilon_at([(gaussian(z, PoissonSampling(0.1)), 10)], 1e-5, accountant="rdp"), rel=0.05)
-    assert found.epsilon < guarantee([(event, 10)], 1e-5, "replace-one").epsilon < found.against_server * 4
+    assert found.epsilon < guarantee([(event, 10)], 1e-5, "replace-one").epsilon < found.without_amplification * 4
 
 
 def test_no_amplification_of_fixed_size_is_claimed_for_integer_noise():
@@ -460,7 +460,7 @@ def test_what_draws_are_off_is_paid_from_delta():
         epsilon_at([(off, 1000)], 1e-5)
     assert str(refused.value) == ("the draws of integer noise are 1e-05 from exact, in all, and (1 + e^epsilon) times that leaves "
                                   "nothing of delta = 1e-05. Draw exactly, draw less, or allow a larger delta.")
-    assert guarantee([(off, 100)], 1e-5).against_server == math.inf      # e^epsilon is too large there
+    assert guarantee([(off, 100)], 1e-5).without_amplification == math.inf      # e^epsilon is too large there
     once, alone = guarantee([(off, 100), (exact, 3)], 1e-5), epsilon_at([(RoundEvent(off.releases, NoSampling()), 1)], 1e-5)
     assert once.one_participation == alone > epsilon_at([(RoundEvent(exact.releases, NoSampling()), 1)], 1e-5)
     twice_off = RoundEvent(off.releases * 2, PoissonSampling(0.1))
@@ -517,10 +517,10 @@ def test_what_is_released_without_noise_is_named_and_epsilon_is_infinite():
     bare = RoundEvent((NonPrivateRelease("an update"), GaussianRelease(1.0), NonPrivateRelease("a count")), PoissonSampling(0.1))
     silent = RoundEvent((GaussianRelease(0.0, what="a sum at zero noise"),), NoSampling())
     found = guarantee([(bare, 2), (gaussian(1.0), 1), (silent, 1), (bare, 1)], 1e-5)
-    assert (found.epsilon, found.against_server, found.one_participation) == (math.inf, math.inf, math.inf)
+    assert (found.epsilon, found.without_amplification, found.one_participation) == (math.inf, math.inf, math.inf)
     assert found.non_private == ("an update", "a count", "a sum at zero noise")
     assert delta_at([(bare, 1)], 3.0) == 1
-    assert str(found) == ("epsilon infinity at delta 1e-05 (no amplification by sampling, add-or-remove-one-client); released without noise: "
+    assert str(found) == ("epsilon infinity at delta 1e-05 (client-level, add-or-remove-one-client; no amplification by sampling), against an observer of all releases; released without noise: "
                           "an update, a count, a sum at zero noise")
 
 
@@ -528,7 +528,7 @@ def test_nothing_costs_nothing():
     for rounds in ([], [(RoundEvent((), NoSampling()), 10)], [(RoundEvent((NonPrivateRelease("x"),), NoSampling()), 0)],
                    [(gaussian(math.inf), 3)]):
         found = guarantee(rounds, 1e-5)
-        assert (found.epsilon, found.against_server, found.one_participation, found.non_private) == (0, 0, 0, ())
+        assert (found.epsilon, found.without_amplification, found.one_participation, found.non_private) == (0, 0, 0, ())
         assert delta_at(rounds, 0.0) == 0
 
 
@@ -546,8 +546,8 @@ class Unheard:
     ([(gaussian(-1.0), 1)], ValueError, "noise_multiplier (z) must not be negative, and exchange must be positive, got GaussianRelease(noise_multiplier=-1.0, exchange=2.0, what='a sum')."),
     ([(gaussian(1.0, PoissonSampling(1.5)), 1)], ValueError, "the rate of Poisson sampling must be in [0, 1], got 1.5."),
     ([(gaussian(1.0, PoissonSampling(-0.1)), 1)], ValueError, "the rate of Poisson sampling must be in [0, 1], got -0.1."),
-    ([(gaussian(1.0, PoissonSampling(0.1, 1.0)), 1)], ValueError, "decisive, the probability that the minimum-cohort rule reveals participation, must be in [0, 1), got 1."),
-    ([(gaussian(1.0, PoissonSampling(0.1, -0.1)), 1)], ValueError, "decisive, the probability that the minimum-cohort rule reveals participation, must be in [0, 1), got -0.1."),
+    ([(gaussian(1.0, PoissonSampling(0.1, 1.01)), 1)], ValueError, "revealed, the probability that the minimum-cohort rule reveals participation, must be in [0, 1], got 1.01."),
+    ([(gaussian(1.0, PoissonSampling(0.1, -0.1)), 1)], ValueError, "revealed, the probability that the minimum-cohort rule reveals participation, must be in [0, 1], got -0.1."),
     ([(gaussian(1.0, exchange=0.0), 1)], ValueError, "noise_multiplier (z) must not be negative, and exchange must be positive, got GaussianRelease(noise_multiplier=1.0, exchange=0.0, what='a sum')."),
     ([(gaussian(1.0, FixedSampling(0, 4)), 1)], ValueError, "a cohort must be between 1 and the population, got 0 of 4."),
     ([(gaussian(1.0, FixedSampling(5, 4)), 1)], ValueError, "a cohort must be between 1 and the population, got 5 of 4."),

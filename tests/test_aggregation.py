@@ -264,7 +264,7 @@ def test_a_total_may_be_a_little_off_the_expected_weight_and_no_more(make, risk,
         with pytest.raises(ValueError) as refused:
             check_total(make(far), risk, 20)
         inner = risk.risk if isinstance(risk, Binned) else risk
-        assert str(refused.value) == (f"updates are divided by total={far:g}, but of 20 clients {type(inner).__name__} counts about {weight:g}: "
+        assert str(refused.value) == (f"updates are divided by total={far:g}, but of 20 clients about {weight:g} contribute under {type(inner).__name__}: "
                                       f"they would be {max(far / weight, weight / far):.3g} times too {wrong}. Write total={weight:g}.")
 
 
@@ -291,7 +291,7 @@ def test_a_histogram_must_be_planned_for_about_the_cohort():
 def test_without_a_total_the_risk_must_tell_how_much_counts():
     check_total(PrivateMean(1.0, FAINT), Binned(Superquantile(0.5), HISTOGRAM), 20)
     for risk in (Mean(), Superquantile(0.5), Tilted(1.0)):
-        with pytest.raises(ValueError, match=f"PrivateMean needs a total: {type(risk).__name__} does not release how much counts"):
+        with pytest.raises(ValueError, match=f"PrivateMean needs a total: {type(risk).__name__} does not release the weight of those who contribute"):
             check_total(PrivateMean(1.0, FAINT), risk, 20)
     binned = Binned(Superquantile(0.5), HISTOGRAM)
     aggregate, dual = PrivateMean(1.0, FAINT), double(8.0, 1.0, 2.0, 0.5, 8.0)

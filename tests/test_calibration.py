@@ -25,7 +25,7 @@ from fedtail.privacy.calibration import (
 )
 from fedtail.privacy.discrete_gaussian import as_fraction
 from fedtail.privacy.events import FixedSampling, GaussianRelease, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
-from fedtail.privacy.minimum_cohort import decisive_share, minimum_for, skip_probability
+from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability, skip_probability
 
 PAPER = (5.0, 1 / 2500, 1000, PoissonSampling(100 / 2500))
 
@@ -84,7 +84,7 @@ def test_exchanged_clients_need_more_noise_and_histograms_less_than_twice_of_it(
 
 def test_any_mechanism_can_be_calibrated():
     def event(noise):
-        return RoundEvent((LatticeRelease(8.0, as_fraction((8 * noise) ** 2 / 20), 20, 64),), PoissonSampling(0.1))
+        return RoundEvent((LatticeRelease(8.0, as_fraction((8 * noise) ** 2 / 20), 20, 64, constant=True),), PoissonSampling(0.1))
 
     noise = smallest_noise(event, 50, 2.0, 1e-5)
     assert epsilon_at([(event(noise), 50)], 1e-5) <= 2.0 < epsilon_at([(event(noise * 0.999), 50)], 1e-5)
@@ -147,7 +147,7 @@ def exactly(population, rate):
 def test_how_often_one_client_decides_that_a_round_is_held(rate, population, minimum):
     others, among_all = exactly(population - 1, rate), exactly(population, rate)
     expected = Fraction(rate) * others[minimum - 1] / sum(among_all[minimum:]) if minimum else 0
-    assert decisive_share(float(Fraction(rate)), population, minimum) == pytest.approx(float(expected), rel=1e-12)
+    assert reveal_probability(float(Fraction(rate)), population, minimum) == pytest.approx(float(expected), rel=1e-12)
     assert skip_probability(float(Fraction(rate)), population, minimum) == pytest.approx(float(sum(among_all[:minimum])), abs=1e-15)
 
 
@@ -155,7 +155,7 @@ def test_how_often_the_minimum_cohort_reveals_participation_against_draws():
     drawn = np.random.default_rng(0).random((200_000, 12)) < 0.25
     kept = drawn[drawn.sum(1) >= 4]
     decided = kept[:, 0] & (kept.sum(1) == 4)
-    assert decisive_share(0.25, 12, 4) == pytest.approx(decided.mean(), abs=4 * 0.5 / math.sqrt(len(kept)))
+    assert reveal_probability(0.25, 12, 4) == pytest.approx(decided.mean(), abs=4 * 0.5 / math.sqrt(len(kept)))
     for rate, population in ((0.04, 2500), (1e-3, 10**6), (0.5, 40)):
         for k in (1, 60, population // 2):
             assert skip_probability(rate, population, k) == pytest.approx(stats.binom.cdf(k - 1, population, rate), rel=1e-6, abs=1e-280)
@@ -183,9 +183,9 @@ def held_round(z, rate, population, minimum, epsilon):
 @pytest.mark.parametrize(("population", "rate", "minimum", "z"), [(20, 0.3, 6, 1.0), (30, 0.1, 1, 1.5), (12, 0.5, 9, 2.0)])
 def test_a_round_held_because_somebody_came_costs_what_integration_says(population, rate, minimum, z):
     """The average rate of participation, q', would understate it; the mixture does not."""
-    decisive = decisive_share(rate, population, minimum)
-    average = rate * (1 - decisive) + decisive
-    event = RoundEvent((GaussianRelease(z),), PoissonSampling(rate, decisive))
+    revealed = reveal_probability(rate, population, minimum)
+    average = rate * (1 - revealed) + revealed
+    event = RoundEvent((GaussianRelease(z),), PoissonSampling(rate, revealed))
     naive = RoundEvent((GaussianRelease(z),), PoissonSampling(average))
     for delta in (1e-4, 1e-6):
         epsilon = epsilon_at([(event, 1)], delta)
@@ -195,13 +195,13 @@ def test_a_round_held_because_somebody_came_costs_what_integration_says(populati
 
 
 def test_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
-    sure = PoissonSampling(0.04, decisive_share(0.04, 2500, 30))
+    sure = PoissonSampling(0.04, reveal_probability(0.04, 2500, 30))
     plain = PoissonSampling(0.04)
     found = [guarantee([(RoundEvent((GaussianRelease(1.2),), sampling), 1000)], 1e-5) for sampling in (sure, plain)]
     assert [one.accountant for one in found] == ["pld", "pld"]
     assert found[0].epsilon == pytest.approx(found[1].epsilon, rel=1e-3)
     assert found[0].epsilon >= found[1].epsilon
-    risky = PoissonSampling(0.04, decisive_share(0.04, 2500, 80))
+    risky = PoissonSampling(0.04, reveal_probability(0.04, 2500, 80))
     assert guarantee([(RoundEvent((GaussianRelease(1.2),), risky), 1000)], 1e-5).accountant == "rdp"
 
 
@@ -211,10 +211,10 @@ def test_the_largest_minimum_that_is_rarely_missed():
         assert skip_probability(rate, population, minimum) < failure <= skip_probability(rate, population, minimum + 1)
     assert minimum_for(1.0, 7) == 7
     assert minimum_for(0.5, 30) == minimum_for(0.5, 30, 1e-5) < minimum_for(0.5, 30, 2e-5 * 50)
-    assert [decisive_share(1.0, 7, minimum) for minimum in (0, 6, 7)] == [0, 0, 1]
+    assert [reveal_probability(1.0, 7, minimum) for minimum in (0, 6, 7)] == [0, 0, 1]
     assert [skip_probability(1.0, 7, minimum) for minimum in (0, 7, 8)] == [0, 0, 1]
     assert [skip_probability(0.5, 3, minimum) for minimum in (-1, 0, 1, 3, 4)] == pytest.approx([0, 0, 1 / 8, 7 / 8, 1])
-    assert decisive_share(0.5, 1, 1) == 1
+    assert reveal_probability(0.5, 1, 1) == 1
     assert minimum_for(0.04, 2500) == 61                      # "60 of an expected 100, not 80"
 
 
@@ -233,8 +233,8 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: split(1.0, math.inf), "quantile_ratio (r) must not be negative, got inf. "),
     (lambda: split(1.0, 0.25, 1.5), "a family has one model or more, got models=1.5."),
     (lambda: minimum_for(1.1, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=1.1, population=100."),
-    (lambda: decisive_share(0.5, 0, 0), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0.5, population=0."),
-    (lambda: decisive_share(0.1, 10, -1), "the minimum must be between 0 and the population of 10, got -1."),
+    (lambda: reveal_probability(0.5, 0, 0), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0.5, population=0."),
+    (lambda: reveal_probability(0.1, 10, -1), "the minimum must be between 0 and the population of 10, got -1."),
     (lambda: check_population(99), "a guarantee for each of 99 clients will be useless: "),
     (lambda: split(0.0, 0.25), "noise (z of the whole round) must be positive and finite, got 0."),
     (lambda: split(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
@@ -242,8 +242,8 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: noise_for(1.0, 1e-5, 1, FixedSampling(9, 5)), "a cohort must be between 1 and the population, got 9 of 5."),
     (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Sample more."),
     (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
-    (lambda: decisive_share(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
-    (lambda: decisive_share(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or sample more."),
+    (lambda: reveal_probability(0.1, 10, 11), "the minimum must be between 0 and the population of 10, got 11."),
+    (lambda: reveal_probability(1e-9, 1000, 1000), "rounds of 1000 clients or more practically never happen at a rate of 1e-09 from 1000. Lower the minimum, or sample more."),
     (lambda: check_population(40), "a guarantee for each of 40 clients will be useless: noise that hides one of them, in every round, drowns the sum over so few. It takes 100 clients or more, better a thousand."),
 ])
 def test_what_cannot_be_had_is_refused(call, text):

@@ -15,7 +15,7 @@ import fedtail
 from fedtail.cli import app
 from fedtail.privacy.calibration import noise_for
 from fedtail.privacy.events import PoissonSampling
-from fedtail.privacy.minimum_cohort import decisive_share
+from fedtail.privacy.minimum_cohort import reveal_probability
 from fedtail.runs import run as run_experiment
 
 from run_cases import METHODS, Onlooker, experiment
@@ -47,7 +47,7 @@ def test_the_noise_for_a_promise():
     assert (found["accountant"], found["sampling"], found["adjacency"]) == ("pld", "poisson", "zero-out")
     assert 4.999 < found["epsilon_spent"] <= 5
     assert found["second_opinion"] == {"accountant": "rdp", "epsilon": pytest.approx(5.626, abs=0.01)}
-    assert found["epsilon_one_participation"] < 5 < found["epsilon_against_server"]
+    assert found["epsilon_one_participation"] < 5 < found["epsilon_without_amplification"]
 
 
 def test_the_promise_of_a_noise_is_the_inverse():
@@ -82,7 +82,7 @@ def test_without_sampling_no_cohort_is_needed():
 
 def test_skipped_rounds_are_accounted_for():
     found = answer(*SMALL, "--epsilon", "4", "--minimum", "100")
-    drawn = PoissonSampling(0.1, decisive_share(0.1, 1000, 100))
+    drawn = PoissonSampling(0.1, reveal_probability(0.1, 1000, 100))
     assert found["noise_multiplier"] == pytest.approx(noise_for(4, 1e-5, 10, drawn).whole_round)
     assert found["noise_multiplier"] > answer(*SMALL, "--epsilon", "4")["noise_multiplier"]
     done = call(*SMALL, "--noise", "2", "--minimum", "60")
@@ -181,7 +181,7 @@ def runs(tmp_path_factory):
     METHODS.update({"for release": for_release, "seeded": METHODS["private"]})
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fedtail.NobodyCountedWarning)      # noise no one knows may hide eight clients in every round
+            warnings.simplefilter("ignore", fedtail.NoContributionWarning)      # noise no one knows may hide eight clients in every round
             return {name: run_experiment(experiment(name), 3, place / name, Onlooker()).path
                     for name in ("for release", "seeded", "delta_fl")}
     finally:

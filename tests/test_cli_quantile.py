@@ -83,7 +83,7 @@ def test_the_table_says_what_was_expected_before_what_came_out_and_what_it_cost(
     assert text.index("Expected error") < text.index("Estimates")
     for words in ("share of clients in its bin", "Noise 4.", "scale 256, modulus ", "wrap-around with probability 1e-12 at most.",
                   "in the last, clipped values included.",
-                  "Epsilon 1 at delta 1e-05 (no sampling, add-or-remove-one-client), by concentrated privacy (zCDP), against an observer of the sum over 800 honest clients or more, and of no single row."):
+                  "Epsilon 1 at delta 1e-05 (client-level, add-or-remove-one-client; no sampling), by concentrated privacy (zCDP), against an observer of the sum over 800 honest clients or more, and of no single row."):
         assert words in text
     assert "imulated" not in text
 
@@ -126,7 +126,7 @@ def test_values_are_read_from_other_files_too(values):
     (["two.csv", "--level", "0.5", *FINE], "two.csv has 2 columns. Say which with --column: a, b."),
     (["two.csv", "--level", "0.5", *FINE, "--column", "c"], "two.csv has no column 'c'. It has: a, b."),
     (["two.csv", "--level", "0.5", *FINE, "--column", "b"], "two.csv has lines without a number in column 'b': could not convert string to float: 'x'."),
-    (["objects.npy", "--level", "0.5", *FINE], "Object arrays cannot be loaded when allow_pickle=False"),
+    (["objects.npy", "--level", "0.5", *FINE], "objects.npy holds Python objects, which need pickle and are not read"),
 ])
 def test_bad_requests_are_refused_before_anything_is_released(values, words, text):
     np.save("few.npy", np.ones(50))

@@ -128,11 +128,11 @@ def test_a_project_that_moved_goes_on(place, monkeypatch):
     (place / "old" / "mine_moved.py").write_text("from dataclasses import dataclass\nimport fedtail\n@dataclass(frozen=True)\n"
                                                  "class Mine(fedtail.Superquantile): pass\n")
     (place / "old" / "e.toml").write_text(BASE + METHODS["delta_fl"].replace('"Superquantile"', '"mine_moved:Mine"'))
-    assert call("run", "old/e.toml", "--out", "old/run").exit_code == 0
+    assert call("run", "old/e.toml", "--out", "old/run", "--trust", "./old").exit_code == 0
     os.remove("old/run/result.json")
     os.rename("old", "new")
     monkeypatch.delitem(sys.modules, "mine_moved")
-    assert call("run", "new/e.toml", "--out", "new/run", "--resume").exit_code == 0
+    assert call("run", "new/e.toml", "--out", "new/run", "--resume", "--trust", "./new").exit_code == 0
 
 
 @pytest.mark.parametrize(("words", "code", "text"), [
@@ -152,7 +152,7 @@ def test_a_project_that_moved_goes_on(place, monkeypatch):
     (["run", "one.toml", "--set", "sample.cohort_size=900"], 2, "Error: --set sample.cohort_size=900: cohort_size=900"),
     (["run", "one.toml", "--set", "task.module.features=3"], 2, "one.toml, line"),
     (["run", "one.toml", "--seeds", "0..3000000000"], 2, "10000 at most"),
-    (["run", "one.toml", "--set", 'task.module={part="failing_init:Bad"}'], 2, "failing_init:Bad failed: KeyError: 'missing'."),
+    (["run", "one.toml", "--set", 'task.module={part="failing_init:Bad"}', "--trust", "."], 2, "failing_init:Bad failed: KeyError: 'missing'."),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_what_cannot_be_done_is_refused_with_a_sentence(place, words, code, text):
     done = call(*words)
@@ -205,7 +205,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_the_result_is_the_same(place, ki
     """A round takes a tenth of a second until it is stopped, so that it is stopped in the middle."""
     (place / f"slow_{kind.name}.py").write_text(SLOW)
     long = ["run", "one.toml", "--set", "rounds=150", "--set", "evaluate.every=10", "--set", f"risk.part=slow_{kind.name}:Slow",
-            "--out", "stopped"]
+            "--trust", ".", "--out", "stopped"]
     process = started(*long)
     wait_for_rounds(Path("stopped"), process)
     process.send_signal(kind)
@@ -261,7 +261,7 @@ def test_compare_takes_several_files_resumes_what_is_missing_and_prints_both_tab
 
 def test_numbers_that_are_not_finite_are_null_in_json_and_words_in_tables(place):
     (place / "odd.py").write_text("def score(outputs, targets): return outputs.sum(-1) - 1\n")
-    words = ["run", "one.toml", "--set", 'task.error="odd:score"', "--seeds", "0,1"]
+    words = ["run", "one.toml", "--set", 'task.error="odd:score"', "--trust", ".", "--seeds", "0,1"]
     [row] = answer(*words, "--out", "a")["rows"]
     assert row["kl"] == {"mean": None, "std": None}       # a divergence of numbers below zero
     assert row["unit"] == ""
@@ -368,7 +368,7 @@ def test_tune_goes_on_where_it_stopped_and_keeps_searches_apart(place):
 def test_a_statistic_that_is_not_a_number_fails_its_trial_and_the_search_ends(place):
     (place / "nans.py").write_text("def score(outputs, targets): return outputs.sum(-1) * float('nan')\n")
     Path("t.toml").write_text(BASE + METHODS["delta_fl"] + TUNE.format(statistic="p90", rates="[0.01]"))
-    done = call("tune", "t.toml", "--set", 'task.error="nans:score"')
+    done = call("tune", "t.toml", "--set", 'task.error="nans:score"', "--trust", ".")
     assert (done.exit_code, "no trial gave a number" in done.stderr) == (1, True), done.output
 
 
@@ -401,7 +401,7 @@ local.learning_rate = [0.001, 0.5]
 @pytest.mark.parametrize("statistic", OVER_CLIENTS, ids=str)
 def test_tune_knows_which_values_of_a_statistic_are_better_and_takes_the_files_seeds(place, statistic):
     accuracy_search(place, statistic)
-    result = answer("tune", "t.toml", "--out", "t")
+    result = answer("tune", "t.toml", "--trust", ".", "--out", "t")
     better = BETTER.get(statistic, "higher")
     assert (result["statistic"], result["better"], result["seeds"]) == (statistic or "p10", better, [3, 4])
     expected = {}
@@ -416,7 +416,7 @@ def test_tune_knows_which_values_of_a_statistic_are_better_and_takes_the_files_s
     assert {trial["settings"]["local.learning_rate"]: trial["value"] for trial in result["trials"]} == pytest.approx(expected)
     chosen = (min if better == "lower" else max)(expected, key=lambda rate: expected[rate])
     assert tomllib.loads(Path("t/best.toml").read_text())["local"]["learning_rate"] == chosen
-    shown = call("tune", "t.toml", "--out", "t", "--resume").stdout
+    shown = call("tune", "t.toml", "--trust", ".", "--out", "t", "--resume").stdout
     assert re.search(rf"over held-out clients \({better} is better, mean over 2 seeds\)", " ".join(shown.split()))
 
 
@@ -427,28 +427,28 @@ def test_tune_knows_which_values_of_a_statistic_are_better_and_takes_the_files_s
 ])
 def test_a_percentile_of_clients_who_do_well_is_refused(place, metric, statistic, text):
     accuracy_search(place, statistic)
-    done = call("tune", "t.toml", "--set", f'tune.metric="{metric}"')
+    done = call("tune", "t.toml", "--trust", ".", "--set", f'tune.metric="{metric}"')
     assert (done.exit_code, text in " ".join(done.stderr.split())) == (2, True), done.stderr
     for middle in ("p50", "best10", "worst10", "std"):
-        fedtail.experiment.tune_section.read_search("t.toml", [f'tune.metric="{metric}"', f'tune.statistic="{middle}"'])
+        fedtail.experiment.tune_section.read_search("t.toml", [f'tune.metric="{metric}"', f'tune.statistic="{middle}"'], trust=".")
 
 
 @pytest.mark.parametrize("statistic", ["mean", "std", "p10", "worst30"])
 def test_one_client_without_a_number_fails_a_trial(place, statistic):
     held_out = fedtail.experiment.read_experiment("one.toml").data.load(3)["validation"]
     accuracy_search(place, statistic, holed=int(held_out.size[0]))
-    done = call("tune", "t.toml", "--set", 'tune.metric="holed"', "--seeds", "3")
+    done = call("tune", "t.toml", "--trust", ".", "--set", 'tune.metric="holed"', "--seeds", "3")
     assert (done.exit_code, "no trial gave a number" in done.stderr) == (1, True), done.output
 
 
 def test_a_search_that_went_the_other_way_is_another_search(place):
     """As one by std of an accuracy, when the direction was still the metric's."""
     accuracy_search(place, "std")
-    answer("tune", "t.toml", "--out", "t", "--trials", "1", "--seeds", "3")
+    answer("tune", "t.toml", "--trust", ".", "--out", "t", "--trials", "1", "--seeds", "3")
     log = Path("t/trials.log").read_text()
     assert log.count('"directions":[1]') == 1                        # minimise
     Path("t/trials.log").write_text(log.replace('"directions":[1]', '"directions":[2]'))
-    assert "holds another search" in call("tune", "t.toml", "--out", "t", "--resume", "--seeds", "3").stderr
+    assert "holds another search" in call("tune", "t.toml", "--trust", ".", "--out", "t", "--resume", "--seeds", "3").stderr
 
 
 def test_the_best_of_a_search_runs_with_your_own_module(place):
@@ -456,8 +456,8 @@ def test_the_best_of_a_search_runs_with_your_own_module(place):
     search = TUNE.format(statistic="p90", rates="[0.01]")
     Path("t.toml").write_text(BASE.replace("SoftmaxRegression", "mine_tuned:Net").replace("features = 60\nclasses = 10\n", "")
                               + METHODS["delta_fl"] + search)
-    best = answer("tune", "t.toml", "--out", "t")["file"]
-    assert answer("run", best, "--set", "rounds=1")["rows"]
+    best = answer("tune", "t.toml", "--out", "t", "--trust", ".")["file"]
+    assert answer("run", best, "--set", "rounds=1", "--trust", ".")["rows"]
 
 
 @pytest.mark.parametrize(("change", "text"), [

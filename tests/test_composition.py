@@ -36,10 +36,10 @@ from fedtail import (
     train,
 )
 from fedtail.algorithm import RoundLostWarning
+from fedtail.base_part import Part, with_declared
 from fedtail.composition import NEEDS, RULES, Composition, check, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
-from fedtail.part import Part, with_declared
 from fedtail.privacy import NoisySum
 from fedtail.questions import Statistic, StatisticPart
 from fedtail.risk import Risk
@@ -52,7 +52,7 @@ HERE = LocalFleet(PEOPLE, TASK)
 BASE = replace(fedtail.fedavg(30, **LOCAL), sample=Everyone())
 GROUPLESS = replace(PEOPLE, group=None)
 NOISE, ROWS = DiscreteNoise(1.0, planned_clients=10), IntegerChannel()
-HIDING = SecureChannel(16, hides_among=5)
+HIDING = SecureChannel(16, minimum_contributors=5)
 NODES = Sites()
 HISTOGRAM = NoisyHistogram(4.0, 30.0, NOISE, bins=8)
 
@@ -81,6 +81,17 @@ class Own(Part):
     """An aggregator of a user's own, of which only the declaration matters here."""
 
     declares: AggregatorDeclaration
+
+
+@dataclass(frozen=True)
+class Attached(fedtail.LocalSGD):
+    """Local training that keeps something on its clients."""
+
+    may_be_lost: bool = True
+
+    @property
+    def declares(self):
+        return replace(super().declares, keeps=fedtail.parts.Keeps("nothing goes on without it", self.may_be_lost))
 
 
 @dataclass(frozen=True)
@@ -118,21 +129,24 @@ CASES = [
          "Refreshed adds GaussianNoise on the server, to the exact sum, which IntegerChannel is there to hide.",
          method(risk=Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2)), ROWS),
     Case("channel_carries_the_rows", private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=17)),
-         "PrivateMean counts on the noise of 17 clients, but SecureChannel releases sums over 16. Write threshold=17, or plan for fewer clients.",
+         "PrivateMean relies on the noise of 17 clients, but SecureChannel releases sums over 16. Write threshold=17, or plan for fewer clients.",
          private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=16)), HIDING),
+    Case("others_hide_what_a_node_knows", private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=25)),
+         "the noise of PrivateMean relies on 25 clients beside those of any one node, which knows its own clients' shares, and about 24 of 30 in a round are. Plan for fewer clients, sample more, or spread them over more nodes.",
+         private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=20, colluders=4)), fleet=NODES.fleet(), population=NODES.registry, fits_population=NODES.registry),
     Case("noise_makes_it_private", private(Worst(), 1.0),
          "Worst cannot be trained privately: the largest loss is one client's, and noise that hides one client hides it. Use Binned(Superquantile(...), ...), or WeightedMean without privacy.",
          method(risk=Worst())),
     Case("noise_makes_it_private", private(Particular(30), 30.0), "Particular cannot be trained privately: it does not declare that one client moves it by a bounded amount",
          private(Tilted(1.0), 30.0)),
     Case("sums_are_divided_by_what_they_weigh", private(Mean()),
-         "PrivateMean needs a total: Mean does not release how much counts. Write total=theta * m, the weight the tail is expected to have.",
+         "PrivateMean needs a total: Mean does not release the weight of those who contribute. Write total=theta * m, the weight the tail is expected to have.",
          private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2))),
     Case("sums_are_divided_by_what_they_weigh", private(Superquantile(0.5), 23.0),
-         "updates are divided by total=23, but of 30 clients Superquantile counts about 15: they would be 1.53 times too short. Write total=15.",
+         "updates are divided by total=23, but of 30 clients about 15 contribute under Superquantile: they would be 1.53 times too short. Write total=15.",
          private(Superquantile(0.5), 22.0)),
     Case("sums_are_divided_by_what_they_weigh", private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2), 13.0),
-         "updates are divided by total=13, but of 30 clients Superquantile counts about 15: they would be 1.15 times too long. Write total=15.",
+         "updates are divided by total=13, but of 30 clients about 15 contribute under Superquantile: they would be 1.15 times too long. Write total=15.",
          private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2), 14.0)),
     Case("sums_are_divided_by_what_they_weigh", private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=46.0)), 30.0),
          "the histogram is planned for expected_clients=46, but of this population 30 are expected in a round. Write expected_clients=30.",
@@ -147,12 +161,14 @@ CASES = [
          method(risk=Tilted(3.0, 10.0)), ROWS, fits_channel=PlainChannel()),
     Case("memory_lasts", method(risk=Ascent()), "Ascent cannot run on a fleet that may lose its clients' memory: a client that lost its lambda starts again at one",
          method(risk=Ascent()), fleet=NODES.fleet(), fits_fleet=NODES.fleet(forgets=False)),
-    Case("clients_hide_among_enough", method(risk=Superquantile(0.15)),
-         "Superquantile counts about 4.5 of 30 clients a round: a sum over so few tells about each (hides_among=5). Draw more clients, or raise tail_fraction.",
+    Case("memory_lasts", method(local=Attached(may_be_lost=False)), "Attached cannot run on a fleet that may lose its clients' memory: nothing goes on without it.",
+         method(local=Attached(may_be_lost=True)), fleet=NODES.fleet()),
+    Case("enough_clients_contribute", method(risk=Superquantile(0.15)),
+         "Superquantile lets about 4.5 of 30 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or raise tail_fraction.",
          method(risk=Superquantile(0.17)), HIDING),
-    Case("clients_hide_among_enough", method(sample=fedtail.Uniform(15)),
+    Case("enough_clients_contribute", method(sample=fedtail.Uniform(15)),
          "about 15 clients are drawn a round, and sums are released over 16 or more. Lower threshold, or draw more clients.", method(sample=fedtail.Uniform(16)), HIDING),
-    Case("clients_hide_among_enough", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
+    Case("enough_clients_contribute", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
          BASE, replace(HIDING, masks="none"), NODES.fleet(), NODES.fleet(), HIDING),
 ]
 
@@ -180,7 +196,7 @@ def test_all_that_stands_against_a_method_is_said_in_one_message():
         "PrivateMean adds GaussianNoise on the server, to the exact sum, which SecureChannel is there to hide",
         "Refreshed cannot be trained privately",
         "PrivateMean needs a total",
-        "Refreshed counts about 1 of 30 clients a round",
+        "Refreshed lets about 1 of 30 clients contribute to a round",
     ]
     with pytest.raises(ValueError) as refused:
         train(wrong, TASK, PEOPLE, rounds=1, channel=HIDING)
@@ -192,9 +208,9 @@ def test_one_refusal_is_said_without_a_list_and_that_of_two_members_once():
     family = Family((worst, BASE, replace(worst, local=replace(worst.local, learning_rate=0.1)), method(risk=Superquantile(0.1))))
     assert len(refusals(family, PEOPLE, HIDING, HERE)) == 2
     assert refusals(Family((worst, worst)), PEOPLE, HIDING, HERE) == refusals(worst, PEOPLE, HIDING, HERE)
-    with pytest.raises(ValueError, match=r"^Worst counts about 1 of 30"):
+    with pytest.raises(ValueError, match=r"^Worst lets about 1 of 30"):
         check(worst, PEOPLE, HIDING, HERE)
-    with pytest.warns(fedtail.SmallTailWarning, match="Superquantile counts about 5 of 10 clients a round"):
+    with pytest.warns(fedtail.SmallTailWarning, match="Superquantile lets about 5 of 10 clients contribute to a round"):
         check(fedtail.delta_fl(0.5, 10), PEOPLE, PlainChannel(), HERE)
 
 
@@ -226,8 +242,8 @@ def test_weights_too_small_for_integers_are_refused_alone_and_inside_a_wrapper(r
     (AggregatorDeclaration(1, gathers=True), "Own looks at single rows, but IntegerChannel reveals only sums."),
     (AggregatorDeclaration(1, needs_slope=True), "Own needs the slope of the density, which Superquantile does not give."),
     (AggregatorDeclaration(0, mechanism=NoisySum(1.0, GaussianNoise(1.0)), total=15.0), "Own adds GaussianNoise on the server, to the exact sum"),
-    (AggregatorDeclaration(0, mechanism=NoisySum(1.0, NOISE), total=60.0), "updates are divided by total=60, but of 30 clients Superquantile counts about 15"),
-    (AggregatorDeclaration(0, divides_by_release=True), "Own needs a total: Superquantile does not release how much counts."),
+    (AggregatorDeclaration(0, mechanism=NoisySum(1.0, NOISE), total=60.0), "updates are divided by total=60, but of 30 clients about 15 contribute under Superquantile"),
+    (AggregatorDeclaration(0, divides_by_release=True), "Own needs a total: Superquantile does not release the weight of those who contribute."),
 ], ids=["gathers", "needs_slope", "mechanism", "total", "divides_by_release"])
 def test_an_aggregator_of_a_users_own_is_checked_like_ours(declared, text):
     (said,) = refusals(method(risk=Superquantile(0.5), aggregate=Own(declared)), PEOPLE, IntegerChannel(), HERE)
@@ -277,7 +293,7 @@ def test_a_risk_that_declares_nothing_is_counted_in_every_round_over_a_channel_t
     assert releases_of(trained) == [counted, counted]
     assert torch.equal(params_of(trained), params_of(train(BASE, TASK, PEOPLE, rounds=2, channel=IntegerChannel())))
     assert releases_of(train(everybody, TASK, PEOPLE, rounds=1, channel=IntegerChannel()))[0][-1] == counted[1]
-    with pytest.warns(RoundLostWarning, match="as few as 0 clients may be in the tail, and one must hide among 5"), pytest.warns(fedtail.NobodyCountedWarning):
+    with pytest.warns(RoundLostWarning, match="as few as 0 clients may contribute, and minimum_contributors is 5"), pytest.warns(fedtail.NoContributionWarning):
         lost = train(nobody, TASK, PEOPLE, rounds=1, channel=HIDING)
     assert releases_of(lost) == [counted[:1]]
 
@@ -285,7 +301,7 @@ def test_a_risk_that_declares_nothing_is_counted_in_every_round_over_a_channel_t
 def test_a_noisy_histogram_does_not_say_how_many_contribute_so_they_are_counted():
     """A histogram that is mostly noise shows tails that are not there: such rounds are lost, and none trains fewer than five."""
     mostly_noise = method(risk=Binned(Superquantile(0.5), replace(HISTOGRAM, noise=DiscreteNoise(20.0, planned_clients=10))))
-    with pytest.warns(RoundLostWarning, match="one must hide among 5"):
+    with pytest.warns(RoundLostWarning, match="minimum_contributors is 5"):
         trained = train(mostly_noise, TASK, PEOPLE, rounds=8, channel=replace(HIDING, masks="none"))
     released = releases_of(trained)
     assert all("how many clients contribute under Binned" in one for one in released)
@@ -372,7 +388,7 @@ def test_a_cell_that_says_no_has_its_text_and_others_have_none(rows):
     assert {cell.says for cell in cells} == {"yes", "no", "inside `Binned`", "ε is infinite", "yes, counted first", "yes, counted first with a reused dual", "yes, must not be lost"}
     by_name = {row.part: row for row in rows}
     assert by_name["`Mean`"].secure.says == by_name["`Superquantile`"].secure.says == "yes"
-    assert "Worst counts about 1 of 100" in by_name["`Worst`"].secure.refused[0]
+    assert "Worst lets about 1 of 100" in by_name["`Worst`"].secure.refused[0]
     assert len(fields(by_name["`Mean`"])) == len(compatibility.HEAD)
 
 
@@ -415,7 +431,7 @@ def test_a_cohort_smaller_than_one_must_hide_among_is_lost_whatever_the_risk_say
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         views = []
-        fedtail.train(method, TASK, people, rounds=12, channel=fedtail.SecureChannel(2, hides_among=10, masks="none"), on_round=lambda p: views.append(p.view))
+        fedtail.train(method, TASK, people, rounds=12, channel=fedtail.SecureChannel(2, minimum_contributors=10, masks="none"), on_round=lambda p: views.append(p.view))
     drawn = [view.cohort for view in views]
     lost = {int(str(one.message).split()[1]) for one in said if one.category is RoundLostWarning}
     assert lost == {round for round, cohort in enumerate(drawn) if 2 <= cohort < 10}

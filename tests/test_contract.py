@@ -48,12 +48,12 @@ from fedtail import (
     train,
 )
 from fedtail import risk as risks
+from fedtail.base_part import Part
 from fedtail.composition import refusals
 from fedtail.declarations import RiskDeclaration
 from fedtail.deployment import PARTS
 from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
-from fedtail.part import Part
 from fedtail.privacy import NoisySum, NoPrivacy
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.wire import named, pack, unpack
@@ -96,7 +96,7 @@ WRAPPERS = {
     "Refreshed(Binned)": lambda risk: Refreshed(Binned(risk, HISTOGRAM), 2),
     "Binned(Refreshed)": lambda risk: Binned(Refreshed(risk, 2), HISTOGRAM),
 }
-CHANNELS = {"plain": PlainChannel(), "integers": IntegerChannel(), "unmasked": SecureChannel(5, hides_among=2, masks="none"), "masked": SecureChannel(5, hides_among=2)}
+CHANNELS = {"plain": PlainChannel(), "integers": IntegerChannel(), "unmasked": SecureChannel(5, minimum_contributors=2, masks="none"), "masked": SecureChannel(5, minimum_contributors=2)}
 PLACES = ["here", "nodes"]
 
 
@@ -220,7 +220,7 @@ class Loud(Risk):
         other = {bool: lambda value: not value, float: lambda value: value + 0.5}
         values = {field.name: getattr(RiskDeclaration(), field.name) for field in fields(RiskDeclaration)}
         given = {"releases": (), "mechanism": NoisySum(1.0, SHARES), "needs_groups": 3, "keeps": fedtail.parts.Keeps("lost"), "contributing": 0.25, "weight": 0.5,
-                 "planned_clients": 7.0, "not_private": "loud"}
+                 "planned_clients": 7.0, "not_private": "loud", "not_batched": "loud"}
         return RiskDeclaration(**{name: given[name] if name in given else other[type(value)](value) for name, value in values.items()})
 
 
@@ -228,7 +228,7 @@ def test_a_wrapper_that_writes_nothing_says_all_that_the_risk_inside_says():
     assert Thin(Loud()).declares == Loud().declares
     assert all(getattr(Loud().declares, field.name) != getattr(RiskDeclaration(), field.name) for field in fields(RiskDeclaration))
     own = {name for name in vars(Risk) if not name.startswith("_")}
-    assert own - set(vars(RiskWrapper)) == {"statistic", "reads_memory"}      # questions are answered by the inner risk itself
+    assert own - set(vars(RiskWrapper)) == {"statistic", "reads_memory", "present"}      # the inner risk answers questions, and is given losses, itself
 
 
 def parts_within(value) -> Iterator[object]:

@@ -118,8 +118,8 @@ def run(algorithm: FederatedAlgorithm, problem: Quadratics, rounds: int, start: 
     dim = problem.centre.shape[1]
     state = algorithm.start(torch.zeros(dim, dtype=torch.float64) if start is None else torch.tensor(start), seed)
     states = [state]
-    fedtail.train(algorithm, problem.task, problem.population, rounds=rounds, seed=seed, start=state, dtype=torch.float64,
-                  on_round=lambda progress: states.append(progress.state))
+    fedtail.resume(fedtail.Trained(algorithm, problem.task, state, seed), problem.population, rounds=rounds,
+                   on_round=lambda progress: states.append(progress.state))
     assert len(states) == rounds + 1
     return Path(np.array([s.params.numpy() for s in states]), np.array([algorithm.result(s).numpy() for s in states]))
 
@@ -495,13 +495,13 @@ def test_ascent_with_the_averaged_iterate_reaches_the_minimiser_of_the_largest_l
 @pytest.mark.parametrize("risk", [Ascent(0.1), GroupAscent(3, 0.1)], ids=["by client", "by group"])
 def test_ascent_goes_on_where_it_stopped(risk):
     problem, algorithm = quadratics(seed=5, group=[0, 2, 1, 0, 1, 2, 2]), method(risk, 0.3)
-    trained = algorithm.start(torch.tensor(START), 0)
+    trained = fedtail.Trained(algorithm, problem.task, algorithm.start(torch.tensor(START), 0))
     for _ in range(2):
-        trained = fedtail.train(algorithm, problem.task, problem.population, rounds=5, start=trained, dtype=torch.float64)
+        trained = fedtail.resume(trained, problem.population, rounds=5)
     assert trained.state.params.numpy() == approx(run(algorithm, problem, 10, START).params[-1], abs=1e-9)
     if isinstance(risk, Ascent):      # its clients remember: a state alone is not where it stopped
         with pytest.raises(ValueError, match="Ascent keeps memory on the clients, which a state alone does not hold"):
-            fedtail.train(algorithm, problem.task, problem.population, rounds=5, start=trained.state)
+            fedtail.resume(fedtail.Trained(algorithm, problem.task, trained.state), problem.population, rounds=5)
 
 
 # --- several local steps: a fixed point that is not the minimiser -----------------------------------------------------------

@@ -44,7 +44,7 @@ learning_rate = 0.2
 [channel]
 part = "SecureChannel"
 threshold = 8
-hides_among = 3
+minimum_contributors = 3
 """
 TAIL = '[risk]\npart = "Superquantile"\ntail_fraction = 0.5\n'
 
@@ -122,7 +122,7 @@ def test_on_deployments_the_losses_are_asked_about_once_and_sums_are_masked(tmp_
     said.write_text(FILE.partition("[channel]")[0] + TAIL + 'quantile = { part = "ExactQuantile", bits = 32 }\n')
     assert deployed_experiment(said).algorithm.risk == fedtail.Superquantile(0.5)
     assert channel_for(deployed_experiment(said), PEOPLE) == fedtail.SecureChannel(11)
-    assert channel_for(deployed_experiment(file), PEOPLE) == fedtail.SecureChannel(8, hides_among=3)
+    assert channel_for(deployed_experiment(file), PEOPLE) == fedtail.SecureChannel(8, minimum_contributors=3)
     several = tmp_path / "several.toml"
     several.write_text(FILE + '[[method]]\nname = "A"\n[[method]]\nname = "B"\nrisk = { part = "TailFilter", tail_fraction = 0.5 }\n')
     assert [one.name for one in deployed_experiments(several)] == ["A", "B"]
@@ -185,7 +185,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
 
     with pytest.raises(Killed):
         DeployedRun(experiment, 0, tmp_path / "run").run(Sites().fleet(), kill)
-    with pytest.raises(RunRefused, match=r"holds a run\. Go on with resume=true"):
+    with pytest.raises(RunRefused, match=r"Go on with resume=true, or choose another folder with out"):
         DeployedRun(experiment, 0, tmp_path / "run").run(Sites().fleet())
     with pytest.raises(RunRefused, match="the experiment is not the one"):
         DeployedRun(replace(experiment, rounds=5), 0, tmp_path / "run", resume=True).run(Sites().fleet())
@@ -194,7 +194,9 @@ def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     assert [(line["round"], line["question"]) for line in lines] == [(round, question) for round in range(4) for question in range(2)]
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == {"round": 4, "stopped": "", "channel": ["sums over at least 8 clients, masked by the nodes"]}
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert found.pop("files").keys() == {"model.safetensors"}
+    assert found == {"round": 4, "failed": 0, "stopped": "", "channel": ["sums over at least 8 clients, masked by the nodes"]}
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["rounds"] == 4
     told = CliRunner().invoke(app, ["privacy", str(tmp_path / "run")])
     assert "epsilon is infinity after 4 rounds" in told.output
@@ -213,7 +215,7 @@ def test_a_round_that_was_killed_stays_charged(tmp_path, file):
         return exchange(letters)
 
     with pytest.raises(KeyboardInterrupt):
-        DeployedRun(experiment, 0, tmp_path / "run").run(RemoteFleet(dies, sites.roster))
+        DeployedRun(experiment, 0, tmp_path / "run").run(RemoteFleet(dies, sites.registry))
     result = DeployedRun(experiment, 0, tmp_path / "run", resume=True).run(Sites().fleet())
     assert sum(count for _, count in result.ledger.rounds) == 5
 
@@ -275,7 +277,7 @@ def test_nodes_come_come_back_and_are_left_out(flower):
     nodes = Nodes(FlowerTransport(grid, timeout=0.5), log.append)
     nodes.wait(2, 1.0)
     assert nodes.names == ["a", "b"]
-    assert nodes.roster.key.tolist() == [3, 1, 2]
+    assert nodes.registry.key.tolist() == [3, 1, 2]
     assert any("node 22 is left out" in line for line in log)
     grid.nodes |= {30: who("c", 7, 8), 31: who("thief", 1), 32: who("b", 1, 2), 33: who("a", 3)}
     del grid.nodes[20]
@@ -283,7 +285,7 @@ def test_nodes_come_come_back_and_are_left_out(flower):
     assert any("node 33 is left out: it calls itself a, and a is here" in line for line in log)
     assert nodes.names == ["a", "b", "c"]
     assert nodes.transport.ids == {0: 21, 1: 32, 2: 30}
-    assert nodes.roster.node.tolist() == [0, 1, 1, 2, 2]
+    assert nodes.registry.node.tolist() == [0, 1, 1, 2, 2]
     assert any("thief is left out: node 3 has clients whose keys others have already" in line for line in log)
     said = len(log)
     for _ in range(5):
@@ -291,3 +293,11 @@ def test_nodes_come_come_back_and_are_left_out(flower):
     assert sum("node 33" in line for line in log[said:]) == 2
     with pytest.raises(RuntimeError, match=r"3 nodes have joined in 0\.1 s, and 9 are waited for"):
         nodes.wait(9, 0.1)
+
+
+def test_a_node_answers_under_masks_only_unless_its_own_settings_say_otherwise(tmp_path, file):
+    (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\n')
+    assert NodeSettings.read(tmp_path / "node.toml").masked_only
+    assert NodeSettings.read(tmp_path / "node.toml").site().masked_only
+    (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\nmasked_only = false\n')
+    assert not NodeSettings.read(tmp_path / "node.toml").site().masked_only

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from fractions import Fraction
 
+import attack_replayed_noise
 import mpmath
 import numpy as np
 import pytest
@@ -14,15 +15,15 @@ from scipy import stats
 
 from fedtail.privacy import discrete_gaussian
 from fedtail.privacy.discrete_gaussian import (
-    Table,
+    DiscreteGaussianTable,
     _between,
     _exact_one,
     _happens,
     _leading_bits,
     _reach,
     as_fraction,
-    exact,
-    probability,
+    discrete_gaussian_probability,
+    exact_discrete_gaussian,
 )
 from fedtail.privacy.randomness import ClientRandomness, SeededRandomness, SystemRandomness, below, wide_below
 
@@ -56,8 +57,8 @@ def chi_square(draws: np.ndarray, variance: Fraction) -> float:
 
 @pytest.mark.parametrize("variance", VARIANCES, ids=str)
 def test_both_samplers_have_the_probabilities_of_the_definition(variance):
-    rejected = exact(variance, DRAWS, SeededRandomness(1, "exact", str(variance)))
-    inverted = Table.of(variance).sample(DRAWS, SeededRandomness(1, "table", str(variance)))
+    rejected = exact_discrete_gaussian(variance, DRAWS, SeededRandomness(1, "exact", str(variance)))
+    inverted = DiscreteGaussianTable.of(variance).sample(DRAWS, SeededRandomness(1, "table", str(variance)))
     for draws in (rejected, inverted):
         assert draws.dtype == np.int64
         assert chi_square(draws, variance) > ALPHA
@@ -74,7 +75,7 @@ def test_both_samplers_have_the_probabilities_of_the_definition(variance):
 
 
 def test_the_chi_square_sees_a_variance_five_percent_off():
-    assert chi_square(exact(Fraction(38), DRAWS, SeededRandomness(2)), Fraction(40)) < 1e-6
+    assert chi_square(exact_discrete_gaussian(Fraction(38), DRAWS, SeededRandomness(2)), Fraction(40)) < 1e-6
 
 
 def distribution(variance: Fraction, digits: int = 90) -> tuple[int, list[mpmath.mpf]]:
@@ -91,7 +92,7 @@ def distribution(variance: Fraction, digits: int = 90) -> tuple[int, list[mpmath
 
 @pytest.mark.parametrize("variance", VARIANCES, ids=str)
 def test_a_table_holds_the_first_bits_of_the_distribution_function(variance):
-    table = Table.of(variance)
+    table = DiscreteGaussianTable.of(variance)
     reach, values = distribution(variance)
     with mpmath.workdps(90):
         expected = [min(int(mpmath.floor(values[x + reach] * 2**63)), 2**63 - 1) for x in range(-table.reach, table.reach + 1)]
@@ -101,7 +102,7 @@ def test_a_table_holds_the_first_bits_of_the_distribution_function(variance):
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(7, 3), Fraction(2500)], ids=str)
 def test_a_draw_that_63_bits_do_not_decide_takes_as_many_more_as_it_needs(variance):
     """Uniform numbers chosen a hair below and above values of the distribution function, in 190 and in 318 bits."""
-    table, (reach, values) = Table.of(variance), distribution(variance, 150)
+    table, (reach, values) = DiscreteGaussianTable.of(variance), distribution(variance, 150)
     for x in (-2, -1, 0, 1, 2):
         with mpmath.workdps(150):
             for bits, words in ((191, 2), (319, 4)):
@@ -129,7 +130,7 @@ def test_numbers_next_to_a_value_are_not_decided(variance):
 
 def test_a_draw_beyond_the_table_is_possible():
     """All bits zero for 318 of them: far in the tail, where no table reaches."""
-    table = Table.of(Fraction(2))
+    table = DiscreteGaussianTable.of(Fraction(2))
     far = table.sample(1, Scripted(0, *[0] * 4, *[1 << 40] * 2, *[0] * 40))[0]
     assert far < -table.reach
 
@@ -138,9 +139,9 @@ def test_a_probability_is_that_of_the_definition():
     for variance in VARIANCES:
         one_side = oracle(variance, 5)
         for x in (-5, 0, 1, 3):
-            assert probability(x, variance) == pytest.approx(float(one_side[abs(x)]), rel=1e-14)
-    assert probability(0, 0.25) == pytest.approx(0.7866, abs=1e-4)                # far from a rounded normal's 0.683
-    variance = sum(x**2 * probability(x, 0.25) for x in range(-9, 10))
+            assert discrete_gaussian_probability(x, variance) == pytest.approx(float(one_side[abs(x)]), rel=1e-14)
+    assert discrete_gaussian_probability(0, 0.25) == pytest.approx(0.7866, abs=1e-4)                # far from a rounded normal's 0.683
+    variance = sum(x**2 * discrete_gaussian_probability(x, 0.25) for x in range(-9, 10))
     assert variance == pytest.approx(0.25 * 0.86, rel=0.02)                       # 14% below 1/4, as the specification says
 
 
@@ -159,7 +160,7 @@ def test_a_variance_as_a_ratio_is_never_smaller():
 
 def test_what_63_bits_cannot_hold_is_counted_in_larger_integers():
     for variance in (Fraction(10**9), Fraction(10**17 + 1, 10**8)):               # sigma 31623, both beyond 63 bits
-        draws = exact(variance, 4000, SeededRandomness(5, str(variance))).astype(float)
+        draws = exact_discrete_gaussian(variance, 4000, SeededRandomness(5, str(variance))).astype(float)
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > ALPHA    # steps of 1 in 31623 are not seen by 4000 draws
     small = np.array([_exact_one(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
     assert chi_square(small, Fraction(7, 3)) > ALPHA
@@ -204,7 +205,7 @@ def test_arrays_draw_while_63_bits_hold_a_gap_squared(monkeypatch, variance, fit
     t, alone = math.isqrt(int(variance)) + 1, []
     assert fits == (64 * t * t * variance.denominator <= 2**31)
     monkeypatch.setattr(discrete_gaussian, "_exact_one", lambda *_: alone.append(1) or 7)
-    assert len(exact(variance, 3, SeededRandomness(9))) == 3
+    assert len(exact_discrete_gaussian(variance, 3, SeededRandomness(9))) == 3
     assert len(alone) == (0 if fits else 3)
 
 
@@ -223,9 +224,9 @@ def test_an_event_of_given_odds_happens_as_often_as_they_say():
 
 def test_a_table_that_would_be_too_long_is_refused():
     with pytest.raises(ValueError, match=r"would be too long\. Use the exact sampler"):
-        Table.of(1e13)
+        DiscreteGaussianTable.of(1e13)
     with pytest.raises(ValueError, match=r"a table for variance 1e\+10 would be too long"):
-        Table.of(Fraction(10**10 + 1))
+        DiscreteGaussianTable.of(Fraction(10**10 + 1))
 
 
 class Scripted:
@@ -261,7 +262,7 @@ def test_streams_are_told_apart_by_their_names_and_say_what_they_are():
     assert SystemRandomness().words(3).tolist() != SystemRandomness().words(3).tolist()
     assert SeededRandomness(0).replayable
     assert not SystemRandomness().replayable
-    assert abs(exact(4.0, 20_000, SystemRandomness()).mean()) < 6 * 2 / math.sqrt(20_000)      # once in 500 million runs
+    assert abs(exact_discrete_gaussian(4.0, 20_000, SystemRandomness()).mean()) < 6 * 2 / math.sqrt(20_000)      # once in 500 million runs
 
 
 def test_streams_of_clients_do_not_depend_on_who_else_is_asked():
@@ -283,3 +284,15 @@ def test_words_of_clients_are_uniform_and_independent():
     unit = words.astype(float) / 2.0**64 - 0.5
     for a, b in ((unit[:, :-1], unit[:, 1:]), (unit[:-1], unit[1:])):              # neighbours within and between clients
         assert abs(12 * (a * b).mean()) < 4.5 / math.sqrt(a.size)
+
+
+def test_system_noise_is_the_operating_systems_and_nobodys_seed(monkeypatch):
+    """Not from a seed, nor from a generator that lives in the process: byte for byte what the system gives."""
+    assert attack_replayed_noise.attack().held
+    given = bytes(range(256))
+    monkeypatch.setattr("os.urandom", lambda count: given[:count])
+    assert SystemRandomness().words(32).tobytes() == given
+    for seeded in (SeededRandomness(0), SeededRandomness(0, "noise")):
+        with monkeypatch.context() as patch:
+            patch.setattr(SystemRandomness, "words", lambda _, count, stream=seeded: stream.words(count))      # the defect put back in
+            assert not attack_replayed_noise.attack().held

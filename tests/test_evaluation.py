@@ -20,6 +20,7 @@ from torch import nn, tensor
 from fedtail import (
     Constant,
     Distribution,
+    Engine,
     Family,
     LocalSGD,
     Metric,
@@ -46,7 +47,7 @@ lists = st.lists(numbers | st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_siz
 with_masses = lists.flatmap(lambda v: st.tuples(st.just(v), st.lists(st.integers(1, 6), min_size=len(v), max_size=len(v))))
 accuracies = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=12)
 ends = st.sampled_from(["lower", "higher"])
-DOUBLE = {"dtype": torch.float64}
+DOUBLE = {"engine": Engine(dtype=torch.float64)}
 
 
 def distribution(values, mass=None, better="lower") -> Distribution:
@@ -692,7 +693,7 @@ def test_with_whom_a_client_is_tuned_changes_nothing(module, settings, monkeypat
     for numbers, counts in ((2**25, [7]), (3 * dim, [3, 2, 2]), (1, [1] * 7)):
         monkeypatch.setattr(sys.modules["fedtail.evaluation.finetune"], "AT_ONCE", numbers)      # its package names the function so
         local = Counting(learning_rate=0.3, batch_size=4, **settings)
-        found.append(finetune(module, population, local, seed=2, workers=1, **DOUBLE))
+        found.append(finetune(module, population, local, seed=2, engine=Engine(workers=1, dtype=torch.float64)))
         assert local.counts == counts
     for other in found[1:]:
         for name in ("loss", "error"):
@@ -707,7 +708,7 @@ def test_no_more_clients_are_tuned_at_once_than_fit(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(f"fedtail.engine.blocks.{bound}", numbers)
             local = Counting(learning_rate=0.3)
-            finetune(module, population, local, workers=1)
+            finetune(module, population, local, engine=Engine(workers=1))
             assert local.counts == [4, 3]
 
 

@@ -39,14 +39,14 @@ cohort_size = 8
 """
 
 
-def parsed(text: str, *settings: str, folder: Path = Path()) -> fedtail.experiment.Experiment:
-    [experiment] = experiments(Source.parse(text, "e.toml", folder, settings), "e")
+def parsed(text: str, *settings: str, folder: Path = Path(), trust: object = ()) -> fedtail.experiment.Experiment:
+    [experiment] = experiments(Source.parse(text, "e.toml", folder, settings, trust), "e")
     return experiment
 
 
-def refused(text: str, *settings: str, folder: Path = Path()) -> str:
+def refused(text: str, *settings: str, folder: Path = Path(), trust: object = ("collections", "no_such_module")) -> str:
     with pytest.raises(ExperimentError) as reason:
-        experiments(Source.parse(text, "e.toml", folder, settings), "e")
+        experiments(Source.parse(text, "e.toml", folder, settings, trust), "e")
     return str(reason.value)
 
 
@@ -188,31 +188,31 @@ def test_your_own_parts_hold_parts_text_paths_and_nothing(tmp_path):
     (tmp_path / "mine_holding.py").write_text(OWN)
     text = BASE.replace("SoftmaxRegression", "mine_holding:Net").replace("features = 60\nclasses = 10\n", "")
     text += '[risk]\npart = "mine_holding:Both"\nfirst = { part = "Worst" }\nsample = "Uniform"\nfile = "y.txt"\n'
-    first = parsed(text, folder=tmp_path)
+    first = parsed(text, folder=tmp_path, trust=tmp_path)
     assert first.algorithm.risk.first == fedtail.Worst()
     assert first.algorithm.risk.sample == "Uniform"
     assert first.algorithm.risk.file == tmp_path / "y.txt"
-    again = parsed(tomli_w.dumps(first.table()))          # the resolved file says where its own parts are
+    again = parsed(tomli_w.dumps(first.table()), trust=tmp_path)          # the resolved file says where its own parts are
     assert again.table() == first.table()
     assert again.task.make(0).module.hidden is None
     assert again.own_code() == first.own_code()
     assert list(first.own_code()) == ["mine_holding.py"]
-    inner = parsed(BASE + '[risk]\npart = "mine_holding:Both.Inner"\n', folder=tmp_path)
-    assert parsed(tomli_w.dumps(inner.table())).table() == inner.table()
-    assert "must be a dataclass" in refused(BASE + '[risk]\npart = "mine_holding:NotADataclass"\n', folder=tmp_path)
+    inner = parsed(BASE + '[risk]\npart = "mine_holding:Both.Inner"\n', folder=tmp_path, trust=tmp_path)
+    assert parsed(tomli_w.dumps(inner.table()), trust=tmp_path).table() == inner.table()
+    assert "must be a dataclass" in refused(BASE + '[risk]\npart = "mine_holding:NotADataclass"\n', folder=tmp_path, trust=tmp_path)
 
 
 def test_mistakes_in_your_own_files_are_told_apart(tmp_path):
     (tmp_path / "mine_failing.py").write_text("import math\nmath.no_such_thing\n")
     assert "importing mine_failing failed: AttributeError: module 'math' has no attribute 'no_such_thing'." in refused(
-        BASE + '[risk]\npart = "mine_failing:Net"\n', folder=tmp_path)
+        BASE + '[risk]\npart = "mine_failing:Net"\n', folder=tmp_path, trust=tmp_path)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine_twice.py").write_text(OWN)
     text = BASE + '[risk]\npart = "mine_twice:Both"\n'
-    parsed(text, folder=tmp_path / "a")
+    parsed(text, folder=tmp_path / "a", trust=tmp_path)
     assert re.search(r"b/mine_twice\.py is not what was imported: a module of the same name is loaded from .*a/mine_twice\.py",
-                     refused(text, folder=tmp_path / "b"))
+                     refused(text, folder=tmp_path / "b", trust=tmp_path))
 
 
 def test_a_family_varies_one_field():
@@ -224,7 +224,7 @@ def test_a_family_varies_one_field():
 
 def test_all_methods_of_a_seed_start_from_the_same_module_and_torch_is_left_alone():
     text = BASE.replace("SoftmaxRegression", "torch.nn:Linear").replace("features", "in_features").replace("classes", "out_features")
-    task = parsed(text).task
+    task = parsed(text, trust="torch").task
     before = torch.random.get_rng_state()
     first, again, other = (task.make(seed).params() for seed in (3, 3, 4))
     assert torch.equal(first, again)
@@ -266,7 +266,7 @@ part = "Everyone"
 part = "mine_for_tests:Everybody"
 strength = 2
 ''')
-    experiment = read_experiment(tmp_path / "e.toml")
+    experiment = read_experiment(tmp_path / "e.toml", trust=[tmp_path])
     assert type(experiment.algorithm.risk).__name__ == "Everybody"
     assert experiment.algorithm.risk.strength == 2.0
     task = experiment.task.make(0)
@@ -278,7 +278,7 @@ strength = 2
     assert table["risk"]["part"] == "mine_for_tests:Everybody"
     assert table["task"]["metrics"][0]["function"] == "mine_for_tests:half"
     assert table["data"]["seed"] == "run"
-    again = experiments(Source.parse(tomli_w.dumps(table), "e.toml", tmp_path), "e")[0]
+    again = experiments(Source.parse(tomli_w.dumps(table), "e.toml", tmp_path, trust=tmp_path), "e")[0]
     assert again.table() == table
 
 

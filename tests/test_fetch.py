@@ -375,17 +375,17 @@ def test_sent140_becomes_mean_vectors_and_words_by_account(site, tmp_path):
 
 
 def test_without_word_vectors_sent140_fetches_them_first_and_says_how_to_hand_them_over(site, tmp_path, monkeypatch):
-    packed, _ = glove_zip()
+    packed, tweets = glove_zip()[0], tweets_zip(TWEETS)      # once: a zip holds the time it was made
     glove = named("glove")
     here = replace(glove, source=replace(glove.source, urls=(f"{site.address}/glove",), size=len(packed), sha256=sha(packed)))
     monkeypatch.setattr("fedtail.data.fetching.catalogue.CATALOGUE", tuple(here if s is glove else s for s in CATALOGUE))
     with pytest.raises(ConnectionError, match=r"glove.6B.zip could not be (.|\n)*404(.|\n)*fetch glove --from FILE --out .*glove, then sent140 again"):
-        fetched(site, "sent140", tweets_zip(TWEETS), tmp_path / "sent140", at_least=1)
+        fetched(site, "sent140", tweets, tmp_path / "sent140", at_least=1)
     site.files["glove"] = packed
-    assert fetched(site, "sent140", tweets_zip(TWEETS), tmp_path / "sent140", at_least=1)["clients"] == 3
+    assert fetched(site, "sent140", tweets, tmp_path / "sent140", at_least=1)["clients"] == 3
     assert (tmp_path / "glove" / "vectors.npy").is_file()
     with pytest.raises(FileNotFoundError, match=r"there are no word vectors in .*elsewhere: it lacks words.txt"):
-        fetched(site, "sent140", tweets_zip(TWEETS), tmp_path / "again", vectors=tmp_path / "elsewhere")
+        fetched(site, "sent140", tweets, tmp_path / "again", vectors=tmp_path / "elsewhere")
 
 
 def test_files_of_another_kind_are_refused_by_name(site, tmp_path):

@@ -20,7 +20,7 @@ from fedtail import Everyone, Family, IntegerChannel, LocalSGD, PlainChannel, tr
 from fedtail.aggregation.base import ratio_of_sums
 from fedtail.algorithm import RoundLostWarning, planned_round
 from fedtail.channel import FixedPoint
-from fedtail.deployment import PARTS, Node, RemoteFleet, Roster, Site
+from fedtail.deployment import PARTS, ClientRegistry, Node, RemoteFleet, Site
 from fedtail.deployment.node import Ask, Close, Open
 from fedtail.local import Cosine, Stragglers
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
@@ -69,7 +69,7 @@ class Processes:
     def __init__(self, kind: str, folder: Path):
         home = torch.arange(len(POPULATION)) * NODES // len(POPULATION)
         place = torch.cat([torch.arange(int((home == n).sum())) for n in range(NODES)])
-        self.roster = Roster(POPULATION.key, POPULATION.mass, home, place, POPULATION.group)
+        self.registry = ClientRegistry(POPULATION.key, POPULATION.mass, home, place, POPULATION.group)
         self.running, self.sent = [], []
         for node in range(NODES):
             POPULATION.select(home == node).save(folder / f"node{node}")
@@ -117,7 +117,7 @@ def test_the_same_model_from_processes_that_exchange_bytes_and_from_sums_of_inte
     run = {"rounds": 3, "seed": 5}
     reference = params_of(train(algorithm, task, POPULATION, **run))
     assert (reference - torch.cat([task.params()] * (len(reference) // len(task.params())))).abs().max() > 0.01
-    remote = RemoteFleet(processes.exchange, processes.roster, forgets=False)
+    remote = RemoteFleet(processes.exchange, processes.registry, forgets=False)
     bytes_only = params_of(train(algorithm, task, fleet=remote, **run))
     assert torch.allclose(bytes_only, reference, atol=2e-5)
     integers = params_of(train(algorithm, task, fleet=remote, channel=IntegerChannel(), **run))
@@ -129,7 +129,7 @@ def test_the_same_model_from_processes_that_exchange_bytes_and_from_sums_of_inte
 
 def test_what_needs_single_rows_runs_over_plain_channels_and_is_refused_over_integers_by_name(processes):
     algorithm, task = replace(fedtail.fedavg(8, **LOCAL), aggregate=CoordinateMedian()), make_task(processes.kind)
-    remote = RemoteFleet(processes.exchange, processes.roster)
+    remote = RemoteFleet(processes.exchange, processes.registry)
     reference = params_of(train(algorithm, task, POPULATION, rounds=3))
     assert torch.allclose(params_of(train(algorithm, task, POPULATION, rounds=3, fleet=remote)), reference, atol=1e-6)
     with pytest.raises(ValueError, match="CoordinateMedian looks at single rows, but IntegerChannel reveals only sums"):
@@ -143,7 +143,7 @@ def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(pro
     algorithm = fedtail.fedavg(8, **LOCAL)
     state = algorithm.start(make_task(processes.kind).params(), 0)
     cohort = algorithm.sample(POPULATION, 0, 0)
-    planned = planned_round(algorithm, POPULATION, IntegerChannel(), len(state.params))
+    planned = planned_round(algorithm, fleet, IntegerChannel(), len(state.params))
     with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0), fedtail.Ledger(), planned) as ask, pytest.raises(ValueError, match="reveals only sums"):
         ask(Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate, gather=True))
 
@@ -151,7 +151,7 @@ def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(pro
 def test_a_family_costs_the_messages_of_its_longest_conversation(processes):
     def messages(algorithm):
         processes.sent.clear()
-        train(algorithm, make_task(processes.kind), POPULATION, rounds=2, fleet=RemoteFleet(processes.exchange, processes.roster))
+        train(algorithm, make_task(processes.kind), POPULATION, rounds=2, fleet=RemoteFleet(processes.exchange, processes.registry))
         return len(processes.sent)
 
     members = [fedtail.fedavg(8, **LOCAL), fedtail.delta_fl(0.4, 8, **LOCAL), fedtail.delta_fl(0.8, 8, form="smoothed", **LOCAL)]
@@ -159,7 +159,7 @@ def test_a_family_costs_the_messages_of_its_longest_conversation(processes):
 
 
 def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
-    fleet = RemoteFleet(processes.exchange, processes.roster, forgets=True)
+    fleet = RemoteFleet(processes.exchange, processes.registry, forgets=True)
     with pytest.raises(ValueError, match=r"Ascent cannot run on a fleet that may lose its clients' memory: .*use GroupAscent"):
         train(fedtail.afl(0.5, **LOCAL), make_task(processes.kind), POPULATION, rounds=1, fleet=fleet)
 
@@ -185,7 +185,7 @@ def test_every_part_crosses_as_bytes_and_comes_back_equal():
             again = unpack(pack(train_question), types)
             assert repr(again) == repr(train_question), name
             assert pack(again) == pack(train_question), name
-    with pytest.raises(TypeError, match="function cannot cross to another process"):
+    with pytest.raises(TypeError, match="function cannot be sent to another process"):
         pack(lambda: 0)
 
 
@@ -276,7 +276,7 @@ def line_with_one_far_client(far):
     return fedtail.Population.from_clients(list(zip(x, y, strict=True)))
 
 
-@pytest.mark.parametrize("channel", [IntegerChannel(), fedtail.SecureChannel(4, hides_among=2, masks="none")], ids=["integer", "secure"])
+@pytest.mark.parametrize("channel", [IntegerChannel(), fedtail.SecureChannel(4, minimum_contributors=2, masks="none")], ids=["integer", "secure"])
 @pytest.mark.parametrize("aggregate", [fedtail.WeightedMean(), fedtail.CurvatureMean()], ids=["mean", "curvature"])
 def test_where_the_heaviest_client_fails_a_round_of_rounding_is_lost_and_said(aggregate, channel):
     """The loss of the far client is about 16 more, so others weigh exp(-48): less than the integers resolve, but not zero."""
@@ -287,7 +287,7 @@ def test_where_the_heaviest_client_fails_a_round_of_rounding_is_lost_and_said(ag
         seen = []
         train(algorithm, task, people, rounds=6, channel=channel, on_round=seen.append)
         models = [task.params(), *(progress.trained.state.params for progress in seen)]
-        return [not torch.equal(*pair) for pair in pairwise(models)], [0 in progress.view.asked.tolist() for progress in seen]
+        return [not torch.equal(*pair) for pair in pairwise(models)], [0 in progress.view.sampled.tolist() for progress in seen]
 
     moved, far_asked = moves(PlainChannel())
     assert moved == [True] * 6
@@ -349,10 +349,10 @@ def test_whole_numbers_cross_exactly():
 
 
 def test_nodes_of_one_client_with_their_own_arrays_train_the_simulators_model():
-    """Each builds a population of its own, whose only client has key 0: the roster's key is what its draws follow."""
+    """Each builds a population of its own, whose only client has key 0: the registry's key is what its draws follow."""
     nodes = {k: site_of(fedtail.Population.from_clients([POPULATION.client(k)]), "module") for k in range(12)}
-    roster = Roster(POPULATION.key, POPULATION.mass, torch.arange(12), torch.zeros(12, dtype=torch.int64))
-    fleet = RemoteFleet(lambda messages: {n: nodes[n].handle(m) for n, m in messages.items()}, roster)
+    registry = ClientRegistry(POPULATION.key, POPULATION.mass, torch.arange(12), torch.zeros(12, dtype=torch.int64))
+    fleet = RemoteFleet(lambda messages: {n: nodes[n].handle(m) for n, m in messages.items()}, registry)
     for name in ("fedavg", "delta_fl exact", "stragglers"):
         reference = params_of(train(RECIPES[name], make_task("module"), POPULATION, rounds=3))
         assert torch.allclose(params_of(train(RECIPES[name], make_task("module"), fleet=fleet, rounds=3)), reference, atol=2e-5)
@@ -407,7 +407,7 @@ def test_a_row_beyond_its_bound_is_an_error_that_names_it():
 
 
 def test_the_sampler_is_told_nothing_but_the_roster(processes):
-    fleet = RemoteFleet(processes.exchange, processes.roster)
+    fleet = RemoteFleet(processes.exchange, processes.registry)
     assert Everyone()(fleet.population, 0, 0).ids.tolist() == list(range(len(POPULATION)))
     assert PlainChannel().reveals_rows
 

@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 
 from fedtail import DiscreteNoise, ExactQuantile, GaussianNoise
 from fedtail.client_statistics import ClientStatistics
-from fedtail.privacy.discrete_gaussian import exact
+from fedtail.privacy.discrete_gaussian import exact_discrete_gaussian
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.randomness import SeededRandomness
 from fedtail.quantiles import NoisyHistogram, matrix_mechanism, strategies
@@ -36,7 +36,7 @@ every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
 
 def noisy_sums(strategy: Strategy, histogram: np.ndarray, deviation: float, count: int, *names) -> np.ndarray:
     """`count` sums with discrete Gaussian noise of this deviation: (count, width)."""
-    noise = exact(Fraction(round(deviation**2)), count * strategy.width, SeededRandomness(0, strategy.name, *names))
+    noise = exact_discrete_gaussian(Fraction(round(deviation**2)), count * strategy.width, SeededRandomness(0, strategy.name, *names))
     return strategy.matrix @ histogram + noise.reshape(count, strategy.width)
 
 

@@ -219,15 +219,15 @@ def test_a_kernel_can_be_asked_for_by_name():
         for name in names:
             kernel = kernel_for(task, CPU, WIDE, population, name)
             assert name in ("auto", kernel.name)
-            runs.append(fedtail.train(fedtail.delta_fl(0.5, 6), task, population, rounds=3, dtype=WIDE, kernel=name).state.params)
+            runs.append(fedtail.train(fedtail.delta_fl(0.5, 6), task, population, rounds=3, engine=fedtail.Engine(dtype=WIDE, kernel=name)).state.params)
         assert all(torch.allclose(run, runs[0], atol=1e-6) for run in runs)
     with pytest.raises(ValueError, match=r"kernel='closed' needs a linear .* which Sequential is not\. Write kernel='auto'\."):
-        fedtail.train(fedtail.fedavg(3), deep, population, rounds=1, kernel="closed")
+        fedtail.train(fedtail.fedavg(3), deep, population, rounds=1, engine=fedtail.Engine(kernel="closed"))
     dropping = Task(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.2)))
     with pytest.raises(ValueError, match="kernel='stacked' needs a module without dropout"):
-        fedtail.train(fedtail.fedavg(3), dropping, population, rounds=1, kernel="stacked")
+        fedtail.train(fedtail.fedavg(3), dropping, population, rounds=1, engine=fedtail.Engine(kernel="stacked"))
     with pytest.raises(ValueError, match="kernel must be one of auto, closed, stacked, module, got 'fast'"):
-        fedtail.train(fedtail.fedavg(3), linear, population, rounds=1, kernel="fast")
+        fedtail.train(fedtail.fedavg(3), linear, population, rounds=1, engine=fedtail.Engine(kernel="fast"))
 
 
 def test_a_client_whose_loss_is_not_finite_is_left_out_of_a_stack():
@@ -255,14 +255,14 @@ def test_losses_that_come_with_the_first_gradient_are_the_same(kind, settings):
               "logistic": lambda n: torch.randint(0, 2, (n,), generator=random)}[kind]
     population = fedtail.Population.from_clients([(torch.randn(n, 6, generator=random), target(n)) for n in sizes])
     method = fedtail.q_ffl(1.0, 5, batch_size=None, learning_rate=0.05, **settings)
-    runs = [fedtail.train(method, Task(model), population, rounds=3, dtype=WIDE, kernel=name).state.params
+    runs = [fedtail.train(method, Task(model), population, rounds=3, engine=fedtail.Engine(dtype=WIDE, kernel=name)).state.params
             for name in ("closed", "module")]
     assert torch.allclose(*runs, atol=1e-6)
     kernel = kernel_for(Task(model), CPU, WIDE, population)
-    assert method.local.in_one_pass(kernel)
+    assert method.local.first_gradient_tells_loss(kernel)
     shard = Shard(population, torch.ones(5).to(WIDE), Broadcast(0, 0, Task(model).params()[None].to(WIDE)), kernel,
                   Task(model).params()[None].to(WIDE))
-    losses, gradients = method.local.first_pass(shard.clients())
+    losses, gradients = method.local.losses_and_first_gradients(shard.clients())
     assert torch.equal(losses.float(), shard.losses(0).float())
     one_step = fedtail.LocalSGD(0.1, batch_size=None)
     assert torch.allclose(one_step.updates(shard.clients()), one_step.updates(shard.clients(), first=gradients), atol=1e-12)

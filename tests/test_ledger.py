@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 
 import fedtail
-from fedtail import Ledger, Terms
+from fedtail import Ledger, PrivacyBudget
 from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import BudgetSpent
@@ -31,10 +31,12 @@ from fedtail.privacy.statement import FLOATING, REAL, SEARCHED, SIMULATED, obsta
 from cases import small_population
 
 UPDATE = GaussianRelease(1.5, 2.0, "the updates")
-COUNTS = LatticeRelease(7.0, Fraction(7, 2), 30, 32, 1.4, 1e-30, "the histogram")
+COUNTS = LatticeRelease(7.0, Fraction(7, 2), 30, 32, 1.4, 1e-30, "the histogram", constant=True)
 BARE = NonPrivateRelease("the losses")
 POISSON = PoissonSampling(0.1)
 ROUND = RoundEvent((COUNTS, UPDATE), POISSON)
+ABOUT = {"unit": "client", "adjacency": "zero-out", "neighbours": "add-or-remove-one-client",
+         "observer": "an observer of every release who does not know the cohorts"}
 
 
 def a_round(ledger: Ledger, number: int, *asked, planned=ROUND) -> None:
@@ -94,8 +96,12 @@ def test_a_line_cut_short_was_never_asked_and_a_damaged_ledger_is_refused(tmp_pa
     a_round(Ledger(path=path), 0, [UPDATE])
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"ask": [0')
-    assert dict(Ledger(path=path).rounds) == {RoundEvent((UPDATE,), POISSON): 1}
-    assert path.read_bytes() == whole
+    cut = Ledger(path=path)
+    assert dict(cut.rounds) == {RoundEvent((UPDATE,), POISSON): 1}
+    assert path.read_bytes() == whole + b'{"ask": [0'                               # reading changes nothing
+    a_round(cut, 1, [UPDATE])
+    assert path.read_bytes().startswith(whole + b'{"open": 1')                      # writing takes its place
+    assert dict(Ledger(path=path).rounds) == {RoundEvent((UPDATE,), POISSON): 2}
     for damaged in (whole.replace(b'"ask": [0]', b'"ask": [7]'), whole.replace(b"GaussianRelease", b"Nothing"), b"\x00" + whole, whole[5:]):
         path.write_bytes(damaged)
         with pytest.raises(LedgerError, match=r"is damaged|is not a ledger of this version"):
@@ -103,9 +109,9 @@ def test_a_line_cut_short_was_never_asked_and_a_damaged_ledger_is_refused(tmp_pa
 
 
 def test_a_budget_is_never_exceeded_and_nearly_used_up():
-    terms = Terms(epsilon=3.0, delta=1e-5)
+    budget = PrivacyBudget(epsilon=3.0, delta=1e-5)
     event = RoundEvent((UPDATE,), POISSON)
-    ledger = Ledger(terms)
+    ledger = Ledger(budget)
     done = ledger.affordable(event)
     assert done > 10
     for number in range(done):
@@ -118,7 +124,7 @@ def test_a_budget_is_never_exceeded_and_nearly_used_up():
 
 def test_what_was_charged_beyond_the_plan_leaves_fewer_rounds():
     """A question that had to be repeated is charged once more, in early rounds, when the budget still holds many."""
-    ledger, planned = Ledger(Terms(epsilon=12.0, delta=1e-5)), RoundEvent((UPDATE,), NoSampling())
+    ledger, planned = Ledger(PrivacyBudget(epsilon=12.0, delta=1e-5)), RoundEvent((UPDATE,), NoSampling())
     with contextlib.suppress(BudgetSpent):
         for number in range(1000):
             a_round(ledger, number, [UPDATE], *([[UPDATE]] if number < 2 else []), planned=planned)
@@ -127,7 +133,7 @@ def test_what_was_charged_beyond_the_plan_leaves_fewer_rounds():
 
 
 def test_under_a_budget_nothing_crosses_that_was_not_planned_and_does_not_fit():
-    ledger = Ledger(Terms(epsilon=1.0, delta=1e-5))
+    ledger = Ledger(PrivacyBudget(epsilon=1.0, delta=1e-5))
     ledger.open(0, RoundEvent((UPDATE,), POISSON))
     with pytest.raises(ValueError, match="the losses would be released without noise, which no epsilon covers"):
         ledger.charge([BARE])
@@ -140,12 +146,12 @@ def test_under_a_budget_nothing_crosses_that_was_not_planned_and_does_not_fit():
 
 
 def test_a_copy_goes_on_from_the_same_history_and_leaves_it_alone():
-    ledger = Ledger(Terms(delta=1e-5))
+    ledger = Ledger(PrivacyBudget(delta=1e-5))
     a_round(ledger, 0, [UPDATE])
     twin = ledger.copy()
     a_round(twin, 1, [UPDATE])
     assert (dict(ledger.rounds)[RoundEvent((UPDATE,), POISSON)], dict(twin.rounds)[RoundEvent((UPDATE,), POISSON)]) == (1, 2)
-    assert twin.terms == ledger.terms
+    assert twin.budget == ledger.budget
 
 
 def test_what_the_server_sees_is_kept_once_each_in_order(tmp_path):
@@ -161,7 +167,7 @@ def test_what_the_server_sees_is_kept_once_each_in_order(tmp_path):
 def test_a_budget_holds_for_rounds_of_several_kinds():
     """After each round one less of its kind fits, and what does not fit is refused."""
     kinds = [RoundEvent((UPDATE,), POISSON), RoundEvent((COUNTS,), POISSON)]
-    ledger, number = Ledger(Terms(epsilon=2.0, delta=1e-5)), 0
+    ledger, number = Ledger(PrivacyBudget(epsilon=2.0, delta=1e-5)), 0
     for kind in [kinds[0], kinds[0], kinds[1], kinds[0]]:
         left = ledger.affordable(kind)
         a_round(ledger, number, kind.releases, planned=kind)
@@ -177,7 +183,7 @@ def test_a_budget_holds_for_rounds_of_several_kinds():
 
 
 def test_more_than_was_planned_may_be_asked_where_it_fits():
-    ledger = Ledger(Terms(epsilon=5.0, delta=1e-5))
+    ledger = Ledger(PrivacyBudget(epsilon=5.0, delta=1e-5))
     ledger.open(0, RoundEvent((UPDATE,), POISSON))
     ledger.charge([UPDATE])
     ledger.charge([UPDATE])
@@ -185,25 +191,25 @@ def test_more_than_was_planned_may_be_asked_where_it_fits():
 
 
 def test_questions_that_need_a_budget_or_a_delta_say_so():
-    for terms in (Terms(), Terms(delta=1e-5)):
-        with pytest.raises(ValueError, match=r"^there is no privacy budget\. Give the run Terms\(epsilon=\.\.\., delta=\.\.\.\)\.$"):
-            Ledger(terms).affordable(ROUND)
+    for budget in (PrivacyBudget(), PrivacyBudget(delta=1e-5)):
+        with pytest.raises(ValueError, match=r"^there is no privacy budget\. Give the run PrivacyBudget\(epsilon=\.\.\., delta=\.\.\.\)\.$"):
+            Ledger(budget).affordable(ROUND)
     with pytest.raises(ValueError, match="at which delta"):
         Ledger().guarantee()
-    ledger = Ledger(Terms(delta=1e-3, adjacency="replace-one"))
+    ledger = Ledger(PrivacyBudget(delta=1e-3, adjacency="replace-one"))
     a_round(ledger, 0, [UPDATE])
     assert (ledger.guarantee().delta, ledger.guarantee(1e-7).delta, ledger.guarantee().adjacency) == (1e-3, 1e-7, "replace-one")
-    assert (Terms().replayable, Terms(randomness="os").replayable) == (True, False)
-    assert Terms(epsilon=1e-9, delta=0.999).adjacency == "zero-out"
+    assert (PrivacyBudget().replayable, PrivacyBudget(randomness="os").replayable) == (True, False)
+    assert PrivacyBudget(epsilon=1e-9, delta=0.999).adjacency == "zero-out"
 
 
 def test_what_a_ledger_says_of_itself():
-    bare, empty, private, real = Ledger(), Ledger(), Ledger(Terms(delta=1e-5)), Ledger(Terms(delta=1e-5, randomness="os"))
+    bare, empty, private, real = Ledger(), Ledger(), Ledger(PrivacyBudget(delta=1e-5)), Ledger(PrivacyBudget(delta=1e-5, randomness="os"))
     bare.open(0, RoundEvent((BARE, UPDATE), POISSON), "in the clear")
     bare.charge([BARE, UPDATE])
     assert statement(bare, 1) == {"private": False, "epsilon": "infinity", "rounds": 1, "channel": "in the clear",
-                                  "why": "released without a mechanism: the losses"}
-    assert statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was released yet", "channel": ""}
+                                  "why": "released without a mechanism: the losses", **ABOUT}
+    assert statement(empty, 0) == {"private": False, "epsilon": 0.0, "rounds": 0, "why": "nothing was released yet", "channel": "", **ABOUT}
     for number in range(3):
         a_round(private, number, [COUNTS], [UPDATE])
         a_round(real, number, [COUNTS, COUNTS])
@@ -217,9 +223,11 @@ def test_what_a_ledger_says_of_itself():
     assert (standing(real), said["guarantee"]) == ([REAL], f"{SIMULATED}; {FLOATING}")
     assert obstacles(bare) == ["epsilon is infinite: released without a mechanism: the losses", SIMULATED, FLOATING]
     assert said["notes"] == [SEARCHED]
-    assert said["statement"] == str(found) == f"epsilon {found.epsilon:.4g} at delta 1e-05 (Poisson sampling kept secret, " \
-        f"add-or-remove-one-client); without amplification, against a server that knows the cohort, {found.against_server:.4g}"
-    sampled = Ledger(Terms(delta=1e-5))
+    assert said["statement"] == str(found) == f"epsilon {found.epsilon:.4g} at delta 1e-05 (client-level, " \
+        "add-or-remove-one-client; Poisson sampling kept secret), against an observer of all releases who does not know the cohorts; without " \
+        f"amplification, against a server that knows the cohorts, {found.without_amplification:.4g}"
+    assert said.items() >= ABOUT.items()
+    sampled = Ledger(PrivacyBudget(delta=1e-5))
     a_round(sampled, 0, [UPDATE], planned=RoundEvent((UPDATE,), PoissonSampling(0.1, 0.01)))
     said = statement(sampled, 1)
     assert said["accountant"] == "rdp"
@@ -236,7 +244,7 @@ def test_what_a_ledger_says_of_itself():
 ])
 def test_terms_that_mean_nothing_are_refused(given, text):
     with pytest.raises(ValueError) as refused:
-        Terms(**given)
+        PrivacyBudget(**given)
     assert str(refused.value) == text
 
 
@@ -266,7 +274,7 @@ def test_every_question_of_a_run_is_on_the_ledger_when_it_is_asked_and_stays_the
         with LocalFleet(population, task) as inner:
             fleet = Witness(inner, path, fails_at)
             with pytest.raises(OSError, match="the network is gone"):
-                fedtail.train(algorithm, task, population, rounds=10, fleet=fleet, privacy=Ledger(Terms(delta=1e-3), path))
+                fedtail.train(algorithm, task, population, rounds=10, fleet=fleet, privacy=Ledger(PrivacyBudget(delta=1e-3), path))
         assert len(fleet.asked) == fails_at
         assert all(told == charged for told, charged in fleet.asked)
         recorded = sum(count * len(event.releases) for event, count in Ledger(path=path).rounds)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedtail
-from fedtail import LocalSGD, Population, Proximal, State, Superquantile, Task, train
+from fedtail import Engine, LocalSGD, Population, Proximal, Risk, State, Superquantile, Task, Trained, resume, train
 from fedtail.clients import Shard, flat_batches
 from fedtail.deployment.node import PARTS
 from fedtail.engine.choice import kernel_for
@@ -19,10 +19,12 @@ from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.stacked import StackedKernel
 from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.parts import LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
+from fedtail.parts import Keeps, LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
 from fedtail.questions import Train
 from fedtail.runs.checkpoint import _state
 from fedtail.wire import named, pack, unpack
+
+from remote_cases import Sites, params_of
 
 WIDE, CPU = torch.float64, torch.device("cpu")
 
@@ -84,6 +86,32 @@ def test_losses_and_gradients_of_single_examples_are_those_of_autograd(name):
     for kernel in kernels:
         assert torch.allclose(kernel.losses(models, inputs, targets), losses, rtol=1e-10, atol=1e-12), type(kernel).__name__
         assert torch.allclose(kernel.example_gradients(models[1], inputs[1], targets[1]), gradients, rtol=1e-9, atol=1e-12), type(kernel).__name__
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_kernel_gives_losses_with_gradients_and_says_whether_they_are_those_of_evaluation(name):
+    """Weighted sums over each client's batch, padding included; where they are declared to be, the losses that risks see."""
+    make, classes, _ = MODULES[name]
+    torch.manual_seed(3)
+    task = Task(make().to(WIDE))
+    inputs = torch.randn(3, 5, 4, dtype=WIDE)
+    targets = torch.randint(0, classes, (3, 5)) if classes else torch.randn(3, 5, dtype=WIDE)
+    weight = torch.tensor([[0.2] * 5, [0.5, 0.5, 0, 0, 0], [0.1, 0.2, 0.3, 0.4, 0]], dtype=WIDE)
+    population = Population.from_clients([(inputs[0], targets[0])])
+    models = task.params() + torch.randn(3, len(task.params()), dtype=WIDE) / 3
+    for kernel in (ModuleKernel(task, CPU, WIDE), StackedKernel(task, CPU, WIDE), kernel_for(task, CPU, WIDE, population, "auto")):
+        sums, gradients = kernel.losses_and_gradients(models, inputs, targets, weight)
+        assert sums.dtype == torch.float64
+        assert torch.allclose(gradients, kernel.gradients(models, inputs, targets, weight), rtol=1e-12, atol=1e-14)
+        for k in range(3):
+            module = task.with_params(models[k])
+            loss = (task.loss(module(inputs[k]), targets[k]) * weight[k]).sum()
+            expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+            assert sums[k].item() == pytest.approx(loss.item(), rel=1e-12)
+            assert torch.allclose(gradients[k], expected, rtol=1e-9, atol=1e-12), type(kernel).__name__
+        assert kernel.tells_losses == (kernel.name == "closed")
+        assert LocalSGD(batch_size=None).first_gradient_tells_loss(kernel) == kernel.tells_losses
+        assert not LocalSGD(batch_size=2).first_gradient_tells_loss(kernel)
 
 
 def test_an_example_whose_loss_overflows_has_no_finite_gradient():
@@ -200,7 +228,7 @@ def dane_by_hand(population: Population, start: torch.Tensor, rounds: int) -> to
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_gradient_of_the_cohort_corrects_the_steps_of_its_clients(workers):
     method = replace(fedtail.fedavg(7), sample=fedtail.Everyone(), local=Dane(0.1, batch_size=None, local_steps=3, strength=0.5))
-    trained = train(method, softmax(), people(), rounds=3, workers=workers)
+    trained = train(method, softmax(), people(), rounds=3, engine=Engine(workers=workers))
     assert torch.allclose(trained.state.params, dane_by_hand(people(), softmax().params(), 3), rtol=1e-9, atol=1e-12)
     (event, count), = trained.ledger.rounds
     assert count == 3
@@ -232,7 +260,7 @@ def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp
     method = replace(fedtail.delta_fl(0.5, 7, learning_rate=0.5, batch_size=2), local=Careful(0.5, batch_size=2))
     whole = train(method, softmax(), people(), rounds=5)
     half = train(method, softmax(), people(), rounds=2)
-    assert torch.equal(train(method, softmax(), people(), rounds=3, start=half).state.params, whole.state.params)
+    assert torch.equal(resume(half, people(), rounds=3).state.params, whole.state.params)
     assert whole.state.of("local").shape == (2,)
     assert whole.state.of("local")[0] != half.state.of("local")[0]
     from fedtail.runs.checkpoint import Checkpoints
@@ -241,7 +269,7 @@ def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp
     assert problems == []
     assert {name: [t.tolist() for t in kept] for name, kept in back.state.parts.items()} == {
         name: [t.tolist() for t in kept] for name, kept in half.state.parts.items()}
-    again = train(method, softmax(), people(), rounds=3, start=back.trained(method, softmax(), 0))
+    again = resume(back.trained(method, softmax(), 0), people(), rounds=3)
     assert torch.equal(again.state.params, whole.state.params)
 
 
@@ -251,6 +279,147 @@ def test_members_of_a_family_prepare_side_by_side():
     together = train(fedtail.Family(tuple(parts)), softmax(), people(), rounds=3)
     for member, state in zip(parts, together.state, strict=True):
         assert torch.equal(state.params, train(member, softmax(), people(), rounds=3).state.params)
+
+
+# what local training keeps on its clients
+
+@dataclass(frozen=True)
+class Towards(Penalty):
+    """Steps along the mean gradient instead of what the client kept as its own: g + mean - own."""
+
+    mean: torch.Tensor
+
+    def of(self, clients, anchor):
+        kept = clients.kept()
+        own = torch.zeros(len(clients), len(anchor), dtype=anchor.dtype) if kept is None else kept.rows
+        return Shifted(self.mean.to(anchor) - own, 0.0)
+
+
+@dataclass(frozen=True)
+class ControlVariates(LocalSGD):
+    """The client's half of SCAFFOLD: a client keeps the mean of its own gradients of the last round it trained in."""
+
+    sends: ClassVar[tuple[type, ...]] = (Towards,)
+
+    @property
+    def declares(self):
+        return replace(super().declares, mean_updates=1, keeps=Keeps("a client that lost its variate corrects its steps by the mean alone"))
+
+    def prepare(self, start):
+        minus = yield from start.mean_update(LocalSGD(1.0, batch_size=None, local_steps=1))
+        return Prepared(replace(self, penalty=Towards(-minus)))
+
+    def models(self, clients, anchor, start, first=None, done=0):
+        models, kept = super().models(clients, anchor, start, first, done), clients.kept()
+        own = torch.zeros_like(models) if kept is None else kept.rows
+        clients.keep(own - self.penalty.mean.to(anchor) + (anchor - models) / (self.local_steps * self.learning_rate))
+        return models
+
+
+def variates_by_hand(population: Population, w: torch.Tensor, rate: float, rounds: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    kept = torch.zeros(len(population), len(w), dtype=WIDE)
+    for t in range(rounds):
+        cohort = fedtail.Uniform(4)(population, seed, t).ids.tolist()
+        share = population.mass[cohort] / population.mass[cohort].sum()
+        mean = sum(m * gradient(w, *population.client(k)) for m, k in zip(share, cohort, strict=True))
+        updates = []
+        for k in cohort:
+            v, own = w.clone(), kept[k].clone()
+            for _ in range(3):
+                v = v - rate * (gradient(v, *population.client(k)) + mean - own)
+            kept[k] = own - mean + (w - v) / (3 * rate)
+            updates.append(v - w)
+        w = w + (share[:, None] * torch.stack(updates)).sum(0)
+    return w, kept
+
+
+def with_variates(*rates: float) -> fedtail.Family:
+    return fedtail.Family(tuple(replace(fedtail.fedavg(4), local=ControlVariates(rate, batch_size=None, local_steps=3)) for rate in rates))
+
+
+def kept_of(trained, model: int = 0) -> torch.Tensor:
+    return trained.memory.kept[f"local {model}"].nan_to_num(0.0)
+
+
+def test_what_local_training_keeps_is_kept_for_each_model_and_is_there_after_a_stop(tmp_path, monkeypatch):
+    """A family of two against a loop for each; any number of workers, a stop and a checkpoint change no bit."""
+    from fedtail.engine import blocks, workers
+    from fedtail.runs.checkpoint import Checkpoints
+    for place, name, value in ((blocks, "GRAIN", 1), (blocks, "TOGETHER", 1), (workers, "WORTH_STARTING", 0.0), (workers, "WORTH_SHARING", 0.0)):
+        monkeypatch.setattr(place, name, value)       # every client is a block, and blocks are shared
+    rates, method = (0.1, 0.3), with_variates(0.1, 0.3)
+    whole = train(method, softmax(), people(), rounds=5, seed=3, engine=Engine(workers=1))
+    for model, rate in enumerate(rates):
+        params, kept = variates_by_hand(people(), softmax().params(), rate, 5, 3)
+        assert torch.allclose(whole.state[model].params, params, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(kept_of(whole, model), kept, rtol=1e-9, atol=1e-12)
+    half = train(method, softmax(), people(), rounds=2, seed=3, engine=Engine(workers=3))
+    Checkpoints(tmp_path).save(half, {})
+    back, _ = Checkpoints(tmp_path).load()
+    fleet = fedtail.engine.LocalFleet(people(), softmax(), workers=2)
+    on_it = train(method, softmax(), fleet=fleet, rounds=2, seed=3)
+    runs = [resume(Trained(method, softmax(), on_it.state, 3), fleet=fleet, rounds=3),      # the fleet holds what its clients keep
+            resume(half, people(), rounds=3, engine=Engine(workers=1)),
+            resume(back.trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
+    assert workers.can_fork() == (fleet._team.pool is not None)
+    fleet._team.close()
+    for again in runs:
+        for model in range(2):
+            assert torch.equal(again.state[model].params, whole.state[model].params)
+            assert torch.equal(kept_of(again, model), kept_of(whole, model))
+    with pytest.raises(ValueError, match=r"^ControlVariates keeps memory on the clients, which a state alone does not hold\. Go on with the whole result of train"):
+        resume(Trained(method, softmax(), half.state, 3), people(), rounds=1)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_nodes_keep_what_local_training_keeps_of_their_clients(restart):
+    method, channel = with_variates(0.1, 0.3), fedtail.IntegerChannel()
+    here = train(method, softmax(), people(), rounds=4, channel=channel, engine=Engine(workers=1))
+    sites = Sites(2, people(), softmax(), restart=restart, parts=[ControlVariates])
+    there = train(method, softmax(), fleet=sites.fleet(), rounds=4, channel=channel)
+    assert torch.equal(params_of(there), params_of(here))
+
+
+@dataclass(frozen=True)
+class Undeclared(LocalSGD):
+    def models(self, clients, anchor, start, first=None, done=0):
+        clients.keep(torch.zeros(len(clients), 1))
+        return super().models(clients, anchor, start, first, done)
+
+
+@dataclass(frozen=True)
+class Counting(LocalSGD):
+    """Counts how often each client has trained."""
+
+    dtype: ClassVar[torch.dtype] = WIDE
+
+    @property
+    def declares(self):
+        return replace(super().declares, keeps=Keeps("a client counts from zero"))
+
+    def models(self, clients, anchor, start, first=None, done=0):
+        kept, models = clients.kept(), super().models(clients, anchor, start, first, done)
+        count = torch.ones(len(clients), dtype=WIDE) if kept is None else kept.rows + 1
+        clients.keep(count.where(models.isfinite().all(1), float("nan")).to(self.dtype))
+        return models
+
+
+class CountingWhole(Counting):
+    dtype = torch.int64
+
+
+def test_memory_that_is_not_declared_or_cannot_be_kept_is_refused_and_a_client_that_failed_keeps_what_it_had():
+    method = replace(fedtail.fedavg(7), sample=fedtail.Everyone())
+    with pytest.raises(TypeError, match=r"declares it: LocalDeclaration\(keeps=Keeps\("):
+        train(replace(method, local=Undeclared()), softmax(), people(), rounds=1, engine=Engine(workers=1))
+    with pytest.raises(TypeError, match=r"floating-point numbers, .* got torch.int64 for 'local 0'"):
+        train(replace(method, local=CountingWhole()), softmax(), people(), rounds=1, engine=Engine(workers=1))
+    pairs = [people().client(k) for k in range(7)]
+    broken = Population.from_clients([*pairs[:6], (pairs[6][0] * 1e200, pairs[6][1])])
+    trained = train(replace(method, local=Counting(1e200)), softmax(), broken, rounds=1, engine=Engine(workers=1))
+    assert kept_of(trained).tolist() == [1.0] * 6 + [0.0]
+    tuned = fedtail.finetune(softmax().module, people().at_least(2), Counting(0.1), softmax())      # nobody there to remember
+    assert tuned.after.loss.values.isfinite().all()
 
 
 # the objective a risk sees
@@ -281,7 +450,7 @@ def test_a_risk_sees_the_objective_of_the_local_part_in_its_questions_and_its_we
     method = replace(fedtail.delta_fl(0.5, 12), sample=fedtail.Everyone(), local=ForWorstExample(0.1, batch_size=None, local_steps=1))
     w, mass = task.params(), population.mass
     views = []
-    trained = train(method, task, population, rounds=2, workers=workers, on_round=lambda p: views.append(p.view.who_counted()))
+    trained = train(method, task, population, rounds=2, engine=Engine(workers=workers), on_round=lambda p: views.append(p.view.contributors_of()))
     by_mean = set()
     for view in views:
         data = [population.client(k) for k in range(12)]
@@ -295,11 +464,51 @@ def test_a_risk_sees_the_objective_of_the_local_part_in_its_questions_and_its_we
     assert tuple((weights > 0).tolist()) not in by_mean
 
 
+@dataclass(frozen=True)
+class OverExamples:
+    """A risk over each client's examples, all clients side by side: padded by masses of zero."""
+
+    risk: Risk
+
+    def losses(self, clients, model):
+        sizes = clients.sizes[:, None]
+        place = torch.arange(int(sizes.max())).expand(len(clients), -1)
+        params = clients.params(model).expand(len(clients), -1)
+        return self.risk.value(clients.kernel.losses(params, *clients.examples(place.minimum(sizes - 1))), (place < sizes).double())
+
+
+@dataclass(frozen=True)
+class ForTailOfExamples(LocalSGD):
+    sends: ClassVar[tuple[type, ...]] = (OverExamples, Superquantile)
+
+    @property
+    def objective(self) -> Objective:
+        return OverExamples(Superquantile(0.4))
+
+
+@pytest.mark.parametrize("kernel", ["closed", "stacked", "module"])
+def test_a_risk_over_the_examples_of_each_client_is_a_number_that_a_risk_over_clients_sees(kernel):
+    """The worst half of clients by the mean loss of their worst 40% of examples, against a loop."""
+    population, task = people(12, seed=4), softmax()
+    method = replace(fedtail.delta_fl(0.5, 12), sample=fedtail.Everyone(), local=ForTailOfExamples(0.1, batch_size=None, local_steps=1))
+    trained = train(method, task, population, rounds=2, engine=Engine(workers=1, kernel=kernel))
+    w, mass, data = task.params(), population.mass, [population.client(k) for k in range(12)]
+    for _ in range(2):
+        losses = [nn.functional.cross_entropy(x @ w[:12].view(3, 4).T + w[12:], y, reduction="none") for x, y in data]
+        tails = []
+        for own in losses:
+            ranked, left = own.sort(descending=True).values, 0.4 * len(own)
+            tails.append(sum(float(loss) * min(1.0, max(0.0, left - k)) for k, loss in enumerate(ranked)) / left)
+        weights = Superquantile(0.5).weights(torch.tensor(tails, dtype=WIDE).float().double(), mass)
+        w = w - 0.1 * (weights[:, None] * torch.stack([gradient(w, *one) for one in data])).sum(0)
+    assert torch.allclose(trained.state.params, w, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("risk", [fedtail.Tilted(1.0, loss_bound=8.0), fedtail.Refreshed(Superquantile(0.5), 3)], ids=repr)
 def test_losses_that_come_with_the_first_gradient_are_not_taken_for_an_objective(risk):
     """A full first step of a linear model tells the mean loss, which is another number."""
     method = replace(fedtail.fedavg(12), sample=fedtail.Everyone(), risk=risk, local=ForWorstExample(0.1, batch_size=None, local_steps=2))
-    models = [train(method, softmax(), people(12, seed=4), rounds=3, kernel=kernel).state.params for kernel in ("closed", "module")]
+    models = [train(method, softmax(), people(12, seed=4), rounds=3, engine=Engine(kernel=kernel)).state.params for kernel in ("closed", "module")]
     assert torch.allclose(*models, rtol=1e-12, atol=1e-13)
 
 
@@ -318,7 +527,7 @@ def test_losses_are_remembered_within_a_round_by_model_and_objective():
 def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
     train_question = Train(ForWorstExample(0.1), Superquantile(0.5), torch.zeros(4), fedtail.WeightedMean(), objective=WorstExample())
     question = Statistic(MeanLoss(), torch.zeros(0), objective=WorstExample())
-    from fedtail.part import with_declared
+    from fedtail.base_part import with_declared
     types = named(dict.fromkeys((*PARTS, *with_declared(ForWorstExample), *with_declared(Careful))))
     for one in (train_question, question, train_question.count()):
         back = unpack(pack(one), types)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedtail import LocalSGD, Population, Task, evaluate, fedavg, finetune, train
+from fedtail import Engine, LocalSGD, Population, Task, evaluate, fedavg, finetune, train
 from fedtail.data import pad_sequences
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import residual_of
@@ -224,7 +224,7 @@ class Point(nn.Module):
 def test_outputs_may_be_views_of_a_parameter():
     """The trial moves parameters between its calls: what it compares, and what the loss is tried on, must not move with them."""
     people = Population.from_arrays(VECTORS, VECTORS, CLIENT)
-    trained = train(fedavg(6, learning_rate=0.5, batch_size=None), Task(Point()), people, rounds=1, workers=1)
+    trained = train(fedavg(6, learning_rate=0.5, batch_size=None), Task(Point()), people, rounds=1, engine=Engine(workers=1))
     means = np.stack([VECTORS[k == CLIENT].mean(0) for k in range(6)]).mean(0)
     assert np.allclose(trained.module.point.detach(), means, atol=1e-6)      # one step of length 1/2 on |w - y|^2 is to the mean
 

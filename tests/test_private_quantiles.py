@@ -15,7 +15,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedtail.privacy.concentrated import delta_of, epsilon_of, rho_for
-from fedtail.privacy.discrete_gaussian import exact
+from fedtail.privacy.discrete_gaussian import exact_discrete_gaussian
 from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles import (
@@ -318,12 +318,12 @@ def test_a_seeded_release_says_that_it_is_simulated_and_a_real_one_never_repeats
     seeded = [private_quantiles(values, [0.5], range=(0, 10), epsilon=1.0, delta=1e-5, randomness=SeededRandomness(7)) for _ in range(2)]
     assert seeded[0].estimates == seeded[1].estimates
     assert seeded[0].simulated
-    assert seeded[0].statement.startswith("simulated guarantee, the seed is known: epsilon 1 at delta 1e-05 (no sampling, add-or-remove-one-client)")
+    assert seeded[0].statement.startswith("simulated guarantee, the seed is known: epsilon 1 at delta 1e-05 (client-level, add-or-remove-one-client; no sampling)")
     real = [private_quantiles(values, [0.5], range=(0, 10), epsilon=1.0, delta=1e-5) for _ in range(2)]
     assert real[0].estimates != real[1].estimates
     assert not real[0].simulated
     assert real[0].statement == (
-        "epsilon 1 at delta 1e-05 (no sampling, add-or-remove-one-client), by concentrated privacy (zCDP), against an observer of the sum "
+        "epsilon 1 at delta 1e-05 (client-level, add-or-remove-one-client; no sampling), by concentrated privacy (zCDP), against an observer of the sum "
         "over 200 honest clients or more, and of no single row")
     assert not SystemRandomness().replayable
 
@@ -449,7 +449,7 @@ def test_the_noise_in_the_distribution_grows_as_the_root_of_the_bins_when_flat_a
 def sums_of(strategy: Strategy, histograms: np.ndarray, rho: float, *names) -> np.ndarray:
     """A noisy sum for each histogram, rho-concentrated private; the shares of all clients at once: (histograms, width)."""
     variance = Fraction(math.ceil(strategy.sensitivity**2 / (2 * rho)))
-    noise = exact(variance, len(histograms) * strategy.width, SeededRandomness(0, strategy.name, strategy.printed or 0, *names))
+    noise = exact_discrete_gaussian(variance, len(histograms) * strategy.width, SeededRandomness(0, strategy.name, strategy.printed or 0, *names))
     return histograms @ strategy.matrix.T + noise.reshape(len(histograms), -1)
 
 

@@ -13,7 +13,7 @@ from pytest import approx
 
 from fedtail import ExactQuantile, MajoriseMinimise, Superquantile
 from fedtail.client_statistics import ClientStatistics
-from fedtail.quantiles import boundary, check_quantile, extreme_loss, loss_range, nobody
+from fedtail.quantiles import boundary, check_quantile, empty_tail, extreme_loss, loss_range
 from fedtail.quantiles.majorise import MassAbove, PinballStep
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, from_ordered_bits, ordered_bits
@@ -174,8 +174,8 @@ def test_the_share_of_a_boundary(above, inside, tail, share):
 
 
 def test_nobody_is_above_infinity():
-    assert nobody().tolist() == [math.inf, math.inf, 0.0, 0.0]
-    assert nobody().dtype == torch.float64
+    assert empty_tail().tolist() == [math.inf, math.inf, 0.0, 0.0]
+    assert empty_tail().dtype == torch.float64
 
 
 @pytest.mark.parametrize("wrong", [ExactQuantile, "exact", None])

@@ -17,7 +17,8 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, Population, Task, train
 from fedtail.engine import LocalFleet
 from fedtail.engine.blocks import cut
-from fedtail.rows.folder import RowFolder, RowSite
+from fedtail.rows import RowFolder, RowsError
+from fedtail.rows.folder import RowSite
 from fedtail.runs import Interrupted, run
 from fedtail.runs.files import RunRefused
 
@@ -29,7 +30,7 @@ from wide_risk import WIDE, Habit
 
 ray = pytest.importorskip("ray")
 
-from fedtail.engine.ray import RayFleet, cluster, fleet  # noqa: E402
+from fedtail.engine.ray import RayFleet, cluster, ray_fleet  # noqa: E402
 from fedtail.engine.ray.keeper import Keeper  # noqa: E402
 from fedtail.engine.ray.shards import bytes_of, holding_of, population_of  # noqa: E402
 
@@ -83,13 +84,14 @@ def test_the_model_of_the_local_engine(name, shared):
         assert there.memory.kept.keys() == here.memory.kept.keys()
         assert all(torch.allclose(there.memory.kept[k], v, atol=1e-6, equal_nan=True) for k, v in here.memory.kept.items())
         for one, other in zip(views["here"], views["there"], strict=True):
-            assert torch.equal(one.asked, other.asked)
+            assert torch.equal(one.sampled, other.sampled)
             assert torch.equal(one.trained, other.trained)
 
 
 @pytest.mark.parametrize("sees", [True, False])
-def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others(shared, monkeypatch, sees):
+def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others(shared, monkeypatch, tmp_path, sees):
     fleet, task = shared
+    fleet.keep_in(tmp_path / "rows")
     if not sees:
         monkeypatch.setattr(RowFolder, "site", lambda self: RowSite("another machine", Path("/"), 0, 0))
     narrow, wide = (replace(fedtail.fedavg(7, **LOCAL), risk=Habit(width)) for width in (4, WIDE))
@@ -102,6 +104,9 @@ def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others
     assert all(keeper.sees == sees for keeper in fleet._keepers)
     for keeper in fleet._keepers:
         keeper.sees = True
+    with LocalFleet(POPULATION, task, folder=tmp_path / "rows") as second, pytest.raises(RowsError, match="has a writer already"):
+        train(wide, task, fleet=second, rounds=1)
+    fleet.release()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox, stragglers", "discrete noise"])
@@ -176,7 +181,7 @@ def test_an_actor_that_is_killed_in_a_round_changes_nothing_and_errors_come_as_t
 
 
 def test_an_actor_that_dies_of_every_question_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet, "TRIES", 1)
+    monkeypatch.setattr(ray_fleet, "TRIES", 1)
     (tmp_path / "wanted").write_text("kill in losses")
     task = Task(make_task("linear").module, loss=Fickle(tmp_path / "wanted", os.getpid()))
     with RayFleet(POPULATION, task, shards=1, kernel="module", own=OWN) as doomed, pytest.raises(RuntimeError, match=r"lost 1 times over the same question.*more shards"):
@@ -240,7 +245,7 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path):
 def test_the_command_starts_a_ray_and_ends_it(tmp_path):
     (tmp_path / "mine.toml").write_text(BASE.replace('"SoftmaxRegression"', '"own_net:Net"') + METHODS["delta_fl"])
     (tmp_path / "own_net.py").write_text("from fedtail.models import SoftmaxRegression\n\n\nclass Net(SoftmaxRegression):\n    pass\n")
-    command = [sys.executable, "-m", "fedtail", "run", "mine.toml", "--engine", "ray", "--set", "engine.shards=1", "--out", "run"]
+    command = [sys.executable, "-m", "fedtail", "run", "mine.toml", "--trust", ".", "--engine", "ray", "--set", "engine.shards=1", "--out", "run"]
     here = {**{k: v for k, v in os.environ.items() if not k.startswith("RAY_")}, "PYTHONPATH": ""}
     done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -271,7 +276,7 @@ def test_what_it_refuses(monkeypatch):
     with RayFleet(POPULATION, task, address="10.0.0.1:6379") as elsewhere, pytest.raises(ValueError, match=r"this process uses the Ray at .* already"):
         train(RECIPES["fedavg"], task, fleet=elsewhere, rounds=1)
     with pytest.raises(ValueError, match=r"RayFleet holds clients who cannot mask their own rows. Use IntegerChannel"):
-        train(fedtail.fedavg(12, **LOCAL), task, fleet=RayFleet(POPULATION, task), rounds=1, channel=fedtail.SecureChannel(threshold=8, hides_among=2))
+        train(fedtail.fedavg(12, **LOCAL), task, fleet=RayFleet(POPULATION, task), rounds=1, channel=fedtail.SecureChannel(threshold=8, minimum_contributors=2))
     with pytest.raises(RuntimeError, match="asked before a round was opened"):
         RayFleet(POPULATION, task).collect((), PlainChannel().encoding(1, 1.0))
     with pytest.raises(ValueError, match=r'shards is for Ray, but the kind of the engine is "local".*--engine ray'):

@@ -17,9 +17,9 @@ from fedtail.deployment.node_messages import NodeMessage, read_message, replied,
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
 
-from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of, roster_of
+from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of, registry_of
 
-CHANNEL = SecureChannel(8, hides_among=3)
+CHANNEL = SecureChannel(8, minimum_contributors=3)
 RECIPES = {
     "fedavg": fedtail.fedavg(20, **LOCAL),
     "delta_fl": fedtail.delta_fl(0.5, 20, **LOCAL),
@@ -37,7 +37,7 @@ def without_counts(rounds):
     return tuple((replace(event, releases=tuple(one for one in event.releases if not one.what.startswith("how many clients"))), count) for event, count in rounds)
 
 
-@pytest.mark.parametrize("schedule", ["ahead", "simple", "together"])
+@pytest.mark.parametrize("schedule", ["ahead", "simple", "all-or-nothing"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_nodes_that_mask_their_rows_train_the_simulators_model_to_the_bit(name, schedule):
     sites = Sites()
@@ -51,8 +51,8 @@ def test_nodes_that_mask_their_rows_train_the_simulators_model_to_the_bit(name, 
 
 
 @pytest.mark.parametrize(("name", "schedule", "expected"), [
-    ("delta_fl 12 bits", "simple", [6, 6, 6, 6]), ("delta_fl 12 bits", "ahead", [6, 4, 4, 4]), ("delta_fl 12 bits", "together", [3, 2, 2, 2]),
-    ("fedavg", "simple", [4, 4, 4, 4]), ("fedavg", "ahead", [4, 2, 2, 2]), ("fedavg", "together", [2, 1, 1, 1]),
+    ("delta_fl 12 bits", "simple", [6, 6, 6, 6]), ("delta_fl 12 bits", "ahead", [6, 4, 4, 4]), ("delta_fl 12 bits", "all-or-nothing", [3, 2, 2, 2]),
+    ("fedavg", "simple", [4, 4, 4, 4]), ("fedavg", "ahead", [4, 2, 2, 2]), ("fedavg", "all-or-nothing", [2, 1, 1, 1]),
     ("delta_fl", "ahead", [14, 12, 10, 10]),      # five questions where two were expected, until that is known
 ])
 def test_exchanges_a_round(name, schedule, expected):
@@ -63,7 +63,7 @@ def test_exchanges_a_round(name, schedule, expected):
     assert sum(report.exchanges for report in fleet.reports) == expected[-1]
 
 
-@pytest.mark.parametrize("schedule", ["ahead", "together"])
+@pytest.mark.parametrize("schedule", ["ahead", "all-or-nothing"])
 @pytest.mark.parametrize("name", ["delta_fl 12 bits", "delta_fl"])
 def test_nodes_that_start_anew_for_every_letter_train_the_same_model(name, schedule):
     kept, anew = Sites(), Sites(restart=True)
@@ -140,7 +140,7 @@ def test_a_cohort_is_drawn_once_also_when_it_is_drawn_ahead():
             return super().__call__(population, seed, round)
 
     algorithm = replace(RECIPES["fedavg"], sample=Noted(20))
-    train(algorithm, TASK, fleet=Sites().fleet(), rounds=3, channel=CHANNEL, privacy=fedtail.Terms(randomness="os"))
+    train(algorithm, TASK, fleet=Sites().fleet(), rounds=3, channel=CHANNEL, privacy=fedtail.PrivacyBudget(randomness="os"))
     assert drawn == [0, 1, 2, 3]
 
 
@@ -188,20 +188,20 @@ def test_a_site_is_one_node_in_a_run_and_tells_no_data():
 
 
 def test_a_node_joins_after_the_others():
-    roster = replace(roster_of(PEOPLE, 3), group=None)
-    more = roster.joined(3, torch.tensor([100, 101]), torch.ones(2))
+    registry = replace(registry_of(PEOPLE, 3), group=None)
+    more = registry.joined(3, torch.tensor([100, 101]), torch.ones(2))
     assert more.node[-2:].tolist() == [3, 3]
     assert more.place[-2:].tolist() == [0, 1]
     for node, key, text in ((2, [100], "the next number"), (3, [0], "keys others have already")):
         with pytest.raises(ValueError, match=text):
-            roster.joined(node, torch.tensor(key), torch.ones(1))
+            registry.joined(node, torch.tensor(key), torch.ones(1))
 
 
 @pytest.mark.parametrize(("make", "text"), [
     (lambda: Sites(nodes=1), "1 node holds all clients"),
     (lambda: replace(CHANNEL, masks="none"), "nodes mask their rows and drop out by themselves"),
     (lambda: replace(CHANNEL, dropout=0.1), "nodes mask their rows and drop out by themselves"),
-    (lambda: "sideways", "schedule must be ahead, simple or together, got 'sideways'."),
+    (lambda: "sideways", "schedule must be ahead, simple or all-or-nothing, got 'sideways'."),
 ])
 def test_refusals(make, text):
     made = make()

@@ -48,7 +48,7 @@ from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
-from fedtail.risk.base import Risk, fit_locally, uniform_mass
+from fedtail.risk.base import Present, Risk, fit_locally, uniform_mass
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
@@ -237,6 +237,105 @@ def test_in_float32_only_the_result_is_rounded(case, risk, shift):
         assert bool((weights <= mass / mass.sum() / risk.tail_fraction * (1 + 1e-6)).all())
         assert torch.allclose(weights, risk.weights(losses, mass), rtol=1e-6, atol=1e-7)                  # a shift changes no weight
         assert narrow[0].item() == approx(risk.value(losses, mass).item() + shift, rel=1e-6)
+
+
+# Several sets of clients at once, along the last axis
+
+BATCHED = [risk for risk in EVERY if not risk.declares.not_batched]
+PADDING = st.sampled_from([-1e6, 0.0, 1.0, 1e6, math.nan, math.inf, -math.inf])      # what stands where nobody is
+
+
+@st.composite
+def padded_batches(draw, most: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses and masses (2, 3, width) of six sets of clients of different sizes, padded anywhere by masses of zero."""
+    cases = [draw(weighted_losses(most=most)) for _ in range(6)]
+    width = max(len(losses) for losses, _ in cases) + draw(st.integers(0, 2))
+    batch = torch.tensor([draw(PADDING) for _ in range(6 * width)], dtype=torch.float64).view(6, width), torch.zeros(6, width, dtype=torch.float64)
+    for k, (losses, mass) in enumerate(cases):
+        place = torch.tensor(draw(st.permutations(range(width)))[: len(losses)])
+        batch[0][k, place], batch[1][k, place] = losses, mass
+    return batch[0].view(2, 3, width), batch[1].view(2, 3, width)
+
+
+@settings(max_examples=60)
+@given(padded_batches(), st.sampled_from(BATCHED))
+def test_several_sets_of_clients_at_once_are_each_set_alone_whatever_pads_them(batch, risk):
+    losses, mass = batch[0].clone().requires_grad_(), batch[1]
+    values, weights = risk.value(losses, mass), risk.weights(losses, mass)
+    (gradients,) = torch.autograd.grad(values.sum(), losses)
+    assert (values.shape, weights.shape) == ((2, 3), losses.shape)
+    assert bool((weights[mass == 0] == 0).all())
+    assert bool((gradients[mass == 0] == 0).all())
+    for i in range(2):
+        for j in range(3):
+            here = mass[i, j] > 0
+            alone = losses.detach()[i, j, here], mass[i, j, here]
+            value, gradient = value_and_gradient(risk, *alone)
+            assert values[i, j].item() == approx(value.item(), rel=1e-12, abs=1e-12)
+            assert torch.allclose(gradients[i, j, here], gradient, rtol=1e-9, atol=1e-12)
+            assert torch.allclose(weights[i, j, here], risk.weights(*alone), rtol=1e-9, atol=1e-12)
+    if isinstance(risk, QuadraticSuperquantile):
+        expected = [risk.threshold(x[m > 0], m[m > 0]).item() for x, m in zip(losses.detach().flatten(0, 1), mass.flatten(0, 1), strict=True)]
+        assert risk.threshold(losses.detach(), mass).flatten().tolist() == approx(expected, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=25)
+@given(padded_batches(), TAIL_FRACTIONS, st.sampled_from([0.05, 0.3, 2.0]))
+def test_weights_of_several_sets_of_clients_solve_the_problem_of_each(batch, tail_fraction, smoothing):
+    """The linear programme of each set, and the optimality conditions of the divergence: capped, or as exp((F - c) / nu)."""
+    losses, mass = batch
+    exact, risk = superquantile_weights(losses, mass, tail_fraction), SmoothedSuperquantile(tail_fraction, smoothing)
+    smooth = risk.weights(losses, mass)
+    for i in range(2):
+        for j in range(3):
+            here = mass[i, j] > 0
+            own, share = losses[i, j, here].numpy(), (mass[i, j, here] / mass[i, j, here].sum()).numpy()
+            program = linprog(-own, A_eq=[[1.0] * len(own)], b_eq=[1.0], bounds=[(0, c) for c in share / tail_fraction])
+            assert (exact[i, j, here].numpy() @ own).item() == approx(-program.fun, abs=1e-8)
+            found = smooth[i, j, here].numpy()
+            assert found.sum() == approx(1)
+            ratio, level = found / share, None
+            free = ratio < (1 - 1e-9) / tail_fraction
+            shifted = own - own.max()
+            if free.any():
+                level = (shifted[free] - smoothing * np.log(np.clip(ratio[free], 1e-300, None)))[ratio[free] > 1e-290]
+                assert np.ptp(level) <= 1e-7 * max(1, np.abs(level).max())
+                assert (np.exp((shifted[~free] - level.max()) / smoothing) >= (1 - 1e-6) / tail_fraction).all()
+            assert (ratio <= (1 + 1e-9) / tail_fraction).all()
+
+
+@pytest.mark.parametrize("risk", BATCHED, ids=repr)
+def test_a_loss_that_is_no_number_is_no_value_of_its_set_alone(risk):
+    losses, mass = torch.tensor([[0.3, math.nan, 1.4], [math.nan, 0.2, 0.4]]), torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]])
+    assert risk.value(losses, mass).isnan().tolist() == [True, False]
+    if not isinstance(risk, Mean):
+        assert risk.weights(losses, mass).isnan().tolist() == [[True, True, False], [False] * 3]
+    with pytest.raises(ValueError, match=r"mass must be finite, .* got only zeros\."):
+        risk.value(losses, torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
+    assert risk.weights(losses[:0]).shape == (0, 3)
+
+
+def test_a_risk_that_cannot_weigh_several_sets_of_clients_says_so():
+    losses = torch.rand(2, 3)
+    for risk in (Ascent(), GroupAscent(3)):
+        for call in (risk.value, risk.weights):
+            with pytest.raises(ValueError, match=rf"^{type(risk).__name__} takes the losses of one set of clients, \(clients,\), got shape "
+                                                 r"\(2, 3\): its weights live on from round to round, .*\. Call it for each set\.$"):
+                call(losses)
+    with pytest.raises(ValueError, match=r"^Plain takes .*: it does not declare that it takes several at once \(not_batched=\"\"\)\."):
+        Plain().weights(losses)
+    with pytest.raises(ValueError, match=r"^Eager takes .*: its weights are found in a conversation, which is held with one set of clients\."):
+        Eager().weights(losses)
+    with pytest.raises(ValueError, match=r"losses of shape \(2, 3\) are not those of one set .* Present\.of\(losses, mass, batched=True\)\."):
+        Present.of(losses, None)                       # as a user's risk of before does, whose sums are over everything
+    with pytest.raises(ValueError, match=r"losses of shape \(\) are not those of one set of clients"):
+        Present.of(torch.tensor(0.5), None, batched=True)
+
+
+class Eager(Risk):
+    """Declares that it takes several sets of clients, and leaves `weights` to the conversation."""
+
+    declares = RiskDeclaration(not_batched="")
 
 
 def tilted_exactly(losses: list[float], mass: list[float], tilt: float) -> tuple[float, list[float]]:

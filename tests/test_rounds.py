@@ -12,7 +12,7 @@ from pytest import approx
 from torch import nn
 
 import fedtail
-from fedtail import Family, LocalSGD, Population, Task, train
+from fedtail import Engine, Family, LocalSGD, Population, Task, Trained, resume, train
 from fedtail.draws import hashed, permutations
 from fedtail.engine import LocalFleet
 from fedtail.local import Cosine, Proximal, StepDecay
@@ -80,7 +80,7 @@ def test_rounds_are_those_of_a_textbook_loop(make, algorithm, risk):
     settings = {"learning_rate": 0.15, "batch_size": 4, "epochs": 2, "momentum": 0.5}
     schedule = StepDecay(0.5, 2)
     method = replace(ALGORITHMS[algorithm], local=LocalSGD(**settings, weight_decay=0.1, penalty=Proximal(0.3), schedule=schedule))
-    ours = train(method, task, POPULATION, rounds=4, seed=seed, dtype=torch.float64).state.params
+    ours = train(method, task, POPULATION, rounds=4, seed=seed, engine=Engine(dtype=torch.float64)).state.params
     cohort = lambda t: method.sample(POPULATION, seed, t).ids.tolist()  # noqa: E731
     weights = lambda losses, mass: risk.weights(losses.float().double(), mass)  # noqa: E731
     theirs = textbook(task, POPULATION, cohort, weights, 4, seed, decay=0.1, prox=0.3, schedule=schedule, **settings)
@@ -99,13 +99,13 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(name, make):
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("make", [linear, lambda: mlp(0.3)], ids=["linear", "dropout"])
 def test_permuting_clients_or_asking_in_other_chunks_changes_nothing_but_rounding(name, make):
-    reference = train(ALGORITHMS[name], make(), POPULATION, rounds=3, dtype=torch.float64).state.params
+    reference = train(ALGORITHMS[name], make(), POPULATION, rounds=3, engine=Engine(dtype=torch.float64)).state.params
     order = torch.randperm(len(POPULATION), generator=torch.Generator().manual_seed(0))
-    moved = train(ALGORITHMS[name], make(), POPULATION.select(order), rounds=3, dtype=torch.float64).state.params
+    moved = train(ALGORITHMS[name], make(), POPULATION.select(order), rounds=3, engine=Engine(dtype=torch.float64)).state.params
     assert torch.allclose(moved, reference, atol=1e-6)               # losses are rounded to float32: weights move a little
     for chunk in (1, 5):
         fleet = LocalFleet(POPULATION, make(), dtype=torch.float64, chunk=chunk)
-        assert torch.allclose(train(ALGORITHMS[name], make(), POPULATION, rounds=3, fleet=fleet, dtype=torch.float64).state.params,
+        assert torch.allclose(train(ALGORITHMS[name], make(), POPULATION, rounds=3, fleet=fleet, engine=Engine(dtype=torch.float64)).state.params,
                               reference, atol=1e-6)
 
 
@@ -133,7 +133,7 @@ def test_what_losing_memory_means_for_ascent_is_what_it_says():
     lossy = kept.clone()
     lossy[int(kept.argmin())] = float("nan")
     forgot = replace(trained, memory=replace(trained.memory, kept={"risk 0": lossy}))
-    after = [train(ALGORITHMS["afl"], linear(), POPULATION, rounds=1, start=s).memory.kept["risk 0"].sum().item() for s in (trained, forgot)]
+    after = [resume(s, POPULATION, rounds=1).memory.kept["risk 0"].sum().item() for s in (trained, forgot)]
     assert after[0] == approx(len(POPULATION), rel=1e-6)
     assert after[1] != approx(len(POPULATION), rel=1e-6)
     keeps = fedtail.Ascent().declares.keeps
@@ -145,7 +145,7 @@ def test_memory_goes_with_the_client_and_with_the_run():
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     half = train(ALGORITHMS["afl"], linear(), POPULATION, rounds=4, seed=3)
     kept = half.memory.kept["risk 0"].clone()
-    here, there = (train(ALGORITHMS["afl"], linear(), people, rounds=4, start=half) for people in (POPULATION, POPULATION.select(order)))
+    here, there = (resume(half, people, rounds=4) for people in (POPULATION, POPULATION.select(order)))
     assert torch.allclose(here.state.params, there.state.params, atol=1e-6)
     assert here.seed == 3                                                            # the seed of the run it goes on from
     assert torch.equal(half.memory.kept["risk 0"], kept)                             # a later run does not change an earlier one
@@ -155,7 +155,7 @@ def test_memory_goes_with_the_client_and_with_the_run():
     twice = [train(ALGORITHMS["afl"], linear(), POPULATION, rounds=4, fleet=fleet).state.params for _ in range(2)]
     assert torch.equal(*twice)                                                       # a new run on a used fleet remembers nothing
     with pytest.raises(ValueError, match="remembers something of 12 clients, which are not the 11 clients of this population"):
-        train(ALGORITHMS["afl"], linear(), POPULATION.select(range(11)), rounds=1, start=half)
+        resume(half, POPULATION.select(range(11)), rounds=1)
 
 
 def test_a_round_that_fails_halfway_is_not_remembered():
@@ -248,7 +248,7 @@ def test_a_round_with_nobody_left_keeps_the_model():
     broken[:, 0] = 77.0
     task, population = Task(Fragile()), Population.from_clients([(broken, y)] * 3)
     for name in ("fedavg", "delta_fl", "term", "q_ffl"):
-        with pytest.warns(fedtail.NobodyCountedWarning, match="no client counted in any round"):
+        with pytest.warns(fedtail.NoContributionWarning, match="no client contributed in any round"):
             trained = train(replace(ALGORITHMS[name], sample=fedtail.Everyone()), task, population, rounds=2)
         assert torch.equal(trained.state.params, task.params())
         assert trained.state.round == 2
@@ -257,7 +257,7 @@ def test_a_round_with_nobody_left_keeps_the_model():
 
 def test_an_empty_cohort_keeps_the_model():
     rare = replace(ALGORITHMS["delta_fl"], sample=fedtail.Poisson(1e-9))
-    with pytest.warns(fedtail.NobodyCountedWarning):
+    with pytest.warns(fedtail.NoContributionWarning):
         trained = train(rare, linear(), POPULATION, rounds=3)
     assert torch.equal(trained.state.params, linear().params())
     assert trained.state.round == 3
@@ -266,7 +266,7 @@ def test_an_empty_cohort_keeps_the_model():
 def test_a_round_in_which_nobody_was_asked_repeats_no_count():
     views = []
     rare = replace(ALGORITHMS["fedavg"], sample=fedtail.Poisson(0.05))
-    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort, p.view.counted)))
+    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort, p.view.contributors)))
     drawn = [len(rare.sample(POPULATION, 0, t).ids) for t in range(30)]
     assert 0 in drawn
     assert views == [(n, n) for n in drawn]
@@ -281,7 +281,7 @@ def test_a_zero_start_with_equal_losses_moves():
 def test_only_clients_that_count_train():
     counted = []
     method = fedtail.delta_fl(0.25, 8, **LOCAL)
-    train(method, mlp(), equal_masses(), rounds=3, on_round=lambda p: counted.append(p.view.counted))
+    train(method, mlp(), equal_masses(), rounds=3, on_round=lambda p: counted.append(p.view.contributors))
     assert counted == [2, 2, 2]
 
 
@@ -293,7 +293,7 @@ def test_warm_starts_and_going_on_from_a_state():
     method, task = ALGORITHMS["delta_fl"], mlp()
     whole = train(method, task, POPULATION, rounds=6)
     half = train(method, task, POPULATION, rounds=3)
-    again = train(method, task, POPULATION, rounds=3, start=half.state)
+    again = resume(Trained(method, task, half.state), POPULATION, rounds=3)
     assert torch.equal(again.state.params, whole.state.params)
     assert again.state.round == 6
     warm = train(method, task, POPULATION, rounds=0, start=half.module)
@@ -319,7 +319,7 @@ def test_a_warm_start_brings_its_frozen_parameters_and_buffers():
         assert module.scale[0] == 7
         assert module.frozen[0] == 7
     half = train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=2, start=Scaled(7.0))
-    assert train(ALGORITHMS["fedavg"], Task(Scaled(1.0)), POPULATION, rounds=2, start=half).module.scale[0] == 7
+    assert resume(half, POPULATION, rounds=2).module.scale[0] == 7
 
 
 class Tabled(nn.Module):
@@ -341,7 +341,7 @@ class Tabled(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_only_what_has_the_precision_of_the_trained_parameters_is_cast(dtype):
-    module = train(ALGORITHMS["fedavg"], Task(Tabled(1.0)), POPULATION, rounds=1, dtype=dtype).module
+    module = train(ALGORITHMS["fedavg"], Task(Tabled(1.0)), POPULATION, rounds=1, engine=Engine(dtype=dtype)).module
     assert {name: value.dtype for name, value in (*module.named_parameters(), *module.named_buffers())} == {
         "linear.weight": dtype, "linear.bias": dtype, "frozen": dtype, "same": dtype, "unsaved": dtype,
         "finer": torch.float64, "whole": torch.int64}
@@ -412,11 +412,13 @@ class WithTable(nn.Module):
         return self.linear(x) + self.table.to(x.dtype)
 
 
-@pytest.mark.parametrize("start", [lambda wide: wide, lambda wide: wide.module, lambda wide: wide.module.state_dict(),
-                                   lambda wide: WithTable().double().state_dict()], ids=["run", "module", "state dict", "wide state dict"])
+@pytest.mark.parametrize("start", [lambda wide: wide.module, lambda wide: wide.module.state_dict(),
+                                   lambda wide: WithTable().double().state_dict()], ids=["module", "state dict", "wide state dict"])
 def test_a_table_keeps_its_precision_from_a_start_in_another(start):
-    wide = train(ALGORITHMS["fedavg"], Task(WithTable()), POPULATION, rounds=1, dtype=torch.float64)
-    narrow = train(ALGORITHMS["fedavg"], Task(WithTable()), POPULATION, rounds=1, dtype=torch.float32, start=start(wide)).module
+    wide = train(ALGORITHMS["fedavg"], Task(WithTable()), POPULATION, rounds=1, engine=Engine(dtype=torch.float64))
+    again = resume(wide, POPULATION, rounds=1, engine=Engine(dtype=torch.float32)).module
+    assert (again.linear.weight.dtype, again.table.dtype) == (torch.float32, torch.float64)
+    narrow = train(ALGORITHMS["fedavg"], Task(WithTable()), POPULATION, rounds=1, engine=Engine(dtype=torch.float32), start=start(wide)).module
     assert (narrow.linear.weight.dtype, narrow.table.dtype) == (torch.float32, torch.float64)
 
 
@@ -431,35 +433,60 @@ def test_methods_that_differ_in_the_middle_of_a_long_tensor_are_two_methods():
     ones = [replace(ALGORITHMS["fedavg"], risk=Shifted(torch.arange(2000) == k)) for k in (1000, 1001)]
     assert repr(ones[0]) == repr(ones[1])              # so that nothing that reads what is printed sees it
     trained = train(ones[0], linear(), POPULATION, rounds=1)
-    train(replace(ones[0], risk=Shifted(torch.arange(2000) == 1000)), linear(), POPULATION, rounds=1, start=trained)
-    with pytest.raises(ValueError, match="start was trained by another method or with other settings"):
+    with pytest.warns(DeprecationWarning, match="resume"):
+        train(replace(ones[0], risk=Shifted(torch.arange(2000) == 1000)), linear(), POPULATION, rounds=1, start=trained)
+    with pytest.warns(DeprecationWarning, match="resume"), pytest.raises(ValueError, match="start was trained by another method or with other settings"):
         train(ones[1], linear(), POPULATION, rounds=1, start=trained)
 
 
 def test_going_on_keeps_precision_and_counts():
-    half = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=2, dtype=torch.float64)
-    assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=half).state.params.dtype == torch.float64
+    half = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=2, engine=Engine(dtype=torch.float64))
+    assert resume(half, POPULATION, rounds=1).state.params.dtype == torch.float64
     marked = replace(half, failed=7)
-    assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=marked).failed == 7
+    assert resume(marked, POPULATION, rounds=1).failed == 7
 
 
 @pytest.mark.parametrize(("method", "text"), [
     (replace(ALGORITHMS["fedavg"], server=fedtail.Adam()), "start was trained by another method or with other settings"),
-    (ALGORITHMS["delta_fl"], "To start this method from that model write start=trained.module"),
+    (ALGORITHMS["delta_fl"], "To train that model by this method write start=trained.module"),
     (Family((ALGORITHMS["fedavg"],)), "another method"),
 ])
 def test_going_on_with_another_method_is_refused(method, text):
     trained = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1)
-    with pytest.raises(ValueError, match=text):
+    with pytest.warns(DeprecationWarning, match="resume"), pytest.raises(ValueError, match=text):
         train(method, linear(), POPULATION, rounds=1, start=trained)
     with pytest.raises(ValueError, match=r"start=trained\.module"):
-        train(replace(ALGORITHMS["fedavg"], server=fedtail.Adam()), linear(), POPULATION, rounds=1, start=trained.state)
+        resume(Trained(replace(ALGORITHMS["fedavg"], server=fedtail.Adam()), linear(), trained.state), POPULATION, rounds=1)
+
+
+def test_train_from_an_earlier_run_or_its_state_still_goes_on_and_says_what_to_write():
+    method, task = ALGORITHMS["delta_fl"], linear()
+    whole, half = (train(method, task, POPULATION, rounds=rounds, seed=2) for rounds in (4, 2))
+    with pytest.warns(DeprecationWarning, match=r"write resume\(trained, \.\.\.\) since version 0\.2"):
+        again = train(method, task, POPULATION, rounds=2, start=half)
+    with pytest.warns(DeprecationWarning, match=r"write resume\(Trained\(algorithm, task, state, seed\), \.\.\.\)"):
+        state = train(method, task, POPULATION, rounds=2, seed=2, start=half.state)
+    for end in (again, state, resume(half, POPULATION, rounds=2)):
+        assert torch.equal(end.state.params, whole.state.params)
+
+
+def test_settings_of_the_engine_given_one_by_one_still_work_and_say_what_to_write():
+    new = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=2, engine=Engine(workers=1, dtype=torch.float64))
+    with pytest.warns(DeprecationWarning, match=r"train\(workers=1, dtype=torch.float64\) is written engine=Engine\(workers=1, dtype=torch.float64\)"):
+        old = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=2, workers=1, dtype=torch.float64)
+    assert torch.equal(old.state.params, new.state.params)
+    with pytest.warns(DeprecationWarning, match=r"evaluate\(workers=1\)"):
+        assert torch.equal(fedtail.evaluate(old, POPULATION, workers=1).loss.values, fedtail.evaluate(new, POPULATION).loss.values)
+    with pytest.raises(TypeError, match=r"train\(\) has no argument 'devices'"):
+        train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, devices="cpu")
+    with pytest.raises(TypeError, match=r"Write all of it in Engine\(\.\.\.\)"):
+        train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, workers=1, engine=Engine(dtype=torch.float64))
 
 
 def test_the_precision_is_the_modules_or_the_one_asked_for():
     double = Task(nn.Linear(5, 3).double())
     assert train(ALGORITHMS["fedavg"], double, POPULATION, rounds=1).module.weight.dtype == torch.float64
-    trained = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, dtype=torch.float64)
+    trained = train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, engine=Engine(dtype=torch.float64))
     assert trained.module.linear.weight.dtype == torch.float64
     assert train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1).module.linear.weight.dtype == torch.float32
 
@@ -548,7 +575,7 @@ def test_bad_input_is_refused_before_any_training_with_the_fix(run, text):
     (lambda: fedtail.fedavg(8, schedule=0.5), "schedule must be a part, got 0.5."),
     (lambda: check_quantile("exact"), "quantile must be a part, got 'exact'. Write ExactQuantile()"),
     (lambda: check_quantile(fedtail.ExactQuantile), "quantile must be a part, got <class"),
-    (lambda: train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=3), "start must be a module, a state dict or an earlier run, got int."),
+    (lambda: train(ALGORITHMS["fedavg"], linear(), POPULATION, rounds=1, start=3), "start must be a module, a state dict or a model file, got int."),
 ])
 def test_the_wrong_kind_of_thing_is_refused_with_the_fix(run, text):
     with pytest.raises(TypeError) as error:
@@ -584,7 +611,7 @@ def test_curvature_follows_the_schedule_of_the_learning_rate():
 
 
 def test_a_small_tail_is_warned_about():
-    with pytest.warns(fedtail.SmallTailWarning, match="counts about 2 of 8 clients a round"):
+    with pytest.warns(fedtail.SmallTailWarning, match="lets about 2 of 8 clients contribute to a round"):
         train(fedtail.delta_fl(0.25, 8, **LOCAL), linear(), POPULATION, rounds=0)
 
 
@@ -607,13 +634,13 @@ def test_where_examples_and_models_lie_changes_no_bit(tmp_path, features, dtype)
     people.save(tmp_path / "people")
     moved = replace(people, inputs=eight_beyond(people.inputs))
     task, method = Task(SoftmaxRegression(features, 2).to(dtype)), fedtail.term(1.0, 8, **LOCAL)
-    half = train(method, task, people, rounds=2, workers=1).state
-    ends = [train(method, task, each, rounds=3, start=start, workers=workers).state.params
+    half = train(method, task, people, rounds=2, engine=Engine(workers=1)).state
+    ends = [resume(Trained(method, task, start), each, rounds=3, engine=Engine(workers=workers)).state.params
             for each, start, workers in [
                 (people, half, 1), (people, half, 2), (Population.open(tmp_path / "people"), half, 1), (moved, half, 1),
                 (people, replace(half, params=eight_beyond(half.params)), 1)]]
     assert all(torch.equal(end, ends[0]) for end in ends[1:])
-    found = [fedtail.evaluate(task.with_params(ends[0]), each, task, workers=1).loss.values
+    found = [fedtail.evaluate(task.with_params(ends[0]), each, task, engine=fedtail.Engine(workers=1)).loss.values
              for each in (people, moved, Population.open(tmp_path / "people"))]
     assert all(torch.equal(values, found[0]) for values in found[1:])
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import pytest
 import torch
 
 import fedtail
-from fedtail import Family, LocalSGD, train
+from fedtail import Engine, Family, LocalSGD, Trained, resume, train
 from fedtail.client_memory import ClientMemory
 from fedtail.clients import Clients
 from fedtail.engine import LocalFleet, blocks, workers
+from fedtail.errors import FieldError
 from fedtail.fleet import Broadcast
 from fedtail.models import SoftmaxRegression
-from fedtail.rows import RowFolder, RowsError, RowStore
+from fedtail.rows import RowFolder, RowsError, RowStore, writer_lock
 from fedtail.rows import folder as folder_module
 from fedtail.runs import Interrupted, run
 from fedtail.runs.checkpoint import MEMORY, Checkpoints
@@ -106,8 +108,8 @@ def assert_holds(rows, model):
 def test_rows_of_a_round_that_was_not_held_to_its_end_are_not_taken_for_the_next_ones(tmp_path):
     store = RowStore.create(tmp_path / "a.rows", (2,), torch.float64)
     for number, key in enumerate((1, 2, 3)):
-        store.file.write(number, key, b"unfinish", torch.ones(2))
-    store.file.write(0, 5, b"finished", torch.full((2,), 7.0))
+        store.file.write(number, key, b"unfinish", torch.ones(2, dtype=torch.float64))
+    store.file.write(0, 5, b"finished", torch.full((2,), 7.0, dtype=torch.float64))
     store.commit([5, 2], b"finished")                      # 2 wrote before, in the same place, and not now
     assert store.rows.read([5, 2, 1]).has.tolist() == [True, False, False]
     assert RowStore.open(tmp_path, store.rows.mark).rows.read([5, 2, 1]).has.tolist() == [True, False, False]
@@ -143,6 +145,51 @@ def test_rows_of_another_shape_are_refused(tmp_path):
         places.write("risk 0", torch.tensor([1]), torch.zeros(1, 9))
 
 
+def test_rows_of_another_type_are_refused_and_not_cast(tmp_path):
+    folder = RowFolder(tmp_path)
+    for dtype in (torch.float64, torch.float32):
+        places = folder.reserve(torch.arange(3))
+        if dtype == torch.float64:
+            places.write("risk 0", torch.tensor([0]), torch.full((1, 8), 0.1, dtype=dtype))
+            folder.commit(places)
+    text = (r"rows of type torch\.float32 came for 'risk 0', where risk-0-\S+ holds rows of type torch\.float64\. .* return "
+            r"rows\.to\(torch\.float64\) from it")
+    for write in (lambda: places.write("risk 0", torch.tensor([1]), torch.zeros(1, 8)),
+                  lambda: folder.stores["risk 0"].write([1], torch.zeros(1, 8)),
+                  lambda: folder.stores["risk 0"].file.write(1, 1, b"12345678", torch.zeros(8))):
+        with pytest.raises(FieldError, match=text):
+            write()
+    folder.commit(places)
+    assert folder.rows()["risk 0"].keys == [0]
+
+
+def test_every_name_has_a_file_of_its_own_however_long_it_is_and_whatever_is_in_it(tmp_path):
+    names = ["a b", "a-b", "a%20b", "A b", "", ".", "../a", "a/b", "a\0b", "\u00e4" * 300, "x" * 300, "x" * 300 + "y", "x" * 39 + "\u00e4"]
+    folder = RowFolder(tmp_path / "rows")
+    places = folder.reserve(torch.arange(1))
+    for number, name in enumerate(names):
+        places.write(name, torch.tensor([0]), torch.full((1, 2), float(number)))
+    folder.commit(places)
+    assert {name: rows.read([0]).rows[0, 0].item() for name, rows in folder.rows().items()} == {n: k for k, n in enumerate(names)}
+    assert len([path for path in (tmp_path / "rows").iterdir() if path.suffix == ".rows"]) == len(names)
+    marks = {name: rows.mark for name, rows in folder.rows().items()}
+    assert {RowStore.open(tmp_path / "rows", mark).file.name for mark in marks.values()} == set(names)
+    with pytest.raises(FieldError, match=r"has 5000 letters, and with the shape it must fit into 4096 bytes"):
+        folder.reserve(torch.arange(1)).write("z" * 5000, torch.tensor([0]), torch.zeros(1, 2))
+
+
+def test_a_file_under_the_name_it_had_before_opens(tmp_path):
+    store = RowStore.create(tmp_path / "risk-0-0011223344556677.rows", (2,), torch.float32, "risk 0")
+    store.write([4], torch.ones(1, 2))
+    folder = RowFolder(tmp_path)
+    folder.recall("risk 0", RowStore.open(tmp_path, store.rows.mark).rows)
+    places = folder.reserve(torch.tensor([5]))
+    places.write("risk 0", torch.tensor([0]), torch.zeros(1, 2))
+    folder.commit(places)
+    assert folder.rows()["risk 0"].read([4, 5]).rows.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert folder.rows()["risk 0"].mark.file == store.file.path.name
+
+
 def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -150,7 +197,7 @@ def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
     store = RowStore.create(tmp_path / "a.rows", (2,), torch.float64)
     monkeypatch.setattr("fedtail.rows.file.os.pwrite", full)
     with pytest.raises(RowsError, match=r"could not be written: No space left on device\. What earlier rounds wrote is whole"):
-        store.write([1], torch.zeros(1, 2))
+        store.write([1], torch.zeros(1, 2, dtype=torch.float64))
 
 
 # Fleets
@@ -158,7 +205,7 @@ def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def narrow():
     """What is kept in memory as ever: four numbers a client."""
-    return train(method(4), task(), POPULATION, rounds=5, seed=3, workers=1)
+    return train(method(4), task(), POPULATION, rounds=5, seed=3, engine=Engine(workers=1))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -167,10 +214,10 @@ def test_wide_rows_are_those_kept_in_memory_whatever_the_number_of_processes(mon
     monkeypatch.setattr(workers, "WORTH_SHARING", 0.0)
     monkeypatch.setattr(blocks, "GRAIN", 1)
     monkeypatch.setattr(blocks, "TOGETHER", 1)
-    reference = train(method(4), task(), POPULATION, rounds=5, seed=3, workers=1)
+    reference = train(method(4), task(), POPULATION, rounds=5, seed=3, engine=Engine(workers=1))
     with LocalFleet(POPULATION, task(), workers=count) as fleet:
         wide = train(method(), task(), fleet=fleet, rounds=5, seed=3)
-        assert (fleet._team.helpers is not None) == (count > 1)
+        assert (fleet._team.pool is not None) == (count > 1)
     assert torch.equal(wide.state.params, reference.state.params)
     assert same(wide, reference)
     assert column(wide)[1].sum() > 7                       # some were drawn more than once, some perhaps never
@@ -178,28 +225,28 @@ def test_wide_rows_are_those_kept_in_memory_whatever_the_number_of_processes(mon
 
 def test_a_family_remembers_each_its_own(narrow):
     members = (method(4), method(), replace(method(), local=LocalSGD(learning_rate=0.1, batch_size=4)))
-    trained = train(Family(members), task(), POPULATION, rounds=5, seed=3, workers=1)
+    trained = train(Family(members), task(), POPULATION, rounds=5, seed=3, engine=Engine(workers=1))
     assert torch.equal(trained.state[1].params, trained.state[0].params)
     assert same(replace(trained, memory=replace(trained.memory, kept={"risk 0": trained.memory.kept["risk 1"]})), narrow)
     assert not torch.equal(column(trained, "risk 2")[0], column(trained, "risk 1")[0])
 
 
 def test_a_run_in_parts_is_the_run_in_one_and_earlier_parts_stay_as_they_were(narrow):
-    half = train(method(), task(), POPULATION, rounds=2, seed=3, workers=1)
+    half = train(method(), task(), POPULATION, rounds=2, seed=3, engine=Engine(workers=1))
     before = column(half)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    first, second = (train(method(), task(), POPULATION, rounds=3, start=half, workers=1) for _ in range(2))
-    moved = train(method(), task(), POPULATION.select(order), rounds=3, start=half, workers=1)
+    first, second = (resume(half, POPULATION, rounds=3, engine=Engine(workers=1)) for _ in range(2))
+    moved = resume(half, POPULATION.select(order), rounds=3, engine=Engine(workers=1))
     with LocalFleet(POPULATION, task(), workers=1) as fleet:      # back to an earlier time on the same fleet, from the same files
         early = train(method(), task(), fleet=fleet, rounds=2, seed=3)
-        on, again = (train(method(), task(), fleet=fleet, rounds=3, start=early) for _ in range(2))
+        on, again = (resume(early, fleet=fleet, rounds=3) for _ in range(2))
     for trained in (first, second, on, again):
         assert torch.equal(trained.state.params, narrow.state.params)
         assert same(trained, narrow)
     assert torch.allclose(moved.state.params, narrow.state.params, atol=1e-6)
     assert all(torch.equal(*pair) for pair in zip(column(half), before, strict=True))
     with pytest.raises(ValueError, match=r"remembers something of \d+ clients, which are not the 3 clients of this population"):
-        train(method(cohort_size=2), task(), POPULATION.select(range(3)), rounds=1, start=replace(half, algorithm=method(cohort_size=2)))
+        resume(replace(half, algorithm=method(cohort_size=2)), POPULATION.select(range(3)), rounds=1)
 
 
 def test_temporary_files_go_with_what_refers_to_them_and_abandoned_ones_are_removed(tmp_path, monkeypatch):
@@ -208,9 +255,9 @@ def test_temporary_files_go_with_what_refers_to_them_and_abandoned_ones_are_remo
     for path in (left, held):
         path.mkdir()
     os.utime(left, (0, 0))
-    train(fedtail.fedavg(7, **LOCAL), task(), POPULATION, rounds=1, workers=1)
+    train(fedtail.fedavg(7, **LOCAL), task(), POPULATION, rounds=1, engine=Engine(workers=1))
     assert left.exists()                                   # nobody remembers anything: nothing is touched
-    trained = train(method(), task(), POPULATION, rounds=2, workers=1)
+    trained = train(method(), task(), POPULATION, rounds=2, engine=Engine(workers=1))
     assert len(list(tmp_path.glob("fedtail-rows-*/risk-0-*.rows"))) == 1
     assert column(trained)[1].any()
     assert held.exists()
@@ -260,11 +307,11 @@ def test_a_state_alone_is_refused_where_any_part_remembers_unless_the_fleet_does
         with LocalFleet(POPULATION, task(), workers=1) as fleet:
             half = train(method(width), task(), fleet=fleet, rounds=2, seed=3)
             with pytest.raises(ValueError, match="Habit keeps memory on the clients, which a state alone does not hold"):
-                train(method(width), task(), POPULATION, rounds=3, seed=3, start=half.state)
-            on = train(method(width), task(), fleet=fleet, rounds=3, seed=3, start=half.state)
+                resume(Trained(method(width), task(), half.state, 3), POPULATION, rounds=3)
+            on = resume(Trained(method(width), task(), half.state, 3), fleet=fleet, rounds=3)
             assert torch.equal(on.state.params, narrow.state.params)
     fresh = train(method(), task(), POPULATION, rounds=0)
-    train(method(), task(), POPULATION, rounds=1, start=fresh.state)      # nobody remembers anything yet
+    resume(Trained(method(), task(), fresh.state), POPULATION, rounds=1)      # nobody remembers anything yet
 
 
 # Checkpoints
@@ -274,10 +321,10 @@ def go_on(folder: Path, rounds: int = 6, stop: int | None = None) -> fedtail.tra
     folder.mkdir(exist_ok=True)
     checkpoints, algorithm = Checkpoints(folder), method()
     checkpoint = checkpoints.load()[0]
-    done, start = (checkpoint.round, checkpoint.trained(algorithm, task(), 3)) if checkpoint else (0, None)
+    start = checkpoint.trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
     with LocalFleet(POPULATION, task(), workers=1, folder=folder / MEMORY) as fleet:
-        return train(algorithm, task(), fleet=fleet, rounds=(stop or rounds) - done, seed=3, start=start,
-                     on_round=lambda progress: checkpoints.save(progress.trained, {}))
+        return resume(start, fleet=fleet, rounds=(stop or rounds) - start.rounds,
+                      on_round=lambda progress: checkpoints.save(progress.trained, {}))
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +383,7 @@ def test_a_checkpoint_holds_a_mark_and_its_folder_what_two_checkpoints_name(tmp_
     assert all(path.stat().st_size < 10_000 for path in Checkpoints(tmp_path / "run").files)
     named = {trained.memory.kept["risk 0"].mark.file}
     assert len(named | {path.name for path in (tmp_path / "run" / MEMORY).iterdir()}) <= 2
-    elsewhere = train(method(), task(), POPULATION, rounds=1, workers=1)
+    elsewhere = train(method(), task(), POPULATION, rounds=1, engine=Engine(workers=1))
     with pytest.raises(RunError, match=r"but a checkpoint names what is in .*memory\. Train with a fleet whose folder is that one"):
         Checkpoints(tmp_path / "run").save(elsewhere, {})
 
@@ -364,18 +411,120 @@ def test_a_checkpoint_from_before_there_were_stores_goes_on(tmp_path, whole):
     assert list((tmp_path / "old" / MEMORY).glob("*.rows"))
 
 
+# One writer
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(writer_lock, "PATIENCE", 0.0)
+
+
+@contextmanager
+def other_process(work):
+    """A process that does some work and then nothing, until it is killed; one that it has forked outlives it meanwhile."""
+    done, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        work()
+        left = os.fork()
+        if left:
+            os.write(tell, left.to_bytes(8, "little"))
+        signal.pause()
+        os._exit(0)
+    forked = int.from_bytes(os.read(done, 8), "little")
+    try:
+        yield child
+    finally:
+        for process in {child, forked} if Path(f"/proc/{child}").exists() else {forked}:
+            os.kill(process, signal.SIGKILL)
+
+
+def kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+def test_a_second_process_is_refused_and_a_killed_one_leaves_nothing_behind(impatient, tmp_path, whole):
+    folder, held = tmp_path / "run", []
+
+    def begin():
+        folder.mkdir()
+        checkpoints = Checkpoints(folder)
+        held.append(LocalFleet(POPULATION, task(), workers=2, folder=folder / MEMORY))
+        train(method(), task(), fleet=held[0], rounds=2, seed=3, on_round=lambda progress: checkpoints.save(progress.trained, {}))
+
+    with other_process(begin) as writer:
+        text = rf"memory has a writer already, process {writer}, and two would write over each other's rows\. Wait for it to end, or give"
+        with pytest.raises(RowsError, match=text):
+            go_on(folder)
+        with LocalFleet(POPULATION, task(), workers=1, folder=folder / MEMORY) as fleet, pytest.raises(RowsError, match=text):
+            train(method(), task(), fleet=fleet, rounds=1)
+        with pytest.raises(RowsError, match=text):         # it would remove the files of rows that its checkpoints do not name
+            Checkpoints(folder).save(whole, {})
+        assert Checkpoints(folder).load()[0].round == 2    # reading is free
+        kill(writer)
+        assert (folder / MEMORY / ".lock").exists()
+        assert same(go_on(folder), whole)
+        assert not (folder / MEMORY / ".lock").exists()
+
+
+def test_a_second_fleet_is_refused_until_the_first_lets_go(impatient, tmp_path):
+    def trained(fleet, width=WIDE):
+        return train(method(width), task(), fleet=fleet, rounds=2, seed=3)
+
+    first, second = (LocalFleet(POPULATION, task(), workers=1, folder=tmp_path / "rows") for _ in range(2))
+    with second:
+        assert same(trained(second, 4), trained(first, 4))      # small memory is nobody else's business
+        half = trained(first)
+        with pytest.raises(RowsError, match=r"another fleet of this process.* Leave its `with` block first"):
+            trained(second)
+        before, now = column(half), set((tmp_path / "rows").iterdir())
+        with first:
+            resume(half, fleet=first, rounds=2)
+        more = resume(half, fleet=second, rounds=2)           # from the same file, to whose end `first` has written meanwhile
+        assert same(more, resume(half, POPULATION, rounds=2))
+        assert all(torch.equal(*pair) for pair in zip(column(half), before, strict=True))
+        assert now <= set((tmp_path / "rows").iterdir()) | {tmp_path / "rows" / ".lock"}
+    del first
+    third = LocalFleet(POPULATION, task(), workers=1, folder=tmp_path / "rows")
+    trained(third)
+    del third                                              # lets go too
+    trained(LocalFleet(POPULATION, task(), workers=1, folder=tmp_path / "rows"))
+
+
+def test_both_in_their_first_round_the_second_to_end_it_is_refused(impatient, tmp_path):
+    folders = [RowFolder(tmp_path / "rows") for _ in range(2)]
+    places = [folder.reserve(torch.arange(2)) for folder in folders]
+    for k, place in enumerate(places):
+        place.write("risk 0", torch.tensor([0]), torch.full((1, 3), float(k)))
+    folders[0].commit(places[0])
+    folders[0].sweep(())                                   # the other's rows are gone
+    with pytest.raises(RowsError, match="has a writer already"):
+        folders[1].commit(places[1])
+    assert folders[0].rows()["risk 0"].read([0]).rows.tolist() == [[0.0] * 3]
+
+
+def test_whoever_lets_go_does_not_write_over_what_another_process_wrote_since(tmp_path):
+    half = go_on(tmp_path / "run", stop=2)
+    with other_process(lambda: go_on(tmp_path / "run", stop=3)) as writer:
+        kill(writer)
+    with LocalFleet(POPULATION, task(), workers=1, folder=tmp_path / "run" / MEMORY) as fleet, \
+         pytest.raises(RowsError, match=r"was written to by another process since it was last used here\. Go on from the checkpoint"):
+        resume(half, fleet=fleet, rounds=1)
+
+
 # Nodes
 
 class Folders(Sites):
     """Nodes with folders of their own."""
 
-    def __init__(self, folder: Path, **settings):
-        self.folder = folder
+    def __init__(self, folder: Path, most: int = 3, **settings):
+        self.folder, self.most = folder, most
         super().__init__(3, POPULATION, task(), **settings)
 
     def fresh(self, node):
         return fedtail.deployment.Site(lambda: fedtail.deployment.Node(
-            self.people[node], self.task, parts=[Habit], workers=1, folder=self.folder and self.folder / str(node)))
+            self.people[node], self.task, parts=[Habit], workers=1, folder=self.folder and self.folder / str(node),
+            trainings=self.most))
 
     def column(self):
         nodes = [self.sites[n]._awake() for n in sorted(self.sites)]
@@ -395,10 +544,11 @@ def test_nodes_keep_their_last_round_and_a_server_that_restarts_finds_it(tmp_pat
     if restart:                                            # and nodes with it: nothing but their folders is left
         for site in sites.sites.values():
             site.save()                                    # as after every letter, though nobody will give it back
+        del site
         sites.sites = {n: sites.fresh(n) for n in sites.sites}
     again = sites.fleet(forgets=False)
     start = Checkpoints(folder).load()[0].trained(method(width), task(), 3)
-    trained = train(method(width), task(), fleet=again, rounds=3, start=start)
+    trained = resume(start, fleet=again, rounds=3)
     again.finish()
     assert torch.allclose(trained.state.params, narrow.state.params, atol=1e-6)
     rows, has = sites.column()
@@ -423,8 +573,54 @@ def test_a_lost_round_is_not_kept_though_the_server_restarts(tmp_path):
     again = sites.fleet(forgets=False)
     again.recall(fleet.memory())
     again.open(cohort, Broadcast(3, 3, half.state.params[None]))
-    again._exchange_letters(dict.fromkeys(again._counts, b""), dict.fromkeys(again._counts, b""))
+    again._exchange_messages(dict.fromkeys(again._counts, b""), dict.fromkeys(again._counts, b""))
     assert all(torch.equal(*pair) for pair in zip(sites.column(), before, strict=True))
+
+
+@pytest.mark.parametrize("width", [4, WIDE])
+def test_a_second_node_with_the_same_folder_is_refused(impatient, tmp_path, width):
+    sites = Folders(tmp_path)
+    train(method(width), task(), fleet=sites.fleet(forgets=False), rounds=2, seed=3)
+    saved = sites.sites[0]._awake().save()
+    second = sites.fresh(0)._awake()
+    with pytest.raises(RowsError, match="has a writer already"):
+        second.recall(saved)
+    sites.sites.clear()
+    second.recall(saved)
+
+
+def test_a_node_keeps_its_last_trainings_and_never_removes_one_that_is_open(impatient, tmp_path):
+    def place(training):
+        return tmp_path / "0" / training.hex()
+
+    def trained(sites, width=WIDE):
+        half = train(method(width), task(), fleet=sites.fleet(forgets=False), rounds=2, seed=3)
+        sites.sites[0].save()
+        return half.memory.nodes.training
+
+    sites, others = Folders(tmp_path, most=2), Folders(tmp_path, most=2)
+    names = [trained(sites, width) for width in (WIDE, 4)]
+    sites.sites[0]._awake().fleet.release()                # it would count as used until the next training begins
+    (tmp_path / "0" / "operator's notes").mkdir()
+    (tmp_path / "0" / "abc").mkdir()                       # no number of whole bytes
+    (tmp_path / "0" / ".removing-00").mkdir()              # of a node that was killed meanwhile
+    for age, name in enumerate(names):                     # the first was used last
+        for path in (place(name), *place(name).iterdir()):
+            os.utime(path, (1000.0 - age, 1000.0 - age))
+    names.append(trained(sites))
+    assert [place(name).exists() for name in names] == [True, False, True]
+    for path in (place(names[2]), *place(names[2]).iterdir()):
+        os.utime(path, (0.0, 0.0))
+    names.append(trained(others))                       # the third is older than all, but `sites` has it open
+    assert [place(name).exists() for name in names] == [True, False, True, True]
+    assert (tmp_path / "0" / "abc").exists()
+    assert not (tmp_path / "0" / ".removing-00").exists()
+    assert (tmp_path / "0" / "operator's notes").exists()
+    del sites
+    names.append(trained(others))
+    assert [place(name).exists() for name in names] == [False, False, False, True, True]
+    with pytest.raises(ValueError, match=r"trainings must be at least 1, got 0\."):
+        Folders(tmp_path, most=0).sites[0]._awake()
 
 
 def test_a_node_without_a_folder_says_so_when_it_is_saved(tmp_path):

@@ -571,7 +571,7 @@ def test_every_kind_of_message_says_why_it_is_refused(table):
     session, clients, requests, *_ = table
     good = wrap(session.id, requests[10])
     for message, text in ((b"", "no message of version 1"), (good[:-1], "damaged"), (good[:20], "no message of version 1"), (b"ftt" + good[3:], "no message"),
-                          (good[:3] + b"\2" + good[4:], "no message of version 1"), (good[:4] + b"\xee" + good[5:], "kind 238 are not known"),
+                          (good[:3] + b"\3" + good[4:], "no message of version 1 or 2"), (good[:3] + b"\2" + good[4:], "kind 9 are not known in version 2"), (good[:4] + b"\xee" + good[5:], "kind 238 are not known"),
                           (good + b"\0", "damaged"), ("text", "no message"), (good[:60] + bytes([good[60] ^ 1]) + good[61:], "damaged"),
                           (good[:9] + bytes([good[9] ^ 1]) + good[10:], "another session"), (good + bytes(10**6), "where at most"),
                           (wrap(session.id, Ask(0, (1,), 1, 1)), "Ask came out of order: Unmask is what is expected now")):

@@ -16,10 +16,10 @@ from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
 from fedtail.channel.base import lose_rounding, refuse_release, server_noise
-from fedtail.channel.secure import told
+from fedtail.channel.secure import context_digest
 from fedtail.composition import refusals
-from fedtail.deployment import RemoteFleet, Roster
-from fedtail.engine.fleet import LocalFleet
+from fedtail.deployment import ClientRegistry, RemoteFleet
+from fedtail.engine.local_fleet import LocalFleet
 from fedtail.fleet import Broadcast
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import NoSampling, RoundEvent, SystemRandomness
@@ -49,7 +49,7 @@ RECIPES = {
     "dp_delta_fl": fedtail.dp_delta_fl(0.5, 30, 0.1, 1.0, 1.0, 3.0, cohort_size=16, noise="discrete", planned_clients=8, **LOCAL),
     "own risk": replace(fedtail.fedavg(14, **LOCAL), risk=Expectile(0.7)),
 }
-CHANNEL = SecureChannel(8, hides_among=3)
+CHANNEL = SecureChannel(8, minimum_contributors=3)
 
 
 def params_of(trained):
@@ -87,7 +87,7 @@ def test_where_too_few_stay_the_round_is_lost_and_charged(masks):
     algorithm = RECIPES["dp_fedavg"]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        result = train(algorithm, TASK, PEOPLE, rounds=6, channel=SecureChannel(8, hides_among=3, dropout=0.5, masks=masks))
+        result = train(algorithm, TASK, PEOPLE, rounds=6, channel=SecureChannel(8, minimum_contributors=3, dropout=0.5, masks=masks))
     lost = [one for one in said if one.category is RoundLostWarning]
     assert 0 < len(lost) < 6
     assert "is lost, and the model stays as it was" in str(lost[0].message)
@@ -104,11 +104,11 @@ def test_what_the_server_sees_is_recorded():
 def test_clients_told_another_threshold_another_model_or_other_members_have_other_masks():
     model = torch.zeros(1, 4)
     question, names = Statistic(Digit(24, 8), torch.tensor(0)), [1, 2, 3]
-    base = told(question, Broadcast(3, 0, model), names)
-    assert told(question, Broadcast(3, 0, model.clone()), [3, 2, 1]) == base
-    others = [told(replace(question, trial=torch.tensor(1)), Broadcast(3, 0, model), names),
-              told(question, Broadcast(4, 0, model), names), told(question, Broadcast(3, 0, model + 1e-7), names),
-              told(question, Broadcast(3, 0, model), [1, 2, 4]), told(replace(question, number=1), Broadcast(3, 0, model), names)]
+    base = context_digest(question, Broadcast(3, 0, model), names)
+    assert context_digest(question, Broadcast(3, 0, model.clone()), [3, 2, 1]) == base
+    others = [context_digest(replace(question, trial=torch.tensor(1)), Broadcast(3, 0, model), names),
+              context_digest(question, Broadcast(4, 0, model), names), context_digest(question, Broadcast(3, 0, model + 1e-7), names),
+              context_digest(question, Broadcast(3, 0, model), [1, 2, 4]), context_digest(replace(question, number=1), Broadcast(3, 0, model), names)]
     assert len({base, *others}) == 6
 
 
@@ -118,8 +118,8 @@ def test_a_tail_in_which_nobody_could_hide_is_lost_before_it_trains():
     mass[3] = 30.0
     heavy = replace(PEOPLE, mass=mass)
     algorithm = replace(fedtail.delta_fl(0.5, **LOCAL), sample=fedtail.Everyone())
-    lost = pytest.warns(RoundLostWarning, match="clients may be in the tail, and one must hide among 10")
-    with pytest.warns(fedtail.NobodyCountedWarning), lost:
+    lost = pytest.warns(RoundLostWarning, match="clients may contribute, and minimum_contributors is 10")
+    with pytest.warns(fedtail.NoContributionWarning), lost:
         result = train(algorithm, TASK, heavy, rounds=1, channel=SecureChannel(16))
     assert torch.equal(result.state.params, TASK.params())
     moved = train(algorithm, TASK, PEOPLE, rounds=1, channel=SecureChannel(16))
@@ -128,17 +128,17 @@ def test_a_tail_in_which_nobody_could_hide_is_lost_before_it_trains():
 
 def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
     algorithm = fedtail.delta_fl(0.5, 20, **LOCAL)                       # the worst 10 of 20 clients of equal mass
-    just, few = SecureChannel(16, hides_among=10), SecureChannel(16, hides_among=11)
+    just, few = SecureChannel(16, minimum_contributors=10), SecureChannel(16, minimum_contributors=11)
     assert refusals(algorithm, PEOPLE, just, LocalFleet(PEOPLE, TASK)) == ()
     (refused,) = refusals(algorithm, PEOPLE, few, LocalFleet(PEOPLE, TASK))
-    assert "Superquantile counts about 10 of 20 clients a round: " in refused
-    assert "(hides_among=11)" in refused
+    assert "Superquantile lets about 10 of 20 clients contribute to a round: " in refused
+    assert "(minimum_contributors=11)" in refused
     dual = torch.tensor([1.0, 2.0, 0.5, 10.0], dtype=torch.float64)      # the last of them: a mass of 10 counts
     question = Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate)
     cohort = algorithm.sample(PEOPLE, 0, 0)
     assert cohort.mass_bound == 1
     just.lose_small_sums((question,), cohort, asked_in_vain)
-    with pytest.raises(RoundLost, match="as few as 10 clients may be in the tail, and one must hide among 11"):
+    with pytest.raises(RoundLost, match="as few as 10 clients may contribute, and minimum_contributors is 11"):
         few.lose_small_sums((question,), cohort, asked_in_vain)
 
 
@@ -164,7 +164,7 @@ def counts_of(trained):
 def test_a_stale_dual_does_not_show_who_contributes_so_they_are_counted():
     refreshed = fedtail.delta_fl(0.5, 30, refresh_every=3, **LOCAL)
     for masks in ("real", "none"):
-        trained = train(refreshed, TASK, PEOPLE, rounds=2, channel=SecureChannel(16, hides_among=3, masks=masks))
+        trained = train(refreshed, TASK, PEOPLE, rounds=2, channel=SecureChannel(16, minimum_contributors=3, masks=masks))
         assert counts_of(trained) == 1                                   # the first round fits its dual, the second does not
         assert torch.equal(params_of(trained), params_of(train(refreshed, TASK, PEOPLE, rounds=2, channel=IntegerChannel())))
 
@@ -173,7 +173,7 @@ def test_a_dual_under_which_a_round_was_lost_is_fitted_anew_in_the_next():
     """Everybody every round: used once more, the stale dual would lose every round that follows."""
     stale = replace(fedtail.delta_fl(0.5, 30, refresh_every=3, **LOCAL), sample=fedtail.Everyone())
     with pytest.warns(RoundLostWarning) as said:
-        train(stale, TASK, PEOPLE, rounds=8, channel=SecureChannel(16, hides_among=14, masks="none"))
+        train(stale, TASK, PEOPLE, rounds=8, channel=SecureChannel(16, minimum_contributors=14, masks="none"))
     numbers = [int(str(one.message).split()[1]) for one in said if one.category is RoundLostWarning]
     assert all(after - before > 1 for before, after in itertools.pairwise(numbers))
 
@@ -191,11 +191,11 @@ class Nearest(Risk):
 @pytest.mark.parametrize("contributors", [1, 3, 9, 10, 20])
 def test_contributors_of_a_risk_that_declares_nothing_are_counted_before_they_train(contributors):
     algorithm = replace(fedtail.fedavg(20, **LOCAL), risk=Nearest(contributors))
-    lost = pytest.warns(RoundLostWarning, match=f"as few as {contributors} clients may be in the tail, and one must hide among 10")
+    lost = pytest.warns(RoundLostWarning, match=f"as few as {contributors} clients may contribute, and minimum_contributors is 10")
     with contextlib.ExitStack() as stack:
-        for expected in (pytest.warns(fedtail.NobodyCountedWarning), lost) if contributors < 10 else ():
+        for expected in (pytest.warns(fedtail.NoContributionWarning), lost) if contributors < 10 else ():
             stack.enter_context(expected)
-        trained = train(algorithm, TASK, PEOPLE, rounds=1, channel=SecureChannel(11, hides_among=10))
+        trained = train(algorithm, TASK, PEOPLE, rounds=1, channel=SecureChannel(11, minimum_contributors=10))
     assert counts_of(trained) == 1
     assert torch.equal(trained.state.params, TASK.params()) == (contributors < 10)
     released = [release.what for event, _ in trained.ledger.rounds for release in event.releases]
@@ -210,31 +210,31 @@ def test_contributors_of_a_risk_that_declares_nothing_are_counted_before_they_tr
     (replace(fedtail.fedavg(20, **LOCAL), risk=fedtail.QuadraticSuperquantile(0.9, 0.1)), 2),
 ], ids=["fedavg", "delta_fl", "afl", "q_ffl", "term", "slow", "dropped", "quadratic"])
 def test_those_are_counted_whose_number_nothing_tells(method, counted):
-    trained = train(method, TASK, PEOPLE, rounds=2, channel=SecureChannel(11, hides_among=5, masks="none"))
+    trained = train(method, TASK, PEOPLE, rounds=2, channel=SecureChannel(11, minimum_contributors=5, masks="none"))
     assert counts_of(trained) == counted
 
 
 def test_stragglers_who_are_dropped_do_not_hide_anybody():
     most = fedtail.fedavg(20, **LOCAL, work=fedtail.Stragglers(0.95, drop=True))
-    with pytest.warns(RoundLostWarning, match="one must hide among 10"), pytest.warns(fedtail.NobodyCountedWarning):
-        trained = train(most, TASK, PEOPLE, rounds=2, channel=SecureChannel(11, hides_among=10))
+    with pytest.warns(RoundLostWarning, match="minimum_contributors is 10"), pytest.warns(fedtail.NoContributionWarning):
+        trained = train(most, TASK, PEOPLE, rounds=2, channel=SecureChannel(11, minimum_contributors=10))
     assert torch.equal(trained.state.params, TASK.params())
 
 
 def roster_fleet():
-    return RemoteFleet(lambda messages: {}, Roster(PEOPLE.key, PEOPLE.mass, torch.zeros(30, dtype=torch.int64), torch.arange(30), None))
+    return RemoteFleet(lambda messages: {}, ClientRegistry(PEOPLE.key, PEOPLE.mass, torch.zeros(30, dtype=torch.int64), torch.arange(30), None))
 
 
 @pytest.mark.parametrize(("make", "text"), [
-    (lambda: train(fedtail.delta_fl(0.01, 100, **LOCAL), TASK, small_population(120), rounds=1, channel=SecureChannel(60)), "Superquantile counts about 1 of 100 clients a round: a sum over so few tells about each (hides_among=10). Draw more clients, or raise tail_fraction."),
-    (lambda: train(replace(fedtail.fedavg(14, **LOCAL), risk=fedtail.Worst()), TASK, PEOPLE, rounds=1, channel=CHANNEL), "Worst counts about 1 of 14 clients a round"),
+    (lambda: train(fedtail.delta_fl(0.01, 100, **LOCAL), TASK, small_population(120), rounds=1, channel=SecureChannel(60)), "Superquantile lets about 1 of 100 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=10). Draw more clients, or raise tail_fraction."),
+    (lambda: train(replace(fedtail.fedavg(14, **LOCAL), risk=fedtail.Worst()), TASK, PEOPLE, rounds=1, channel=CHANNEL), "Worst lets about 1 of 14 clients contribute to a round"),
     (lambda: train(replace(fedtail.fedavg(14, **LOCAL), aggregate=CoordinateMedian()), TASK, PEOPLE, rounds=1, channel=CHANNEL), "CoordinateMedian looks at single rows, but SecureChannel reveals only sums."),
     (lambda: train(fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=16, **LOCAL), TASK, PEOPLE, rounds=1, channel=CHANNEL), "PrivateMean adds GaussianNoise on the server, to the exact sum, which SecureChannel is there to hide."),
-    (lambda: train(RECIPES["dp_fedavg"], TASK, PEOPLE, rounds=1, channel=SecureChannel(7, hides_among=3)), "PrivateMean counts on the noise of 8 clients, but SecureChannel releases sums over 7. Write threshold=8, or plan for fewer clients."),
-    (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, PEOPLE, rounds=1, channel=SecureChannel(20, hides_among=3)), "about 14 clients are drawn a round, and sums are released over 20 or more. Lower threshold, or draw more clients."),
+    (lambda: train(RECIPES["dp_fedavg"], TASK, PEOPLE, rounds=1, channel=SecureChannel(7, minimum_contributors=3)), "PrivateMean relies on the noise of 8 clients, but SecureChannel releases sums over 7. Write threshold=8, or plan for fewer clients."),
+    (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, PEOPLE, rounds=1, channel=SecureChannel(20, minimum_contributors=3)), "about 14 clients are drawn a round, and sums are released over 20 or more. Lower threshold, or draw more clients."),
     (lambda: train(fedtail.fedavg(14, **LOCAL), TASK, fleet=roster_fleet(), rounds=1, channel=CHANNEL), "1 node holds all clients, and a sum over one node is that node's. Secure sums need two or more."),
     (lambda: SecureChannel(1), "threshold must be at least 2, got 1: the sum over one client is its row."),
-    (lambda: SecureChannel(5, hides_among=1), "hides_among must be at least 2, got 1: a tail of one client is that client."),
+    (lambda: SecureChannel(5, minimum_contributors=1), "minimum_contributors must be at least 2, got 1: a tail of one client is that client."),
     (lambda: SecureChannel(5, modulus_bits=63), "modulus_bits must be in 8..62, got 63."),
     (lambda: SecureChannel(5, masks="fake"), "masks must be real or none, got 'fake'."),
     (lambda: SecureChannel(5, dropout=1.0), "dropout must be in [0, 1), got 1. It is how likely a client vanishes."),
@@ -335,7 +335,7 @@ def test_what_a_channel_refuses(private, exact, gathers, channel):
     else:
         refuse_release(channel, mechanism, gathers, "Part")
     if isinstance(channel, SecureChannel):
-        with pytest.raises(ValueError, match="Part counts on the noise of 6 clients, but SecureChannel releases sums over 5"):
+        with pytest.raises(ValueError, match="Part relies on the noise of 6 clients, but SecureChannel releases sums over 5"):
             refuse_release(channel, SimpleNamespace(private=True, reveals_exact_sum=False, minimum=6), False, "Part")
 
 
@@ -348,8 +348,8 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
     assert CHANNEL.described(here) == CHANNEL.label == "sums over at least 8 clients, masked, all in one process"
     assert CHANNEL.described(there) == "sums over at least 8 clients, masked by the nodes"
     assert PlainChannel().described(there) == "rows in the clear"
-    assert SecureChannel(2, hides_among=2) == SecureChannel(2, 2, 62, "real", 0.0)
-    assert (SecureChannel(2).hides_among, IntegerChannel().modulus_bits, IntegerChannel(8).modulus_bits) == (10, 62, 8)
+    assert SecureChannel(2, minimum_contributors=2) == SecureChannel(2, 2, 62, "real", 0.0)
+    assert (SecureChannel(2).minimum_contributors, IntegerChannel().modulus_bits, IntegerChannel(8).modulus_bits) == (10, 62, 8)
 
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from fedtail.secure import (
+    AllOrNothingClient,
+    AllOrNothingRounds,
+    AllOrNothingServer,
     Client,
     Identity,
     LocalClients,
@@ -16,9 +19,6 @@ from fedtail.secure import (
     Run,
     Server,
     Session,
-    TogetherClient,
-    TogetherRounds,
-    TogetherServer,
     TooFew,
 )
 from fedtail.secure.frames import bundled, unbundled, unwrap, wrap
@@ -222,14 +222,14 @@ def test_who_refused_what_is_kept():
 # All or nothing
 
 
-def together(count=4, minimum=2, repetitions=1, vanish=None, lose=None):
+def all_or_nothing(count=4, minimum=2, repetitions=1, vanish=None, lose=None):
     clients = LocalClients(range(count), b"run", minimum, vanish, lose, repetitions)
     clients.rows = {one: np.arange(3) + 10 * one for one in range(count)}
-    return clients, TogetherRounds(clients, Run(b"run", tuple(range(count))))
+    return clients, AllOrNothingRounds(clients, Run(b"run", tuple(range(count))))
 
 
 def test_all_or_nothing_takes_one_exchange_a_query():
-    clients, rounds = together()
+    clients, rounds = all_or_nothing()
     assert clients.exchanges == 1                                # keys, once for the run
     for round in range(3):
         for query in range(2):
@@ -241,14 +241,14 @@ def test_all_or_nothing_takes_one_exchange_a_query():
 
 
 def test_rows_may_be_longer_than_all_other_messages():
-    clients, rounds = together(count=2)
+    clients, rounds = all_or_nothing(count=2)
     clients.rows = {one: np.arange(5000) * (one + 1) for one in range(2)}
     assert rounds.sum(0, 0, 5000, 62).total.tolist() == [3 * entry for entry in range(5000)]
 
 
 @pytest.mark.parametrize("absent", ["vanish", "lose"])
 def test_a_missing_row_leaves_nothing_and_the_rest_are_asked_again(absent):
-    _, rounds = together(**{absent: {2: {1}}})
+    _, rounds = all_or_nothing(**{absent: {2: {1}}})
     with pytest.raises(Missing, match="no row came from 2, and all are needed: nothing is released") as why:
         rounds.sum(0, 0, 3, 16)
     assert why.value.missing == (2,)
@@ -259,13 +259,13 @@ def test_a_missing_row_leaves_nothing_and_the_rest_are_asked_again(absent):
 
 
 def test_who_sends_no_keys_is_not_in_the_run():
-    _, rounds = together(vanish={1: {0}})
+    _, rounds = all_or_nothing(vanish={1: {0}})
     assert rounds.sum(0, 0, 3, 16).survivors == (0, 2, 3)
 
 
 def test_all_or_nothing_rows_differ_in_every_query_round_and_attempt():
     """The same row, asked for thrice, looks different each time: masks are labelled, keys are not renewed."""
-    clients, rounds = together()
+    clients, rounds = all_or_nothing()
     seen = set()
 
     def exchange(contents):
@@ -286,7 +286,7 @@ def asked(round, query, attempt, members, width=3):
 
 def run_client(**options):
     run = Run(b"run", (0, 1, 2, 3))
-    clients = {one: TogetherClient(run, one, **options) for one in run.members}
+    clients = {one: AllOrNothingClient(run, one, **options) for one in run.members}
     keys = RunKeyList(tuple(unwrap(RunKeys, clients[one].keys(), run.id, 10**6) for one in run.members))
     return run, clients[0], keys
 
@@ -326,12 +326,12 @@ def test_what_an_all_or_nothing_client_refuses():
     answer(wrap(run.id, asked(0, 0, 0, everybody)))
     refuses(answer, wrap(run.id, asked(0, 0, 1, (0, 1, 2))), "at most 0 times")
     with pytest.raises(Refused, match="client 7 is not among the 4 members"):
-        TogetherClient(run, 7)
+        AllOrNothingClient(run, 7)
 
 
 def test_what_an_all_or_nothing_server_refuses():
     run, client, _ = run_client()
-    server = TogetherServer(run)
+    server = AllOrNothingServer(run)
     for step in (server.total, server.again):
         with pytest.raises(Refused):
             step()
@@ -342,7 +342,7 @@ def test_what_an_all_or_nothing_server_refuses():
     server.receive(0, client.keys())
     with pytest.raises(Refused, match="sent keys already"):
         server.receive(0, client.keys())
-    other = TogetherClient(run, 1)
+    other = AllOrNothingClient(run, 1)
     server.receive(1, other.keys())
     listed = server.key_list()
     with pytest.raises(Refused, match="no answer is expected now"):
@@ -351,7 +351,7 @@ def test_what_an_all_or_nothing_server_refuses():
         server.ask(0, 0, 3, 16, members=(0, 1, 2))
     message = server.ask(0, 0, 3, 16, b"told")[0]
     client.hear(listed[0])
-    odd = TogetherClient.restore(client.save())
+    odd = AllOrNothingClient.restore(client.save())
     with pytest.raises(Refused, match="has another context"):
         server.receive(0, odd.masked(message, np.arange(3), b"other"))
     row = client.masked(message, np.arange(3), b"told")
@@ -369,7 +369,7 @@ def test_what_an_all_or_nothing_server_refuses():
 
 
 def test_a_run_is_joined_once():
-    clients, rounds = together()
+    clients, rounds = all_or_nothing()
     run, invited = rounds.server.run, bundled([wrap(rounds.server.run.id, rounds.server.run)])
     again = [clients.participants[0].answer(invited, lambda round, ask: None) for _ in range(2)]
     assert again[0] == again[1]                # nobody's keys are listed yet: the same ones again
@@ -403,7 +403,7 @@ def test_participants_of_a_run_saved_between_exchanges_go_on(signed):
         assert {one: p.save() for one, p in clients.participants.items()} == saved
         return clients(contents)
 
-    rounds = TogetherRounds(exchange, Run(b"run", (0, 1, 2, 3), signed))
+    rounds = AllOrNothingRounds(exchange, Run(b"run", (0, 1, 2, 3), signed))
     assert rounds.sum(0, 0, 3, 16).total.tolist() == [60, 64, 68]
     with pytest.raises(Missing):
         rounds.sum(0, 1, 3, 16)
@@ -573,8 +573,8 @@ def test_signed_keys_of_a_run():
     identities, run = known(3), Run(b"run", (0, 1, 2), signed=1)
     clients = LocalClients(range(3), b"run", identities=identities)
     clients.rows = dict.fromkeys(range(3), np.ones(2, int))
-    assert TogetherRounds(clients, run).sum(0, 0, 2, 8).total.tolist() == [3, 3]
-    made = {one: TogetherClient(run, one, identity=identities[one]) for one in run.members}
+    assert AllOrNothingRounds(clients, run).sum(0, 0, 2, 8).total.tolist() == [3, 3]
+    made = {one: AllOrNothingClient(run, one, identity=identities[one]) for one in run.members}
     entries = [unwrap(RunKeys, made[one].keys(), run.id, 10**6) for one in run.members]
     swapped = replace(entries[2], public=public_key(bytes(32)))
     with pytest.raises(Refused, match="the keys of client 2 are not signed"):

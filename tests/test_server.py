@@ -23,6 +23,7 @@ from fedtail import (
     AveragedIterate,
     Constant,
     Cosine,
+    Engine,
     Everyone,
     Family,
     LastIterate,
@@ -32,8 +33,10 @@ from fedtail import (
     StepDecay,
     Stragglers,
     Task,
+    Trained,
     Yogi,
     fedavg,
+    resume,
     train,
 )
 from fedtail.clients import Shard
@@ -141,11 +144,11 @@ def test_a_run_with_a_server_optimiser_applies_it_to_the_updates_of_plain_rounds
     """The update of a round depends on the model alone: get it from one plain round started there."""
     population, task = clients_of(), Task(SoftmaxRegression(3, 2))
     plain = replace(fedavg(learning_rate=0.4, batch_size=None), sample=Everyone())
-    trained = train(replace(plain, server=server), task, population, rounds=4, dtype=torch.float64)
+    trained = train(replace(plain, server=server), task, population, rounds=4, engine=Engine(dtype=torch.float64))
     params = torch.zeros(8, dtype=torch.float64)
     state = server.start(params)
     for _ in range(4):
-        after = train(plain, task, population, rounds=1, start=task.with_params(params).double(), dtype=torch.float64)
+        after = train(plain, task, population, rounds=1, start=task.with_params(params).double(), engine=Engine(dtype=torch.float64))
         params, state = server(params, after.state.params - params, state)
     assert trained.state.params.tolist() == pytest.approx(params.tolist(), abs=1e-6)      # with_params goes through float32
 
@@ -233,7 +236,7 @@ def seen_models(iterate, rounds=6, **more):
     """A run, and the models w^(0), ..., w^(T) it went through."""
     models = [torch.zeros(8, dtype=torch.float64)]
     algorithm = replace(fedavg(3, learning_rate=0.5), iterate=iterate)
-    trained = train(algorithm, Task(SoftmaxRegression(3, 2)), clients_of(), rounds=rounds, dtype=torch.float64,
+    trained = train(algorithm, Task(SoftmaxRegression(3, 2)), clients_of(), rounds=rounds, engine=Engine(dtype=torch.float64),
                     on_round=lambda p: models.append(p.state.params.clone()) or False, **more)
     return trained, torch.stack(models)
 
@@ -257,7 +260,7 @@ def test_a_run_in_two_parts_keeps_its_iterate():
         algorithm = replace(fedavg(3, learning_rate=0.5), iterate=iterate)
         whole = train(algorithm, task, population, rounds=6, seed=2)
         half = train(algorithm, task, population, rounds=3, seed=2)
-        rest = train(algorithm, task, population, rounds=3, seed=2, start=half.state)
+        rest = resume(half, population, rounds=3)
         assert torch.equal(algorithm.result(whole.state), algorithm.result(rest.state))
 
 
@@ -294,11 +297,11 @@ def test_a_schedule_multiplies_the_learning_rate_of_its_round():
     """With one full-gradient step everywhere, a scheduled run is rounds of runs at the scheduled rate."""
     population, task, schedule = clients_of(), Task(SoftmaxRegression(3, 2)), StepDecay(0.5, 2)
     base = replace(fedavg(learning_rate=0.8, batch_size=None), sample=Everyone())
-    whole = train(replace(base, local=replace(base.local, schedule=schedule)), task, population, rounds=5, dtype=torch.float64)
+    whole = train(replace(base, local=replace(base.local, schedule=schedule)), task, population, rounds=5, engine=Engine(dtype=torch.float64))
     state = base.start(torch.zeros(8, dtype=torch.float64), 0)
     for t in range(5):
         slower = replace(base, local=replace(base.local, learning_rate=0.8 * 0.5 ** (t // 2)))
-        state = train(slower, task, population, rounds=1, start=state, dtype=torch.float64).state
+        state = resume(Trained(slower, task, state), population, rounds=1).state
     assert whole.state.params.tolist() == pytest.approx(state.params.tolist(), abs=1e-12)
 
 
@@ -396,7 +399,7 @@ def test_every_epoch_holds_each_example_once_in_batches_of_the_size_asked(sizes,
 def test_how_clients_are_stacked_changes_neither_steps_nor_known_gradients():
     population, local = uneven(9, 3, 6, 1), LocalSGD(0.01, batch_size=None, epochs=3, momentum=0.5, weight_decay=0.2, penalty=Proximal(0.3))
     whole = asked(population)
-    _, first = local.first_pass(whole)
+    _, first = local.losses_and_first_gradients(whole)
     expected = local.updates(whole)
     assert torch.allclose(local.updates(whole, first=first), expected, atol=1e-12)
     assert torch.allclose(replace(local, epochs=1).updates(whole, first=first), replace(local, epochs=1).updates(whole), atol=1e-12)
@@ -483,10 +486,10 @@ def test_dropped_stragglers_are_left_out_of_the_round():
     there = dropping.local.steps(asked(population)) > 0
     assert 0 < int(there.sum()) < 8
     views = []
-    run = train(dropping, task, population, rounds=1, dtype=torch.float64, on_round=lambda p: views.append(p.view) or False)
-    without = train(base, task, population.select(there), rounds=1, dtype=torch.float64)
+    run = train(dropping, task, population, rounds=1, engine=Engine(dtype=torch.float64), on_round=lambda p: views.append(p.view) or False)
+    without = train(base, task, population.select(there), rounds=1, engine=Engine(dtype=torch.float64))
     assert run.state.params.tolist() == pytest.approx(without.state.params.tolist(), abs=1e-12)
-    assert views[0].counted == int(there.sum())
+    assert views[0].contributors == int(there.sum())
 
 
 def test_kept_stragglers_contribute_the_steps_they_did():
@@ -496,7 +499,7 @@ def test_kept_stragglers_contribute_the_steps_they_did():
     partial = replace(local, work=Stragglers(0.7))
     steps = partial.steps(asked(population))
     assert len(set(steps.tolist())) > 1
-    run = train(replace(fedavg(), sample=Everyone(), local=partial), task, population, rounds=1, dtype=torch.float64)
+    run = train(replace(fedavg(), sample=Everyone(), local=partial), task, population, rounds=1, engine=Engine(dtype=torch.float64))
     alone = []
     for k, count in enumerate(steps.tolist()):
         alone.append(replace(local, epochs=None, local_steps=count).updates(asked(population.select([k])))[0])
@@ -514,7 +517,7 @@ def test_no_stragglers_is_full_work_to_the_bit(drop):
 
 def test_a_round_of_dropped_stragglers_only_keeps_the_model():
     algorithm = fedavg(4, learning_rate=0.5, work=Stragglers(1.0, drop=True))
-    with pytest.warns(fedtail.NobodyCountedWarning):
+    with pytest.warns(fedtail.NoContributionWarning):
         trained = train(algorithm, Task(SoftmaxRegression(3, 2)), clients_of(), rounds=3)
     assert trained.state.params.tolist() == [0.0] * 8
     assert trained.state.round == 3

@@ -172,7 +172,7 @@ def small_network() -> nn.Module:
 def test_a_round_through_recordings_is_the_lean_loops():
     task, population = Task(small_network()), people()
     kernel = StackedKernel(task, CPU, WIDE)
-    kernel._gradients = Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
+    kernel._replays, kernel._gradients = True, Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
     kernel._outputs = Replayed(flat_outputs(kernel.evaluating, "full", CPU), CPU, grain=4)
     plain = ModuleKernel(task, CPU, WIDE)
     params = task.params()[None]
@@ -190,7 +190,7 @@ def test_a_round_through_recordings_is_the_lean_loops():
 def test_gradients_stay_when_the_next_are_computed():
     task, population = Task(small_network()), people()
     kernel = StackedKernel(task, CPU, WIDE)
-    kernel._gradients = Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
+    kernel._replays, kernel._gradients = True, Replayed(StackedGradients(kernel.training, task.loss, "full", CPU), CPU)
     rows = torch.tensor([[0, 1], [2, 3]])
     batch = (task.params().expand(2, -1).clone(), population.inputs[rows], population.targets[rows], torch.full((2, 2), 0.5, dtype=WIDE))
     for _ in range(2):
@@ -346,7 +346,7 @@ def test_characters_train_side_by_side_as_one_after_the_other():
     speakers = Population.from_clients([({"sequence": tokens_of(n, 7), "lengths": torch.randint(0, 8, (n,), generator=random)},
                                          torch.randint(0, 6, (n,), generator=random)) for n in (7, 3, 12, 1)])
     task = Task(CharacterGRU(6, hidden=4))
-    runs = [fedtail.train(fedtail.delta_fl(0.5, 4), task, speakers, rounds=2, dtype=WIDE, kernel=name).state.params
+    runs = [fedtail.train(fedtail.delta_fl(0.5, 4), task, speakers, rounds=2, engine=fedtail.Engine(dtype=WIDE, kernel=name)).state.params
             for name in ("stacked", "module")]
     assert torch.allclose(*runs, atol=1e-12)
 

@@ -1,6 +1,7 @@
 """Arrays by name out of files: groups, masses and ids for each example; data opened by their path alone."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -209,3 +210,26 @@ def test_paths_that_hold_no_data_are_refused(tmp_path):
     (tmp_path / "d.npz").write_text("not a zip")
     with pytest.raises(ValueError, match=re.escape("is not an .npz file")):
         open_any(tmp_path / "d.npz")
+
+
+class Runs:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, place: str):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+def test_an_npz_file_runs_nothing(tmp_path):
+    """Arrays of objects are pickles, and a pickle runs what it likes."""
+    good = {"x": np.zeros((3, 2)), "y": np.zeros(3, dtype=int), "client": np.array([0, 1, 1])}
+    for name in good:
+        np.savez(tmp_path / "d.npz", **{**good, name: np.array([Runs(str(tmp_path / "ran")), 1, 2], dtype=object)})
+        with pytest.raises(ValueError, match=f"array '{name}' holds Python objects, which need pickle and are not read"):
+            Population.from_npz(tmp_path / "d.npz")
+        assert not (tmp_path / "ran").exists()
+    with np.load(tmp_path / "d.npz", allow_pickle=True) as file:
+        _ = file["client"]
+    assert (tmp_path / "ran").exists()                                              # as it would have

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, tensor
 
-from fedtail import LocalSGD, Metric, Population, Task, delta_fl, evaluate, fedavg, train
+from fedtail import Engine, LocalSGD, Metric, Population, Task, Trained, delta_fl, evaluate, fedavg, resume, train
 from fedtail.data import pad_sequences
 from fedtail.engine import LocalFleet
 from fedtail.engine.choice import kernel_for
@@ -133,7 +133,7 @@ def test_minus_one_hundred_is_a_number_and_only_padding_is_not_learned_from(kern
     for parameter in task.module.parameters():
         torch.nn.init.zeros_(parameter)
     assert evaluate(task.module, people, task).loss.values.tolist() == pytest.approx([(wanted**2).sum(1).mean()])
-    end = train(fedavg(1, learning_rate=0.1, batch_size=None), task, people, rounds=1, kernel=kernel).module
+    end = train(fedavg(1, learning_rate=0.1, batch_size=None), task, people, rounds=1, engine=Engine(kernel=kernel)).module
     assert end.linear.weight.detach().numpy() == pytest.approx(0.1 * 2 * wanted.T @ x / 3)
     assert end.linear.bias.detach().numpy() == pytest.approx(0.1 * 2 * wanted.mean(0))
 
@@ -526,7 +526,7 @@ def test_a_module_of_named_tensors_trains_as_a_plain_loop_does():
     population = Population.from_arrays(x, draw.integers(0, 3, 12), np.repeat([0, 1], 6))
     task, rate = Task(Two()), 0.3
     algorithm = fedavg(2, learning_rate=rate, batch_size=None, local_steps=3)
-    trained = train(algorithm, task, population, rounds=1, dtype=torch.float64)
+    trained = train(algorithm, task, population, rounds=1, engine=Engine(dtype=torch.float64))
     ends = []
     for k in range(2):
         local = copy.deepcopy(task.module).double()
@@ -577,7 +577,7 @@ def test_frozen_buffers_are_kept_and_used():
     module, population = normalised(), clients_of()
     task = Task(module, buffers="frozen")
     algorithm = fedavg(3, learning_rate=0.2, batch_size=None)
-    trained = train(algorithm, task, population, rounds=1, dtype=torch.float64)
+    trained = train(algorithm, task, population, rounds=1, engine=Engine(dtype=torch.float64))
     for name, buffer in module.named_buffers():
         assert torch.equal(dict(trained.module.named_buffers())[name], buffer)
     reference = copy.deepcopy(module).double().eval()      # statistics fixed, scale and shift trained
@@ -633,15 +633,15 @@ def test_clients_and_rounds_drop_differently():
     alone = [train(full, dropping(), twins.select([k]), rounds=1).state for k in range(2)]
     assert not torch.equal(alone[0].params, alone[1].params)
     start = replace(full.start(dropping().params(), 0), round=1)      # the same model, a round later
-    later = train(full, dropping(), twins.select([0]), rounds=1, start=start).state
+    later = resume(Trained(full, dropping(), start), twins.select([0]), rounds=1).state
     assert not torch.equal(alone[0].params, later.params)
 
 
 def test_a_client_drops_the_same_whoever_else_is_there():
     task, population = dropping(), clients_of((4, 4, 4))
     full = LocalSGD(0.1, batch_size=None)
-    together = train(replace(fedavg(3), local=full), task, population, rounds=1, dtype=torch.float64).state.params
-    alone = [train(replace(fedavg(1), local=full), task, population.select([k]), rounds=1, dtype=torch.float64).state.params
+    together = train(replace(fedavg(3), local=full), task, population, rounds=1, engine=Engine(dtype=torch.float64)).state.params
+    alone = [train(replace(fedavg(1), local=full), task, population.select([k]), rounds=1, engine=Engine(dtype=torch.float64)).state.params
              for k in (2, 0, 1)]
     assert together.tolist() == pytest.approx(torch.stack(alone).mean(0).tolist(), abs=1e-12)
 
@@ -728,7 +728,7 @@ def test_a_plain_linear_layer_on_vectors_takes_the_closed_form_and_trains_the_sa
     closed = LocalFleet(people, task, dtype=torch.float64)
     assert isinstance(closed.kernel, LinearKernel)
     looped = LocalFleet(people, task, dtype=torch.float64, kernel=ModuleKernel(task, CPU, torch.float64))
-    runs = [train(delta_fl(0.6, 5, learning_rate=0.1), task, people, rounds=4, fleet=f, dtype=torch.float64) for f in (closed, looped)]
+    runs = [train(delta_fl(0.6, 5, learning_rate=0.1), task, people, rounds=4, fleet=f, engine=Engine(dtype=torch.float64)) for f in (closed, looped)]
     torch.testing.assert_close(runs[0].state.params, runs[1].state.params, rtol=1e-6, atol=1e-8)
     reports = [evaluate(runs[0], people).loss.values, evaluate(nn.Sequential(runs[0].module), people, replace(task)).loss.values]
     torch.testing.assert_close(*reports, rtol=1e-9, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -21,13 +22,17 @@ from torch import nn
 
 import fedtail
 from fedtail import LocalSGD, Population, Task
+from fedtail.clients import Shard, client_means
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.engine import LocalFleet, blocks, workers
+from fedtail.engine import LocalFleet, blocks, fork_pool, workers
 from fedtail.engine.blocks import blocks_of
 from fedtail.engine.shelf import Place, Shelf
+from fedtail.engine.threads import _Threads, one_thread
 from fedtail.engine.workers import Team
+from fedtail.local.batches import batches
 from fedtail.models import SoftmaxRegression
 from fedtail.modules import own_generator
+from fedtail.parts import Penalty, full_gradients
 from fedtail.privacy.events import NoSampling, RoundEvent
 
 pytestmark = pytest.mark.skipif(not workers.can_fork(), reason="processes are forked on Linux only")
@@ -90,7 +95,7 @@ def test_the_number_of_workers_changes_no_bit(eager, name, make, channel):
             seen = []
             runs.append(fedtail.train(METHODS[name], task, POPULATION, rounds=3, seed=5, fleet=fleet, channel=channel,
                                       on_round=lambda p, seen=seen: seen.append(p.view)))
-            assert (fleet._team.helpers is not None) == (count > 1)
+            assert (fleet._team.pool is not None) == (count > 1)
         views.append(seen)
     for other, seen in zip(runs[1:], views[1:], strict=True):
         assert torch.equal(params_of(other), params_of(runs[0]))
@@ -100,11 +105,90 @@ def test_the_number_of_workers_changes_no_bit(eager, name, make, channel):
             assert torch.equal(here.left_out, there.left_out)
 
 
+@dataclass(frozen=True)
+class InTraining:
+    """A client's mean loss as it trains: with dropout."""
+
+    def losses(self, clients, model):
+        batch = next(iter(batches(clients, torch.ones(len(clients), dtype=torch.int64), torch.ones(len(clients), dtype=torch.int64), None)))
+        params = clients.params(model).expand(len(clients), -1)
+        return (clients.kernel.losses(params, batch.inputs, batch.targets) * batch.weight).sum(1)
+
+
+@dataclass(frozen=True)
+class Along(Penalty):
+    """Draws in `of`: once through a helper that seeds itself, once by the kernel alone."""
+
+    shift: torch.Tensor | None = None
+
+    def of(self, clients, anchor):
+        batch = clients.examples(torch.zeros(len(clients), 1, dtype=torch.int64))
+        alone = clients.kernel.gradients(anchor.expand(len(clients), -1), *batch, torch.ones(len(clients), 1))
+        return Along(alone + full_gradients(clients, anchor))
+
+    def add_gradient(self, gradients, params, anchor):
+        return gradients + self.shift[: len(gradients)]
+
+
+@dataclass(frozen=True)
+class Drawing(LocalSGD):
+    """Dropout wherever client code may draw: in the objective, in the penalty, in the steps."""
+
+    penalty: Penalty = Along()
+
+    @property
+    def objective(self):
+        return InTraining()
+
+
+def test_whatever_a_client_draws_is_its_own_however_many_processes_there_are(eager):
+    task = dropout()
+    method = fedtail.Family(tuple(dataclasses.replace(fedtail.delta_fl(0.5, 12), local=local) for local in (Drawing(0.1), LocalSGD(0.1))))
+    runs, before = [], torch.get_rng_state()
+    for count in (1, 1, 3):
+        torch.manual_seed(len(runs))                  # nothing depends on where the user's generator stands
+        runs.append(fedtail.train(method, task, POPULATION, rounds=3, seed=5, engine=fedtail.Engine(workers=count)))
+    for other in runs[1:]:
+        assert torch.equal(params_of(other), params_of(runs[0]))
+    torch.set_rng_state(before)
+
+
+def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clients():
+    task = dropout()
+    kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
+    with own_generator():
+        together = full_gradients(shard.clients(), params[0]), shard.losses_of(0, 0, 24, InTraining())
+        for k in (5, 3, 23):
+            assert torch.equal(full_gradients(shard.clients(k, k + 1), params[0])[0], together[0][k])
+            assert torch.equal(shard.losses_of(0, k, k + 1, InTraining())[0], together[1][k])
+    assert len(together[1].unique()) > 20
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A client's mean loss in evaluation mode; notes how many clients it is computed for at once."""
+
+    sizes: list = dataclasses.field(default_factory=list, compare=False)
+
+    def losses(self, clients, model):
+        self.sizes.append(len(clients))
+        return client_means(clients.kernel, clients.params(model), clients.shard.population.select(clients.place), [clients.kernel.task.loss])[0]
+
+
+def test_an_objective_that_draws_nothing_is_computed_for_all_clients_at_once():
+    task, objective = dropout(), Batches()
+    kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
+    assert torch.equal(shard.losses(0, objective), shard.losses(0))
+    assert objective.sizes == [24]
+
+
 @pytest.mark.parametrize("make", [linear, stacked, dropout])
 def test_evaluation_and_fine_tuning_are_the_same_too(eager, make):
     task = make()
-    evaluations = [fedtail.evaluate(task.module, POPULATION, task, workers=count) for count in (1, 3)]
-    tuned = [fedtail.finetune(task.module, POPULATION, LocalSGD(0.1, epochs=2), task, workers=count) for count in (1, 3)]
+    evaluations = [fedtail.evaluate(task.module, POPULATION, task, engine=fedtail.Engine(workers=count)) for count in (1, 3)]
+    tuned = [fedtail.finetune(task.module, POPULATION, LocalSGD(0.1, epochs=2), task, engine=fedtail.Engine(workers=count)) for count in (1, 3)]
     assert torch.equal(evaluations[0].loss.values, evaluations[1].loss.values)
     assert torch.equal(tuned[0].after.loss.values, tuned[1].after.loss.values)
     assert not torch.equal(tuned[0].after.loss.values, tuned[0].before.loss.values)
@@ -116,10 +200,10 @@ def test_clients_left_out_by_another_process_are_counted(eager):
     people = Population.from_clients([*(POPULATION.client(k) for k in range(23)), (x * 1e38, y)])
     views = []
     for count in (1, 3):
-        fedtail.train(fedtail.delta_fl(0.5, 24, learning_rate=10.0), dropout(), people, rounds=1, workers=count,
+        fedtail.train(fedtail.delta_fl(0.5, 24, learning_rate=10.0), dropout(), people, rounds=1, engine=fedtail.Engine(workers=count),
                       on_round=lambda p: views.append(p.view))
     assert [view.failed for view in views] == [1, 1]
-    assert views[1].left_out[views[1].asked == 23].all()
+    assert views[1].left_out[views[1].sampled == 23].all()
 
 
 def test_rows_are_gathered_from_all_processes(eager):
@@ -153,7 +237,7 @@ def test_rows_are_gathered_from_all_processes(eager):
 def test_small_rounds_are_not_shared():
     with LocalFleet(POPULATION, linear(), workers=4) as fleet:
         fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=3, fleet=fleet)
-        assert fleet._team.helpers is None
+        assert fleet._team.pool is None
 
 
 def test_blocks_follow_from_shapes_and_cover_everybody():
@@ -203,7 +287,7 @@ def test_an_error_in_a_users_loss_is_the_same_with_workers(eager):
 
     for count in (1, 3):
         with pytest.raises(ValueError, match="this loss cannot be trained"):
-            fedtail.train(METHODS["fedavg"], Task(stacked().module, loss=picky), POPULATION, rounds=1, workers=count)
+            fedtail.train(METHODS["fedavg"], Task(stacked().module, loss=picky), POPULATION, rounds=1, engine=fedtail.Engine(workers=count))
         assert not children()
 
 
@@ -247,7 +331,7 @@ def test_an_error_in_a_worker_keeps_its_kind_where_it_can_and_shows_the_line_of_
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     with pytest.raises(kind, match=text) as caught:
-        fedtail.train(METHODS["fedavg"], Task(dropout().module, loss=loss_of_a_user), POPULATION, rounds=1, workers=3)
+        fedtail.train(METHODS["fedavg"], Task(dropout().module, loss=loss_of_a_user), POPULATION, rounds=1, engine=fedtail.Engine(workers=3))
     shown = "".join(traceback.format_exception(caught.value))
     assert f'File "{__file__}"' in shown
     assert "in loss_of_a_user" in shown
@@ -267,7 +351,7 @@ def test_a_process_that_dies_costs_time_only(eager):
     with pytest.warns(RuntimeWarning, match="worker processes died"):
         assert team.run("die", 8) == list(range(8))
     assert team.run("live", 8) == list(range(8))      # nobody left: alone
-    assert team.helpers is None
+    assert team.pool is None
     assert not children()
 
 
@@ -285,7 +369,7 @@ def held():
 
 
 def test_a_process_that_hangs_is_told_of_with_its_line_and_ends_with_an_interrupt(eager, monkeypatch, held):
-    monkeypatch.setattr(workers, "QUIET", 0.25)
+    monkeypatch.setattr(fork_pool, "QUIET", 0.25)
     home = os.getpid()
 
     def waits_for_ever(job, block):
@@ -314,7 +398,7 @@ def test_a_process_that_hangs_is_told_of_with_its_line_and_ends_with_an_interrup
 
 
 def test_long_work_is_not_taken_for_a_hang(eager, monkeypatch):
-    monkeypatch.setattr(workers, "QUIET", 0.25)
+    monkeypatch.setattr(fork_pool, "QUIET", 0.25)
     home = os.getpid()
 
     def computes(job, block):
@@ -329,8 +413,8 @@ def test_long_work_is_not_taken_for_a_hang(eager, monkeypatch):
 
 
 def test_a_process_that_hangs_before_it_begins_is_done_without(eager, monkeypatch, held):
-    monkeypatch.setattr(workers, "QUIET", 0.25)
-    monkeypatch.setattr(workers, "_can_differentiate", held.acquire)
+    monkeypatch.setattr(fork_pool, "QUIET", 0.25)
+    monkeypatch.setattr(fork_pool, "_can_differentiate", held.acquire)
     team = Team(lambda job, block: block, 2)
     with pytest.warns(RuntimeWarning, match="It is ended, and the others do its work"):
         assert team.run("job", 8) == list(range(8))
@@ -339,7 +423,7 @@ def test_a_process_that_hangs_before_it_begins_is_done_without(eager, monkeypatc
 
 @pytest.mark.parametrize("forked_by", ["main thread", "other thread"])
 def test_a_process_that_hangs_ends_with_its_parent(eager, monkeypatch, forked_by):
-    monkeypatch.setattr(workers, "PATIENCE", 0.1)
+    monkeypatch.setattr(fork_pool, "PATIENCE", 0.1)
 
     def parent():
         home, lock = os.getpid(), threading.Lock()
@@ -388,13 +472,13 @@ def test_jobs_that_cannot_be_pickled_are_done_alone(eager):
     done = team.run(lambda block: block + 1, 4)
     assert [d for d, _ in done] == [1, 2, 3, 4]
     assert {pid for _, pid in done} == {os.getpid()}
-    assert team.helpers is None
+    assert team.pool is None
 
 
 def test_a_daemon_cannot_fork_and_works_alone(eager):
     def inside(connection):
         torch.set_num_threads(1)
-        connection.send(params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=3)).tolist())
+        connection.send(params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, engine=fedtail.Engine(workers=3))).tolist())
 
     mine, theirs = multiprocessing.get_context("fork").Pipe()
     process = multiprocessing.get_context("fork").Process(target=inside, args=(theirs,), daemon=True)
@@ -402,11 +486,11 @@ def test_a_daemon_cannot_fork_and_works_alone(eager):
     assert mine.poll(60)
     found = mine.recv()
     process.join()
-    assert found == params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=1)).tolist()
+    assert found == params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, engine=fedtail.Engine(workers=1))).tolist()
 
 
 def test_processes_end_with_the_run_the_fleet_and_an_exception(eager):
-    fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=3)
+    fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, engine=fedtail.Engine(workers=3))
     assert not children()
     fleet = LocalFleet(POPULATION, linear(), workers=3)
     fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, fleet=fleet)
@@ -419,7 +503,7 @@ def test_processes_end_with_the_run_the_fleet_and_an_exception(eager):
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, workers=3, on_round=stop)
+        fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, engine=fedtail.Engine(workers=3), on_round=stop)
     assert not children()
 
 
@@ -427,7 +511,7 @@ def test_a_family_after_one_model_on_the_same_fleet(eager):
     with LocalFleet(POPULATION, linear(), workers=3) as fleet:
         for name in ("fedavg", "family", "fedavg"):
             shared = fedtail.train(METHODS[name], linear(), POPULATION, rounds=2, fleet=fleet)
-            alone = fedtail.train(METHODS[name], linear(), POPULATION, rounds=2, workers=1)
+            alone = fedtail.train(METHODS[name], linear(), POPULATION, rounds=2, engine=fedtail.Engine(workers=1))
             assert torch.equal(params_of(shared), params_of(alone))
 
 
@@ -489,7 +573,7 @@ def _alive(pid: int) -> bool:
 def test_torch_is_left_as_it_was(eager):
     task = dropout()
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    fedtail.train(METHODS["delta_fl"], task, POPULATION, rounds=2, workers=3)
+    fedtail.train(METHODS["delta_fl"], task, POPULATION, rounds=2, engine=fedtail.Engine(workers=3))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
@@ -498,7 +582,7 @@ def test_a_training_that_ends_early_leaves_others_with_one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        threads = workers._Threads()                       # of its own: a fleet of another test may be in the middle of a round
+        threads = _Threads()                               # of its own: a fleet of another test may be in the middle of a round
         first, second, third = (threads.take() for _ in range(3))
         first()
         assert (torch.get_num_threads(), threads.usual()) == (1, 2)
@@ -507,7 +591,7 @@ def test_a_training_that_ends_early_leaves_others_with_one_thread():
         assert torch.get_num_threads() == 1
         third()
         assert torch.get_num_threads() == 2
-        workers.one_thread(0)()
+        one_thread(0)()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -515,10 +599,10 @@ def test_a_training_that_ends_early_leaves_others_with_one_thread():
 
 def test_training_in_a_thread(eager):
     found = []
-    thread = threading.Thread(target=lambda: found.append(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, workers=3)))
+    thread = threading.Thread(target=lambda: found.append(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, engine=fedtail.Engine(workers=3))))
     thread.start()
     thread.join()
-    assert torch.equal(params_of(found[0]), params_of(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, workers=1)))
+    assert torch.equal(params_of(found[0]), params_of(fedtail.train(METHODS["delta_fl"], linear(), POPULATION, rounds=2, engine=fedtail.Engine(workers=1))))
     assert not children()
 
 
@@ -527,7 +611,7 @@ def test_trainings_with_dropout_in_threads_do_not_disturb_each_other(eager):
     tasks = [dropout(), dropout()]                    # made here: making one draws from the generators that threads share
 
     def run(place, count):
-        found[place] = params_of(fedtail.train(methods[place], tasks[place], POPULATION, rounds=3, seed=place, workers=count))
+        found[place] = params_of(fedtail.train(methods[place], tasks[place], POPULATION, rounds=3, seed=place, engine=fedtail.Engine(workers=count)))
 
     found, before = {}, torch.get_rng_state()
     for place in range(2):
@@ -571,9 +655,9 @@ def test_the_shelf_holds_sums_of_64_bits():
 
 def test_workers_are_counted_from_none_to_many():
     with pytest.raises(ValueError, match="workers must be at least 0, got -1"):
-        fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, workers=-1)
+        fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, engine=fedtail.Engine(workers=-1))
     assert 1 <= workers.cores() <= (os.cpu_count() or 1)
     assert workers.workers_for(torch.device("cpu"), 0) == 0
     assert workers.workers_for(torch.device("meta"), 5) == 1
-    threads = [params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, workers=count)) for count in (0, 1)]
+    threads = [params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, engine=fedtail.Engine(workers=count))) for count in (0, 1)]
     assert torch.allclose(*threads, atol=1e-6)

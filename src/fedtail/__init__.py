@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from fedtail.deprecated import old_name
 from fedtail.version import __version__
 
 if TYPE_CHECKING:
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
     from fedtail.composition import SmallTailWarning
     from fedtail.data import Population
-    from fedtail.evaluation import Distribution, Evaluation, choose, evaluate, evaluate_family, finetune
+    from fedtail.engine import Engine
+    from fedtail.evaluation import Distribution, Evaluation, FederatedEvaluation, choose, evaluate, evaluate_family, finetune
     from fedtail.iterates import AveragedIterate, LastIterate, RandomIterate
     from fedtail.local import Constant, Cosine, LocalSGD, Proximal, StepDecay, Stragglers
-    from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, Terms
+    from fedtail.privacy import DiscreteNoise, GaussianNoise, Ledger, PrivacyBudget
     from fedtail.quantiles import ExactQuantile, MajoriseMinimise, NoisyHistogram, private_quantiles
     from fedtail.recipes import afl, delta_fl, delta_fl_family, dp_delta_fl, dp_fedavg, fedavg, fedavg_sub, fedprox, q_ffl, term
     from fedtail.risk import (
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from fedtail.sampling import ByMass, Everyone, Poisson, Uniform
     from fedtail.server import SGD, Adagrad, Adam, Yogi
     from fedtail.task import Metric, Task
-    from fedtail.training import BudgetSpentWarning, NobodyCountedWarning, Progress, Trained, train
+    from fedtail.training import BudgetSpentWarning, NoContributionWarning, Progress, Trained, resume, train
 
 _HOME = {
     "aggregation": ("AdaptiveClip", "CurvatureMean", "PrivateMean", "WeightedMean"),
@@ -51,10 +53,11 @@ _HOME = {
     "composition": ("SmallTailWarning",),
     "channel": ("IntegerChannel", "PlainChannel", "SecureChannel"),
     "data": ("Population",),
-    "evaluation": ("Distribution", "Evaluation", "choose", "evaluate", "evaluate_family", "finetune"),
+    "engine": ("Engine",),
+    "evaluation": ("Distribution", "Evaluation", "FederatedEvaluation", "choose", "evaluate", "evaluate_family", "finetune"),
     "iterates": ("AveragedIterate", "LastIterate", "RandomIterate"),
     "local": ("Constant", "Cosine", "LocalSGD", "Proximal", "StepDecay", "Stragglers"),
-    "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "Terms"),
+    "privacy": ("DiscreteNoise", "GaussianNoise", "Ledger", "PrivacyBudget"),
     "quantiles": ("ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "private_quantiles"),
     "recipes": ("afl", "delta_fl", "delta_fl_family", "dp_delta_fl", "dp_fedavg", "fedavg", "fedavg_sub", "fedprox", "q_ffl",
                 "term"),
@@ -63,7 +66,7 @@ _HOME = {
     "sampling": ("ByMass", "Everyone", "Poisson", "Uniform"),
     "server": ("SGD", "Adagrad", "Adam", "Yogi"),
     "task": ("Metric", "Task"),
-    "training": ("BudgetSpentWarning", "NobodyCountedWarning", "Progress", "Trained", "train"),
+    "training": ("BudgetSpentWarning", "NoContributionWarning", "Progress", "Trained", "resume", "train"),
 }
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names}
 
@@ -74,7 +77,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
-        raise AttributeError(f"module 'fedtail' has no attribute {name!r}")
+        return old_name("fedtail", name)
     value = getattr(importlib.import_module(f"fedtail.{_ROOM_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated, Aggregator
 from fedtail.channel.base import Channel, RoundLost
-from fedtail.fleet import Broadcast, Fleet
+from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.base import LocalTraining, RoundStart
-from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent
+from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, RoundEvent, with_constant_noise
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
-from fedtail.privacy.minimum_cohort import decisive_share
+from fedtail.privacy.minimum_cohort import reveal_probability
 from fedtail.questions import Conversation, Train, changing, converse, side_by_side
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
@@ -28,7 +28,7 @@ from fedtail.server import OptimizerState, ServerOptimizer
 
 
 class RoundLostWarning(UserWarning):
-    """Too few clients stayed, or counted, for a sum that may be released."""
+    """Too few clients stayed, or contributed, for a sum that may be released."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class State:
     def keeping(self, part: str, *kept: Tensor | None) -> State:
         """The state with what a part keeps instead of what it kept; nothing where that is None."""
         tensors = tuple(tensor for tensor in kept if tensor is not None)
+        if not tensors and part not in self.parts:
+            return self
         others = {name: before for name, before in self.parts.items() if name != part}
         return replace(self, parts={**others, part: tensors} if tensors else others)
 
@@ -133,7 +135,7 @@ class FederatedAlgorithm:
 
     @property
     def minimum(self) -> int:
-        """The fewest clients a round may be asked of."""
+        """The smallest cohort a round may have."""
         return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
@@ -196,6 +198,9 @@ class Family:
         return tuple(release for member in self.members for release in member.releases(dim))
 
 
+Method = FederatedAlgorithm | Family
+
+
 def same_parts(one: Any, other: Any) -> bool:
     """Whether two parts or methods are alike, field by field; tensors by their values, which a printed form would abbreviate."""
     if type(one) is not type(other):
@@ -211,11 +216,11 @@ def same_parts(one: Any, other: Any) -> bool:
 
 def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,
               ledger: Ledger) -> Any:
-    """The only training loop's body: draw a cohort, tell it the model, hold the conversation.
+    """The only training loop's body: sample a cohort, broadcast the model, hold the conversation.
 
-    Where the ledger's terms say so, cohort and noise come from the operating system; batches and dropout always from the seed.
+    Where the privacy budget says so, cohort and noise come from the operating system; batches and dropout always from the seed.
     """
-    private_seed = seed if ledger.terms.replayable else None
+    private_seed = seed if ledger.budget.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
     cohort = fleet.draw(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
     if len(cohort.ids.unique()) < len(cohort.ids):
@@ -223,8 +228,9 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
                          "sum more than once. Name each client once, and give it an importance.")
     if len(cohort.ids) < fewest(algorithm, channel):
         fleet.close(finished=False)
+        ledger.skip(broadcast.round)
         return algorithm.skip(state, seed)
-    planned = planned_round(algorithm, fleet.population, channel, broadcast.params.shape[-1])
+    planned = planned_round(algorithm, fleet, channel, broadcast.params.shape[-1])
     try:
         with channel.open(fleet, cohort, broadcast, ledger, planned) as ask:
             return converse(algorithm.conversation(state, seed), ask)
@@ -234,14 +240,22 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
 
 
 def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
-    """The smallest cohort that is asked: below, the round keeps the model."""
+    """The smallest cohort of a round that is held: below, the model stays as it was."""
     return max(channel.minimum, algorithm.minimum)
 
 
-def planned_round(algorithm: FederatedAlgorithm | Family, population: Any, channel: Channel, dim: int) -> RoundEvent:
-    """What a round releases at most, and how its cohort is drawn, given that it is large enough to be asked."""
-    event, releases = algorithm.sample.event(population), algorithm.releases(dim)
+def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | SimulatedPopulation, channel: Channel,
+                  dim: int) -> RoundEvent:
+    """What a round releases at most, and how its cohort is drawn, given that it is large enough for the round to be held.
+
+    Where clients may fail to answer, which rounds hang on one of them depends on who fails, and no amplification is claimed.
+    """
+    event, releases, population = algorithm.sample.event(fleet.population), algorithm.releases(dim), fleet.population
     noised = not any(isinstance(release, NonPrivateRelease) for release in releases)
+    all_answer = channel.all_answer(fleet)
+    if all_answer:
+        releases = tuple(map(with_constant_noise, releases))
     if isinstance(event, PoissonSampling) and noised:
-        event = replace(event, decisive=decisive_share(event.rate, len(population), fewest(algorithm, channel)))
+        revealed = reveal_probability(event.rate, len(population), fewest(algorithm, channel)) if all_answer else 1.0
+        event = replace(event, revealed=revealed)
     return RoundEvent(releases, event)

@@ -16,7 +16,7 @@ LargeMemory = dict[str, RowReferences | Recalled]      # where rows of `LARGE` n
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What nodes that keep their clients' memory themselves have to be told to find it."""
+    """What is sent to nodes that keep their clients' memory themselves, so that they find it."""
 
     training: bytes                     # which training it is of, the same when the server is started again
     lost: tuple[int, ...] = ()          # rounds that were not held to their end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedtail.types import Density, Losses, Mass
@@ -19,7 +20,9 @@ class ClientStatistics:
     memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
 
     def take(self, chosen: Tensor) -> ClientStatistics:
-        """Those of some of the clients."""
+        """Those of some of the clients; memory may be as wide as the model, so all of them are not copied."""
+        if _is_all(chosen):
+            return self
         return ClientStatistics(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
                                 None if self.memory is None else self.memory[chosen])
 
@@ -46,4 +49,8 @@ class WeightedClients(ClientStatistics):
 
     def take(self, chosen: Tensor) -> WeightedClients:
         """Those of some of the clients."""
-        return super().take(chosen).weighted(self.density[chosen])
+        return self if _is_all(chosen) else super().take(chosen).weighted(self.density[chosen])
+
+
+def _is_all(chosen: Tensor) -> bool:
+    return chosen.dtype == torch.bool and bool(chosen.all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from fedtail.data.population import Population, rows_of
 from fedtail.devices import sent
 from fedtail.draws import hashed
 from fedtail.fleet import Broadcast
-from fedtail.modules import cast
+from fedtail.modules import cast, generator_positions
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
@@ -28,14 +28,35 @@ if TYPE_CHECKING:
 Blocks = list[tuple[int, int]]      # consecutive clients: (first, one past the last)
 PIECE = 2**22            # examples whose places are written down at once: memory does not grow with the population
 Memo = dict[Any, Tensor]      # losses by model, or by (model, objective)
+KEEPS_NOTHING = ("local training that keeps something on its clients declares it: LocalDeclaration(keeps=Keeps(\"what losing it "
+                 "means\")), in the part that clients train by.")
 
 
 class Report(NamedTuple):
     """What happened to some clients while they answered."""
 
-    counted: Tensor                     # (models, clients)
+    contributed: Tensor                 # (models, clients)
     failed: Tensor                      # (clients,)
     remembered: Memory
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Examples that clients hold for evaluation only, as a population of its own."""
+
+    population: Population
+    place: Tensor                       # (clients,) where each client is in it; -1 for one that has none
+
+    @classmethod
+    def of(cls, clients: Population, population: Population) -> HeldOut:
+        """Those of some clients, found by their keys."""
+        ranked, order = population.key.sort()
+        near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
+        return cls(population, order[near].where(ranked[near] == clients.key, -1))
+
+    def take(self, place: Tensor) -> HeldOut:
+        """Those of some of the clients."""
+        return HeldOut(self.population, self.place[place])
 
 
 @dataclass(eq=False)
@@ -57,13 +78,15 @@ class Shard:
     remembered: Memory = field(default_factory=dict)
     large: LargeMemory = field(default_factory=dict)  # memory of many numbers, as the last round left it
     places: RowPlaces | None = None                   # where such memory is written to
+    held_out: HeldOut | None = None                   # examples that are never trained on
+    drawing: set[Any] = field(default_factory=set)    # objectives that were seen to draw, from streams of each client
     failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
-    counted: Tensor = field(init=False)               # (models, clients) who trained
+    contributed: Tensor = field(init=False)           # (models, clients) who trained
 
     def __post_init__(self) -> None:
         self.blocks = self.blocks or [(0, len(self.population))]
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
-        self.counted = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
+        self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int, objective: Any = None) -> Tensor:
         """What risks see of every client, by default its mean loss: rounded once to float32, then held as float64."""
@@ -79,17 +102,34 @@ class Shard:
     def losses_of(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
         """The losses of some consecutive clients, computed anew."""
         if objective is not None:
-            return objective.losses(self.clients(low, high), model).detach().cpu().float().double()
+            return self._values_of(objective, self.clients(low, high), model).float().double()
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
+    def _values_of(self, objective: Any, clients: Clients, model: int) -> Tensor:
+        """An objective's numbers; a client draws from a stream of its own, whoever else is sampled and by which process."""
+        if not self.kernel.draws:
+            return objective.losses(clients, model).detach().cpu()
+        if objective not in self.drawing:                  # most draw nothing: they are computed in evaluation mode
+            before = generator_positions(self.params.device)
+            together = objective.losses(clients, model).detach().cpu()
+            if all(map(torch.equal, before, generator_positions(self.params.device))):
+                return together
+            self.drawing.add(objective)
+        found = []
+        for one in clients.one_by_one():
+            one.reseed("objective")
+            found.append(objective.losses(one, model).detach().cpu())
+        return torch.cat(found)
+
     def report(self, place: Tensor) -> Report:
         """What is known of the clients at some places beside their answers."""
-        return Report(self.counted[:, place], self.failed[place], {name: rows[place] for name, rows in self.remembered.items()})
+        return Report(self.contributed[:, place], self.failed[place],
+                      {name: rows[place] for name, rows in self.remembered.items()})
 
     def add(self, place: Tensor, report: Report) -> None:
         """Note what another process found out about them."""
-        self.counted[:, place] |= report.counted
+        self.contributed[:, place] |= report.contributed
         self.failed[place] |= report.failed
         for name, rows in report.remembered.items():
             Clients(self, place).remember(name, rows)
@@ -104,6 +144,7 @@ class Clients:
 
     shard: Shard
     place: Tensor                       # (clients,) positions in the shard
+    memory: str | None = None           # the name under which local training keeps something of them, where it declares so
 
     def __len__(self) -> int:
         return len(self.place)
@@ -117,18 +158,42 @@ class Clients:
         return self.shard.broadcast.round
 
     @property
+    def keys(self) -> Tensor:
+        """What names their random streams, (clients,) int64."""
+        return self.shard.population.key[self.place]
+
+    @property
     def sizes(self) -> Tensor:
         return self.shard.population.size[self.place]
 
     def params(self, model: int) -> Tensor:
         return self.shard.params[model]
 
-    def take(self, chosen: Tensor) -> Clients:
-        return Clients(self.shard, self.place[chosen])
+    def take(self, chosen: Tensor | slice) -> Clients:
+        return Clients(self.shard, self.place[chosen], self.memory)
+
+    def one_by_one(self) -> Iterator[Clients]:
+        """Batches of one client each."""
+        return (self.take(slice(k, k + 1)) for k in range(len(self)))
+
+    def split(self, split: str) -> tuple[Population, Tensor]:
+        """The examples of one split, "train" or "test", of those clients who have some, and which these are, (clients,) bool."""
+        if split == "train":
+            return self.shard.population.select(self.place), torch.ones(len(self), dtype=torch.bool)
+        if self.shard.held_out is None:
+            raise ValueError("there are no examples to evaluate on: these clients hold out none. Give the fleet or the node test "
+                             "data, or evaluate on the train split.")
+        mine = self.shard.held_out.take(self.place)
+        return mine.population.select(mine.place[mine.place >= 0]), mine.place >= 0
 
     def draws(self, name: str, *parts: int | Tensor) -> Tensor:
         """64 hashed bits per client, from (seed, name, round, client, ...)."""
         return hashed(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
+
+    def reseed(self, name: str, *parts: int) -> None:
+        """Start the stream that dropout draws from: that of the first client under a name, where the kernel draws at all."""
+        if self.kernel.draws:
+            self.kernel.reseed(int(self.take(slice(1)).draws(name, *parts)))
 
     def noise(self, number: int) -> Randomness:
         """Where these clients' noise for one of the round's questions comes from."""
@@ -168,8 +233,31 @@ class Clients:
         has = ~kept[self.place].isnan().flatten(1).all(1) if kept.ndim > 1 else ~kept[self.place].isnan()
         return Recalled(kept[self.place].where(has.view(-1, *[1] * (kept.ndim - 1)), 0.0), has)
 
+    def with_memory(self, name: str) -> Clients:
+        """The same clients, bound to a memory: `kept()` and `keep(rows)` then read and write the rows stored under its name."""
+        return replace(self, memory=name)
+
+    def kept(self) -> Recalled | None:
+        """Local training: the rows that these clients kept last, and who has one; None where no client has."""
+        if self.memory is None:
+            raise TypeError(KEEPS_NOTHING)
+        found, device = self.recalled(self.memory), self.shard.params.device
+        return None if found is None else Recalled(sent(found.rows, device), sent(found.has, device))
+
+    def keep(self, rows: Tensor) -> None:
+        """Local training: what each client keeps for the next round it trains in; one that failed keeps what it had."""
+        if self.memory is None:
+            raise TypeError(KEEPS_NOTHING)
+        rows = rows.detach().cpu()
+        finite = rows.isfinite().reshape(len(self), -1).all(1)
+        if bool(finite.any()):
+            self.take(finite).remember(self.memory, rows[finite])
+
     def remember(self, memory: str, values: Tensor) -> None:
         """Keep one row per client until the next round; rows of `LARGE` numbers or more are written to disk at once."""
+        if not values.is_floating_point():
+            raise TypeError(f"what clients keep are floating-point numbers, NaN where a client keeps nothing, got {values.dtype} "
+                            f"for {memory!r}. Write rows.double().")
         if self.shard.places is not None and (memory in self.shard.large or values.shape[1:].numel() >= LARGE):
             self.shard.places.write(memory, self.place, values)
             return

@@ -16,14 +16,14 @@ import torch
 
 from fedtail.aggregation import AdaptiveClip, Aggregator, CurvatureMean, PrivateMean, WeightedMean
 from fedtail.algorithm import FederatedAlgorithm
+from fedtail.base_part import Part
 from fedtail.channel import IntegerChannel, PlainChannel, SecureChannel
 from fedtail.channel.base import Channel
 from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import refusals
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.deployment import RemoteFleet, Roster
+from fedtail.deployment import ClientRegistry, RemoteFleet
 from fedtail.fleet import Fleet
-from fedtail.part import Part
 from fedtail.privacy import DiscreteNoise, GaussianNoise, NonPrivateRelease
 from fedtail.quantiles import NoisyHistogram
 from fedtail.questions import Train
@@ -150,8 +150,8 @@ def _refused(method: FederatedAlgorithm, channel: Channel, forgets: bool = False
 def _fleet(forgets: bool) -> Fleet:
     """Clients in other processes, of whom nothing is asked."""
     client = torch.arange(CLIENTS)
-    roster = Roster(client, torch.ones(CLIENTS, dtype=torch.float64), client % NODES, client // NODES, client % GROUPS)
-    return RemoteFleet(lambda messages: {}, roster, forgets)
+    registry = ClientRegistry(client, torch.ones(CLIENTS, dtype=torch.float64), client % NODES, client // NODES, client % GROUPS)
+    return RemoteFleet(lambda messages: {}, registry, forgets)
 
 
 def _counted(method: FederatedAlgorithm) -> str:

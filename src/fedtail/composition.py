@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.channel.base import Channel, refuse_release
+from fedtail.channel.base import Channel, adds_shares, refuse_release
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
 from fedtail.fleet import Fleet
 from fedtail.risk.base import Risk, RiskWrapper
@@ -129,8 +129,8 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
     """
     risk, aggregate, _ = parts.declared
     if aggregate.divides_by_release and not risk.releases_weight:
-        yield (f"{parts.names[1]} needs a total: {parts.names[0]} does not release how much counts. Write total=theta * m, the "
-               "weight the tail is expected to have.")
+        yield (f"{parts.names[1]} needs a total: {parts.names[0]} does not release the weight of those who contribute. Write "
+               "total=theta * m, the weight the tail is expected to have.")
     if not aggregate.mechanism.private:
         return
     cohort, planned = parts.cohort_size, risk.planned_clients
@@ -144,8 +144,8 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
     weight = risk.weight * clients
     if not _near(total, weight, ROUGHLY if planned is None else CLOSELY):
         times, wrong = (total / weight, "short") if total > weight else (weight / total, "long")
-        yield (f"updates are divided by total={total:g}, but of {clients:g} clients {inner} counts about {weight:g}: they would "
-               f"be {times:.3g} times too {wrong}. Write total={weight:g}.")
+        yield (f"updates are divided by total={total:g}, but of {clients:g} clients about {weight:g} contribute under {inner}: "
+               f"they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
 
 
 def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
@@ -167,25 +167,42 @@ def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
 
 def memory_lasts(parts: Composition) -> Iterator[str]:
     """What must not be lost is kept where it is not."""
-    keeps = parts.risk.declares.keeps
-    if parts.fleet.forgets and keeps and not keeps.may_be_lost:
-        yield f"{parts.names[0]} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
+    for part in (parts.risk, parts.local):
+        keeps = part.declares.keeps
+        if parts.fleet.forgets and keeps and not keeps.may_be_lost:
+            yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
 
 
-def clients_hide_among_enough(parts: Composition) -> Iterator[str]:
+def enough_clients_contribute(parts: Composition) -> Iterator[str]:
     """Where sums hide single clients, enough are expected to contribute; what is not known is counted round by round."""
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
     if expected is not None and expected < channel.minimum_contributors:
-        yield (f"{parts.names[0]} counts about {expected:g} of {cohort:g} clients a round: a sum over so few tells about each "
-               f"(hides_among={channel.minimum_contributors}). Draw more clients, or raise tail_fraction.")
+        yield (f"{parts.names[0]} lets about {expected:g} of {cohort:g} clients contribute to a round: a sum over so few "
+               f"reveals much about each (minimum_contributors={channel.minimum_contributors}). Draw more clients, or raise "
+               "tail_fraction.")
     yield from channel.refuse_fleet(cohort, parts.fleet)
+
+
+def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
+    """Where a node adds its own clients' shares of integer noise, and so knows them, the others' are enough."""
+    risk, aggregate, _ = parts.declared
+    nodes = getattr(parts.population, "node", None)
+    if nodes is None:
+        return
+    largest = int(nodes.unique(return_counts=True)[1].max()) / len(nodes)
+    beside = parts.cohort_size * (1 - largest)
+    for name, mechanism in zip(parts.names, (risk.mechanism, aggregate.mechanism), strict=False):
+        if adds_shares(mechanism) and beside < mechanism.minimum:
+            yield (f"the noise of {name} relies on {mechanism.minimum} clients beside those of any one node, which knows its own "
+                   f"clients' shares, and about {beside:.3g} of {parts.cohort_size:g} in a round are. Plan for fewer clients, "
+                   "sample more, or spread them over more nodes.")
 
 
 NEEDS: tuple[Rule, ...] = (sampler_fits, risk_has_its_clients)
 RULES: tuple[Rule, ...] = (
     channel_carries_the_rows, noise_makes_it_private, sums_are_divided_by_what_they_weigh, aggregator_has_its_slope,
-    integers_resolve_the_weights, memory_lasts, clients_hide_among_enough,
+    integers_resolve_the_weights, memory_lasts, enough_clients_contribute, others_hide_what_a_node_knows,
 )
 
 
@@ -193,8 +210,9 @@ def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
     cohort = sample.expected_size(population)
     expected = risk.declares.expected_contributors(cohort)
     if expected is not None and expected < min(ENOUGH_IN_TAIL, cohort) and not sample.takes_everyone(population):
-        warnings.warn(f"{type(risk).__name__} counts about {expected:g} of {cohort:g} clients a round; what such a cohort "
-                      "optimises is far from the risk over all clients (theta * m should be 10 or more). Draw more clients.",
+        warnings.warn(f"{type(risk).__name__} lets about {expected:g} of {cohort:g} clients contribute to a round; what such a "
+                      "cohort optimises is far from the risk over all clients (theta * m should be 10 or more). Draw more "
+                      "clients.",
                       SmallTailWarning, stacklevel=5)
 
 

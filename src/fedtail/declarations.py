@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fedtail.privacy.events import Release
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 
+ONE_BATCH = "it does not declare that it takes several at once (not_batched=\"\")"
 UNDECLARED = "it does not declare that one client moves it by a bounded amount (not_private=\"\")"
 
 
@@ -39,6 +40,7 @@ class RiskDeclaration:
     releases_weight: bool = False        # the dual tells what the densities sum to (`released_weight`)
     has_slope: bool = False              # `slope` is there
     not_private: str = UNDECLARED        # why noise on the sum would not make it private; empty where it does
+    not_batched: str = ONE_BATCH         # why `value` and `weights` take losses (clients,) only; empty: (..., clients)
     dynamic_range: float = 0.0           # log of how far below its bound every weight may lie at once
 
     def expected_contributors(self, cohort_size: float) -> float | None:
@@ -60,7 +62,8 @@ class AggregatorDeclaration:
 
 @dataclass(frozen=True)
 class LocalDeclaration:
-    """What local training needs and leaves out."""
+    """What local training needs, keeps and leaves out."""
 
     everyone_trains: bool = False        # every client takes a step, whatever it draws; False: some may take none
     mean_updates: int = 0                # how often `prepare` has the cohort train, beside the training itself
+    keeps: Keeps | None = None           # rows of `Clients.keep`; the part that `prepare` gives declares it too

@@ -1,6 +1,6 @@
 """Random numbers by name: every draw is a hash of (seed, name, round, client, ...), computed in vectors.
 
-Who else is asked, in which chunk or on which machine, changes nothing; two methods with one seed see the same cohorts
+Who else is sampled, in which chunk or on which machine, changes nothing; two methods with one seed see the same cohorts
 and the same mini-batches. The hash is SplitMix64 folded over the parts: fast, the same on every device, and good enough
 for sampling and shuffling. It is not a cryptographic generator: noise for privacy and masks come from elsewhere.
 """

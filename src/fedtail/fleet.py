@@ -1,16 +1,19 @@
-"""Who computes: what every fleet of clients does, what it is told of a round, and what an experimenter sees of it."""
+"""Who computes: what every fleet of clients does, what it is given of a round, and what an experimenter sees of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
+
 if TYPE_CHECKING:
     from fedtail.channel.base import Encoder
+    from fedtail.channel.graph import SparseGraph
     from fedtail.client_memory import ClientMemory
     from fedtail.questions import Question
     from fedtail.sampling import Cohort
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What every client of a round is told once; questions refer to it."""
+    """What is sent to every client of a round once; questions refer to it."""
 
     round: int
     seed: int
@@ -26,28 +29,29 @@ class Broadcast:
     noise_seed: int | None = None       # of simulated noise; without one clients ask their operating system
 
 
+@with_old_names
 @dataclass(frozen=True)
 class RoundView:
     """The experimenter's view of a round; a deployed server knows none of it."""
 
-    asked: Tensor           # (clients,) the cohort, as positions in the population
-    trained: Tensor         # (models, clients) who counted and trained, under each of a family's models
+    sampled: Tensor         # (clients,) the cohort, as positions in the population
+    trained: Tensor         # (models, clients) who trained and contributed, under each of a family's models
     left_out: Tensor        # (clients,) whose loss or update was not finite
 
     @classmethod
     def of_nobody(cls) -> RoundView:
-        """A round in which nobody was asked."""
+        """A round in which no client was sampled."""
         none = torch.zeros(0, dtype=torch.bool)
         return cls(torch.zeros(0, dtype=torch.int64), none[None], none)
 
     @property
     def cohort(self) -> int:
-        """How many clients were drawn."""
-        return len(self.asked)
+        """How many clients were sampled."""
+        return len(self.sampled)
 
     @property
-    def counted(self) -> int:
-        """How many trained and counted, under any of a family's models."""
+    def contributors(self) -> int:
+        """How many trained and contributed, under any of a family's models."""
         return int((self.trained.any(0) & ~self.left_out).sum())
 
     @property
@@ -55,9 +59,17 @@ class RoundView:
         """How many were left out because a loss or an update was not finite."""
         return int(self.left_out.sum())
 
-    def who_counted(self, model: int = 0) -> Tensor:
-        """Positions in the population of those who trained and counted under one of the models."""
-        return self.asked[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
+    def contributors_of(self, model: int = 0) -> Tensor:
+        """Positions in the population of those who trained and contributed under one of the models."""
+        return self.sampled[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
+
+
+@dataclass(frozen=True)
+class SimulatedPopulation:
+    """Clients all of whom answer, as in a simulator: what its rounds are planned by before there is a fleet."""
+
+    population: Any
+    loses_clients: ClassVar[bool] = False
 
 
 class Fleet(Protocol):
@@ -81,6 +93,11 @@ class Fleet(Protocol):
         ...
 
     @property
+    def loses_clients(self) -> bool:
+        """Whether a client that is sampled may fail to answer."""
+        ...
+
+    @property
     def answered(self) -> int | None:
         """Clients whose answers the last sums hold; None where nobody can fail."""
         ...
@@ -98,7 +115,7 @@ class Fleet(Protocol):
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None]) -> list[Tensor]:
+                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
         """The encoded sums over `threshold` clients or more, single rows being masked; `again` charges for a repetition."""
         ...
 

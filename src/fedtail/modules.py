@@ -45,7 +45,7 @@ def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None
     if has_running_statistics(module) and buffers != "frozen":
         raise ValueError(f"{name} keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'.")
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and not has_running_statistics(module):
-        raise ValueError(f"{name} normalises by the batch it is given, so a client's loss would depend on who else is asked: "
+        raise ValueError(f"{name} normalises by the batch it is given, so a client's loss would depend on who else is sampled: "
                          "use GroupNorm.")
 
 
@@ -71,6 +71,11 @@ def own_generator(device: torch.device | None = None) -> Iterator[None]:
     """
     with _ONE_AT_A_TIME, torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
         yield
+
+
+def generator_positions(device: torch.device) -> list[Tensor]:
+    """Where torch's generators stand: they move when somebody draws."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 @contextmanager

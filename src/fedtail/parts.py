@@ -1,13 +1,16 @@
 """All that an author of parts needs, in one place: what to derive from, what to declare, what to ask, how to try it out.
 
 A risk derives from `Risk` (around another one from `RiskWrapper`), local training from `LocalTraining`, a penalty from `Penalty`;
-an aggregator is an `Aggregator`. Samplers, schedules, server optimisers and iterates are small classes with the methods of their
-Protocol. Every part is a frozen dataclass; one that is sent to nodes derives from `Part`.
+an aggregator is an `Aggregator`, the number that risks see of a client an `Objective`. A risk computes `value` and `weights`
+along the last axis from `self.present(losses, mass)`; local training keeps rows on its clients by `clients.keep`, as it has
+declared. Samplers, schedules, server optimisers and iterates are small classes with the methods of their Protocol. Every part is
+a frozen dataclass; one that is sent to nodes derives from `Part`.
 """
 
 from __future__ import annotations
 
 from fedtail.aggregation.base import Aggregated, Aggregator, ratio_of_sums
+from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics, WeightedClients
 from fedtail.clients import Clients
 from fedtail.composition import Composition, refusals
@@ -17,7 +20,6 @@ from fedtail.local.base import LocalTraining, Objective, Prepared, RoundStart, f
 from fedtail.local.penalties import Penalty
 from fedtail.local.schedules import Schedule
 from fedtail.local.work import Work
-from fedtail.part import Part
 from fedtail.quantiles.base import Quantile
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import extreme_loss, loss_range

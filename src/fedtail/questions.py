@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fedtail.base_part import Part, unsent
 from fedtail.client_statistics import ClientStatistics, WeightedClients
 from fedtail.devices import sent
-from fedtail.part import Part
 from fedtail.privacy.events import NonPrivateRelease, Release
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 
@@ -79,6 +79,11 @@ class Question(Protocol):
         ...
 
     @property
+    def last_share(self) -> int | None:
+        """The largest key of the clients that add a share of integer noise, where not all do; known to a simulator only."""
+        ...
+
+    @property
     def divisor(self) -> int | None:
         """The entry of the sum, a weight, that the others will be divided by; None where none is."""
         ...
@@ -128,6 +133,7 @@ class Statistic:
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
     objective: Any = None               # what a client's loss is: None is the mean over its examples
+    last_share: int | None = unsent()
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, StatisticPart):
@@ -176,6 +182,7 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    last_share: int | None = unsent()
 
     @property
     def name(self) -> str:
@@ -185,8 +192,18 @@ class Train:
     def mechanism(self) -> Mechanism:
         return self.aggregate.declares.mechanism
 
+    @property
+    def reads_losses(self) -> bool:
+        """Whether weights depend on the losses."""
+        return bool(self.risk.declares.reads_losses)
+
+    @property
+    def weighed_by(self) -> str:
+        """The class of the part that says who contributes."""
+        return type(self.risk).__name__
+
     def needs_losses(self, shard: Shard) -> bool:
-        return bool(self.risk.declares.reads_losses) and not self.in_one_pass(shard)
+        return self.reads_losses and not self.first_gradient_tells_loss(shard)
 
     def width(self, dim: int) -> int:
         return dim + int(self.aggregate.declares.columns)
@@ -202,12 +219,17 @@ class Train:
         weighted = known.weighted(self.risk.density(known, self.dual))
         return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
+    def contributes(self, clients: Clients) -> Tensor:
+        """Who has a row other than zero: has a weight, and takes a step."""
+        return self.weighted(clients)[1]
+
     def rows(self, clients: Clients) -> Tensor:
-        losses, gradients = self.local.first_pass(clients, self.model) if self.in_one_pass(clients.shard) else (None, None)
+        at_once = self.first_gradient_tells_loss(clients.shard)
+        losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
         weighted, chosen = self.weighted(clients, losses)
         if self.risk.declares.keeps:
             clients.remember(f"risk {self.model}", self.risk.remember(weighted, self.dual))
-        clients.shard.counted[self.model, clients.place] |= chosen
+        clients.shard.contributed[self.model, clients.place] |= chosen
         if not bool(chosen.any()):
             return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients
@@ -219,10 +241,10 @@ class Train:
         rows = trained.new_zeros(len(clients), trained.shape[1])
         return rows.index_copy_(0, sent(where, rows.device), trained)
 
-    def in_one_pass(self, shard: Shard) -> bool:
+    def first_gradient_tells_loss(self, shard: Shard) -> bool:
         """Whether losses that are not known yet come with the first gradients."""
         known = shard.knows(self.model, self.objective) or not self.risk.declares.reads_losses
-        return not known and self.objective is None and self.local.in_one_pass(shard.kernel)
+        return not known and self.objective is None and self.local.first_gradient_tells_loss(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))
@@ -235,19 +257,76 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Count:
-    """How many clients would contribute to a sum? Asked first where nobody can say and a sum over few would tell about each."""
+class Evaluate:
+    """How good is a model? The row is made by `part` from the client's own metrics, none of which is sent by itself."""
 
     divisor: ClassVar[int | None] = None
     trains: ClassVar[bool] = False
-    train: Train
+    reads_losses: ClassVar[bool] = True      # numbers that take the place of losses
+    part: Any                           # which metrics, on which examples, over which public ranges
+    model: int = 0
+    gather: bool = False
+    mechanism: Mechanism = NoPrivacy()
+    number: int = 0
+    last_share: int | None = unsent()
+
+    @property
+    def name(self) -> str:
+        return type(self.part).__name__
+
+    @property
+    def weighed_by(self) -> str:
+        """The class of the part that says who contributes."""
+        return self.name
+
+    @property
+    def objective(self) -> Any:
+        return self.part                # its numbers are computed, shared out and kept for the round as losses are
+
+    def needs_losses(self, shard: Shard) -> bool:
+        return True
+
+    def rows(self, clients: Clients) -> Tensor:
+        return self.part.rows(self._values(clients))
+
+    def contributes(self, clients: Clients) -> Tensor:
+        """Who has a row other than zero: has examples, and finite metrics."""
+        return self._values(clients).isfinite().all(1)
+
+    def _values(self, clients: Clients) -> Tensor:
+        return clients.shard.losses(self.model, self.part)[clients.place]
+
+    def width(self, dim: int) -> int:
+        return int(self.part.row_width)
+
+    def release(self, dim: int) -> Release:
+        return _release(self, self.width(dim), f"an evaluation, by {self.name}")
+
+    def bound(self, width: int, clients: int, mass: float) -> Tensor:
+        return torch.ones(1, dtype=torch.float64)
+
+    def fewest_contributors(self, mass: float) -> None:
+        return None                     # some clients may have nothing to evaluate on: they are counted first
+
+    def count(self) -> Question:
+        return Count(self, self.model)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many clients would contribute to a sum? Asked first where that is unknown and a sum over few would reveal each."""
+
+    divisor: ClassVar[int | None] = None
+    trains: ClassVar[bool] = False
+    last_share: ClassVar[None] = None
+    question: Train | Evaluate
     model: int = 0
     gather: bool = False
     number: int = 0
 
     @property
     def name(self) -> str:
-        return self.train.name
+        return self.question.name
 
     @property
     def mechanism(self) -> Mechanism:
@@ -255,19 +334,19 @@ class Count:
 
     @property
     def objective(self) -> Any:
-        return self.train.objective
+        return self.question.objective
 
     def needs_losses(self, shard: Shard) -> bool:
-        return bool(self.train.risk.declares.reads_losses)
+        return self.question.reads_losses
 
     def rows(self, clients: Clients) -> Tensor:
-        return self.train.weighted(clients)[1].double()[:, None]
+        return self.question.contributes(clients).double()[:, None]
 
     def width(self, dim: int) -> int:
         return 1
 
     def release(self, dim: int) -> Release:
-        return NonPrivateRelease(f"how many clients contribute under {type(self.train.risk).__name__}")
+        return NonPrivateRelease(f"how many clients contribute under {self.question.weighed_by}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return torch.ones(1, dtype=torch.float64)
@@ -322,7 +401,7 @@ def arranged(question: Any, answers: Iterator[Tensor]) -> Any:
 
 
 class Encoding(Protocol):
-    """How rows become what crosses."""
+    """How rows are encoded before they are sent."""
 
     @property
     def clients(self) -> int:
@@ -339,13 +418,22 @@ class Encoding(Protocol):
         """Whether it needs the bound of a row; where not, it is given an empty one."""
         ...
 
+    @property
+    def modulus_bits(self) -> int | None:
+        """Sums are integers modulo 2 to this; None where they are floating-point numbers."""
+        ...
+
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
-        """Rows as they cross; a positive weight, the entry at `divisor`, never becomes zero."""
+        """Rows as they are sent; a positive weight, the entry at `divisor`, never becomes zero."""
+        ...
+
+    def missing_bits(self, bound: float) -> int:
+        """How many more bits it takes to send and add whole numbers up to `bound` as they are; 0 where it does."""
         ...
 
 
 def bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
-    """The bound of what crosses, where the encoding needs it."""
+    """The bound of the rows that are sent, where the encoding needs it."""
     if not encoding.bounded:
         return torch.zeros(0, dtype=torch.float64)
     own = question.mechanism.bound(width)
@@ -359,16 +447,45 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
         finite = rows.isfinite().all(1)
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
-    rows = question.mechanism.on_client(rows, clients.noise(question.number))
+    if question.mechanism.private and not question.mechanism.reveals_exact_sum:
+        refuse_coarse(question, rows.shape[1], encoding)
+    rows = _noised(question, rows, clients)
     return encoding.encode(rows, bound_for(question, rows.shape[1], encoding), question.divisor)
 
 
+def refuse_coarse(question: Question, width: int, encoding: Encoding) -> None:
+    """Refuse an encoding that would round rows of integers once more after their noise: the sum would not be what is priced."""
+    bound = question.mechanism.bound(width)
+    missing = encoding.missing_bits(bound) if bound is not None else 0
+    if missing > 0:
+        raise ValueError(f"{question.name} would be rounded once more after its noise, which is not what is charged: integers of "
+                         f"up to {bound:.4g} from up to {encoding.clients} clients take {missing} more bits. Raise modulus_bits "
+                         "(at most 62), or write a smaller scale in DiscreteNoise.")
+
+
+def _noised(question: Question, rows: Tensor, clients: Clients) -> Tensor:
+    """Rows with every client's share of the noise or, where the number of shares is fixed, those of the clients it falls to."""
+    mechanism: Any = question.mechanism
+    if question.last_share is None:
+        return mechanism.on_client(rows, clients.noise(question.number))
+    adding = clients.keys <= question.last_share
+    return mechanism.on_client(rows, clients.take(adding).noise(question.number), adding)
+
+
 def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
-    """Hold a conversation to its end: ask every question it yields, send the sums back."""
+    """Hold a conversation to its end: ask every question it yields, send the sums back.
+
+    What goes wrong with a question is raised where it was asked: a conversation may go on without the answer.
+    """
     try:
         question = next(conversation)
         while True:
-            question = conversation.send(ask(question))
+            try:
+                sums = ask(question)
+            except Exception as reason:
+                question = conversation.throw(reason)
+            else:
+                question = conversation.send(sums)
     except StopIteration as end:
         return end.value
 

@@ -102,8 +102,8 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort
     Every one of the `population` clients takes part with probability cohort_size / population, each of mass one, and the sum is
     divided by cohort_size, whoever came; a population of another size is refused. `noise_multiplier` (z) is the deviation of the
     noise over clip_norm; `fedtail privacy` says which one a budget needs. `noise` is added by the server ("gaussian", for
-    simulation), or in integer shares by the clients ("discrete"), of which `planned_clients` are counted on: smaller cohorts are
-    not asked.
+    simulation), or in integer shares by the clients ("discrete"), of which `planned_clients` are relied on: rounds with
+    smaller cohorts are not held.
     """
     sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)
     return replace(fedavg(cohort_size, **local), sample=sample,
@@ -119,7 +119,7 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
 
     A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound], with noise of
     `quantile_noise_multiplier` (z_q), and the clipped updates of the tail, with noise of `noise_multiplier` (z_w), divided by
-    theta * cohort_size. With `smoothing` (nu) clients count smoothly instead. The rest is as in `dp_fedavg`.
+    theta * cohort_size. With `smoothing` (nu) clients contribute smoothly instead. The rest is as in `dp_fedavg`.
     """
     check_tail_fraction(tail_fraction)
     sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)

@@ -132,7 +132,7 @@ class Poisson:
 class ByMass:
     """`cohort_size` draws with replacement, with probability proportional to mass (scheme A of [Li23, chapter 3]).
 
-    Each draw counts once, whatever the client's mass: the importance is multiplicity / mass.
+    Each draw contributes once, whatever the client's mass: the importance is multiplicity / mass.
     """
 
     cohort_size: int

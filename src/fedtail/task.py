@@ -24,8 +24,8 @@ from fedtail.losses import (
     squared_error,
 )
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
+from fedtail.module_checks import refuse_neighbours, tried
 from fedtail.modules import cast, refuse_shared_statistics, trainable
-from fedtail.trial import refuse_neighbours, tried
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 VARIED = 6           # clients whose first examples are called in one batch, to see whether they change each other's outputs

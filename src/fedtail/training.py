@@ -6,55 +6,88 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, State, planned_round, run_round, same_parts, states_of
+from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, planned_round, run_round, same_parts, states_of
 from fedtail.channel import Channel, PlainChannel
+from fedtail.channel.base import refuse_release
 from fedtail.client_memory import ClientMemory
 from fedtail.composition import check
 from fedtail.data.population import Population
-from fedtail.engine.fleet import LocalFleet
-from fedtail.engine.gpu.precision import Precision
+from fedtail.deprecated import old_names
+from fedtail.engine.engine import Engine, engine_from
+from fedtail.engine.local_fleet import LocalFleet
 from fedtail.fleet import Fleet, RoundView
+from fedtail.model_file import read_model
 from fedtail.modules import trainable
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
-from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
+from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, history_of
+from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
+from fedtail.privacy.mechanisms import Mechanism
+from fedtail.sampling import Sampler
 from fedtail.task import Task
 
-Method = FederatedAlgorithm | Family
 IN_MODEL_PRECISION = ("server", "iterate")      # parts that keep vectors like the model
 SAME_KIND = "Start from the same kind of module."
-Start = Any      # nn.Module | Mapping[str, Tensor] | State | tuple[State, ...] | Trained | None
+ANOTHER_METHOD = "To train that model by this method write start=trained.module."
+Start = nn.Module | Mapping[str, Tensor] | str | Path
+OnRound = Callable[["Progress"], bool | None]
+NOT_KNOWN = ClientMemory(torch.zeros(0, dtype=torch.int64), {})      # of a state alone; a whole result has what there is
 
 
 class BudgetSpentWarning(UserWarning):
     """A run ends early because another round would cost more privacy than was promised."""
 
 
-class NobodyCountedWarning(UserWarning):
-    """No client counted in any round of a run, so that nothing was learned."""
+class NoContributionWarning(UserWarning):
+    """No client contributed in any round of a run, so that nothing was learned."""
+
+
+class FleetEvaluation(Protocol):
+    """How models are evaluated on a fleet while it trains: see `fedtail.evaluation.FederatedEvaluation`."""
+
+    @property
+    def every(self) -> int:
+        """Rounds between evaluations."""
+        ...
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What happens to rows and sums before they are released."""
+        ...
+
+    def round(self, method: Method, only: bool = False) -> Any:
+        """A round of a method that begins with the evaluation, or consists only of it; it ends in a state and what was found."""
+        ...
+
+    def refuse_sampler(self, sample: Sampler) -> str | None:
+        """Why cohorts of a sampler cannot be evaluated on; None where they can."""
+        ...
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run leaves: the models, and all it takes to go on (`train(..., start=trained)`)."""
+    """What a run leaves: the models, and all it takes to go on (`resume`)."""
 
     algorithm: Method
     task: Task
     state: Any
     seed: int = 0
     failed: int = 0                     # clients left out over all rounds because a loss or update was not finite
-    memory: ClientMemory = field(default=ClientMemory(torch.zeros(0, dtype=torch.int64), {}), repr=False)      # AFL's lambda
-    stopped: str = ""                   # why it ended before the rounds that were asked for, where a budget was spent
-    ledger: Ledger = field(default_factory=Ledger, repr=False)      # all that crossed; .guarantee(delta) prices it
+    memory: ClientMemory = field(default=NOT_KNOWN, repr=False)      # what clients keep between rounds: AFL's lambda
+    stopped: str = ""                   # why it ended before its rounds were done, where a budget was spent
+    ledger: Ledger = field(default_factory=Ledger, repr=False)      # all that was released; .guarantee(delta) prices it
+    evaluation: tuple[Any, ...] | None = field(default=None, repr=False)      # of the models, by the clients of the fleet
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
         """The models as they would be handed out now, in evaluation mode: one for each member of a family, else one."""
-        return tuple(self.task.with_params(p).eval() for p in results(self.algorithm, self.state))
+        made = self.ledger.history(f"a model that was trained for {self.rounds} rounds", self.rounds)
+        return tuple(_with_history(self.task.with_params(p).eval(), made) for p in results(self.algorithm, self.state))
 
     @property
     def module(self) -> nn.Module:
@@ -64,15 +97,21 @@ class Trained:
                              "pick one.")
         return self.modules[0]
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds the models were trained for."""
+        return states_of(self.state)[0].round
+
 
 @dataclass(frozen=True)
 class Progress:
     """What `on_round` is given after each round."""
 
     round: int                          # rounds done
-    rounds: int                         # rounds asked
+    rounds: int                         # rounds to do
     trained: Trained                    # the run so far: its models, and all it takes to go on
-    view: RoundView | None              # simulator only: who was asked, who counted, who failed
+    view: RoundView | None              # simulator only: who was sampled, who contributed, who failed
+    before: Trained | None = None       # the run before this round; its `evaluation` is what this round's cohort found, if any
 
     @property
     def state(self) -> Any:
@@ -88,100 +127,172 @@ class Progress:
 
 
 def train(algorithm: Method, task: Task, population: Population | None = None, *, rounds: int, seed: int | None = None,
-          start: Start = None, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
-          kernel: str = "auto", precision: Precision = "full",
-          on_round: Callable[[Progress], bool | None] | None = None,
-          channel: Channel = PlainChannel(), fleet: Fleet | None = None, privacy: Terms | Ledger | None = None) -> Trained:
+          start: Start | None = None, engine: Engine = Engine(), channel: Channel = PlainChannel(), fleet: Fleet | None = None,
+          privacy: PrivacyBudget | Ledger | None = None, evaluation: FleetEvaluation | None = None,
+          on_round: OnRound | None = None, **old: Any) -> Trained:
     """Train for `rounds` rounds; everything that could be refused is refused before the first.
 
-    `start`: a module or a state dict, whose parameters (frozen ones too) and buffers are copied into the task's module, which
-    must be of the same kind; or an earlier run to go on from: its rounds go on counting, its clients remember, its seed is
-    used. The `state` alone will do where clients remember nothing, or on the `fleet` that still holds what they remember.
-    `on_round(progress)` is called after each round; return True to stop early. One `seed` drives cohorts, batches and
-    dropout: methods with the same seed see the same. `dtype` is by default the module's. On a CPU `workers` processes share a
-    round, by default one for each core; their number changes no bit. `kernel` is how models are computed ("auto", "closed",
-    "stacked", "module"), `precision` how a GPU multiplies ("full", "tf32", "bf16"). `channel` is what crosses, `fleet` who
-    computes: by default a `LocalFleet` for the `population`; another fleet brings its own clients. `privacy` are the terms of
-    the run: with an epsilon, training stops before it would cost more; by default the ledger only counts.
+    `start` is the model to begin with: a module, a state dict or the model file of a run, whose parameters (frozen ones too) and
+    buffers are copied into the task's module, which must be of the same kind; by default that module itself. The ledger is about
+    these rounds only, and says what is known of the start: all of a run's module or model file, nothing of a state dict. One
+    `seed` drives cohorts, batches and dropout: methods with the same seed see the same. `engine` says where and how it is
+    computed; a `fleet` brings its own clients and computes for them, by default there is a `LocalFleet` for the `population`.
+    `channel` is what the server sees of the clients' answers. `privacy` is the budget of the run: with an epsilon, training
+    stops before it would cost more; by default the ledger only records. With an `evaluation` clients of the fleet evaluate the
+    models, which is charged too.
+    `on_round(progress)` is called after each round; return True to stop early. `resume` goes on from an earlier run.
     """
-    _check_kinds(algorithm, task, population, rounds)
-    earlier = start if isinstance(start, Trained) else None
-    old = earlier.state if earlier else start if isinstance(start, (State, tuple)) else None
-    if old is None or earlier:
-        task = _warm(task, earlier.task.module if earlier else start, dtype)
-    dtype = dtype or (task.params() if old is None else states_of(old)[0].params).dtype
+    engine = engine_from(engine, old, "train")
+    check_kinds(algorithm, task, population, rounds)
+    if isinstance(start, (Trained, State, tuple)):
+        first = _earlier_start(algorithm, task, start, seed, engine)
+        return resume(first, population, rounds=rounds, engine=engine, channel=channel, fleet=fleet, privacy=privacy,
+                      evaluation=evaluation, on_round=on_round)
+    values, earlier = _model_to_start_from(task, start)
+    task, seed = _warm(task, values, engine.dtype), seed or 0
+    state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
+    ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
+    if earlier is not None:
+        ledger.began_with(earlier)
+    return _run(Trained(algorithm, task, state, seed), population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
+
+
+def resume(trained: Trained, population: Population | None = None, *, rounds: int, engine: Engine = Engine(),
+           channel: Channel = PlainChannel(), fleet: Fleet | None = None, privacy: PrivacyBudget | Ledger | None = None,
+           evaluation: FleetEvaluation | None = None, on_round: OnRound | None = None) -> Trained:
+    """Go on with an earlier run for `rounds` more rounds, with its method, task and seed, as if it had not ended.
+
+    Its rounds go on being numbered, its clients remember, and its ledger goes on: under the same `privacy` budget, or another. Of
+    a run that was put together from a state alone the ledger says that its history is not known. Other settings are those of
+    `train`. To train its model by another method write train(..., start=trained.module).
+    """
+    check_kinds(trained.algorithm, trained.task, population, rounds)
+    dtype = engine.dtype or states_of(trained.state)[0].params.dtype
+    _check_state(trained.algorithm.start(trained.task.params().to(dtype), trained.seed), trained.state)
+    first = replace(trained, state=_in_precision(trained.state, dtype), stopped="", evaluation=None)
+    ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
+    if isinstance(privacy, PrivacyBudget):
+        ledger.budget = privacy
+    if not ledger.vouches_for(trained.rounds):
+        made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
+        ledger.began_with(replace(made, what=made.what if made.known else UNKNOWN, round=trained.rounds))
+    return _run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
+
+
+def _run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel, fleet: Fleet | None,
+         ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
+    """Check everything, and hold the rounds."""
     if population is not None:
-        task.check(population)
-    with nullcontext(fleet) if fleet is not None else _own_fleet(population, task, device, dtype, workers=workers, kernel=kernel,
-                                                              precision=precision) as fleet:
-        check(algorithm, fleet.population, channel, fleet)
-        seed = earlier.seed if seed is None and earlier else seed or 0
-        state = algorithm.start(task.params().to(dtype), seed)
-        if old is not None:
-            _check_method(algorithm, state, old, earlier)
-            state = _in_precision(old, dtype)
-        fleet.recall(_remembered(algorithm, old, earlier, fleet))
-        ledger = _ledger(privacy, earlier)
-        first = Trained(algorithm, task, state, seed, earlier.failed if earlier else 0, fleet.memory(), ledger=ledger)
-        if ledger.terms.epsilon is not None:
-            planned = planned_round(algorithm, fleet.population, channel, states_of(state)[0].params.shape[-1])
-            check_budget(ledger, planned, rounds)
-        trained, counted = _rounds(first, rounds, fleet, channel, on_round)
-    if rounds and not counted and (old is None or states_of(old)[0].round == 0):
-        warnings.warn(f"no client counted in any round ({trained.failed} were left out because a loss or an update was not "
+        first.task.check(population)
+    with nullcontext(fleet) if fleet is not None else _own_fleet(population, first, engine) as fleet:
+        check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
+        fleet.recall(_remembered(first, fleet))
+        trained, contributors = _rounds(replace(first, memory=fleet.memory(), ledger=ledger), rounds, fleet, channel, evaluation,
+                                        on_round)
+    if rounds and not contributors and first.rounds == 0:
+        warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
-                      "ask more clients.", NobodyCountedWarning, stacklevel=2)
+                      "sample more clients.", NoContributionWarning, stacklevel=3)
     return trained
 
 
-def _own_fleet(population: Population | None, *given: Any, **settings: Any) -> LocalFleet:
+def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, ledger: Ledger, rounds: int,
+              evaluation: FleetEvaluation | None = None) -> None:
+    """Refuse whatever a run would refuse, before anything is sampled or written."""
+    check(algorithm, fleet.population, channel, fleet)
+    if evaluation is not None:
+        refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
+        refused = evaluation.refuse_sampler(algorithm.sample)
+        if refused:
+            raise ValueError(refused)
+    if ledger.budget.epsilon is None:
+        return
+    dim = len(task.params())
+    if evaluation is not None:
+        refuse_bare(planned_round(evaluation.round(algorithm), fleet, channel, dim))
+    each = algorithm if evaluation is None or evaluation.every > 1 else evaluation.round(algorithm)
+    check_budget(ledger, planned_round(each, fleet, channel, dim), rounds)
+
+
+def _own_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
-    return LocalFleet(population, *given, **settings)
+    dtype = states_of(first.state)[0].params.dtype
+    return LocalFleet(population, first.task, engine.device, dtype, workers=engine.workers, kernel=engine.kernel,
+                      precision=engine.precision)
 
 
-def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel,
-            on_round: Callable[[Progress], bool | None] | None) -> tuple[Trained, int]:
-    """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients counted in all."""
-    counted = 0
+def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
+            on_round: OnRound | None) -> tuple[Trained, int]:
+    """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients contributed in all."""
+    contributors, stop = 0, False
     for done in range(1, rounds + 1):
+        due = evaluation is not None and trained.rounds % evaluation.every == 0
         try:
-            state = run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger)
+            state, found = _round(trained, fleet, channel, evaluation if due else None)
         except BudgetSpent as reason:
-            warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=3)
-            trained = replace(trained, stopped=str(reason))
-            break
+            warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
+            return replace(trained, stopped=str(reason)), contributors
         view = fleet.view()
-        failed, counted = trained.failed + (view.failed if view else 0), counted + (view.counted if view else 1)
+        failed, contributors = trained.failed + (view.failed if view else 0), contributors + (view.contributors if view else 1)
+        before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
-        if on_round is not None and on_round(Progress(done, rounds, trained, view)):
+        if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
+            stop = True
             break
-    return trained, counted
+    if evaluation is not None and not stop:
+        trained = replace(trained, evaluation=_last_evaluation(trained, fleet, channel, evaluation))
+    return trained, contributors
 
 
-def _ledger(privacy: Terms | Ledger | None, earlier: Trained | None) -> Ledger:
-    """The ledger of a run: given, or an earlier run's history under these terms."""
-    if isinstance(privacy, Ledger):
-        return privacy
-    ledger = earlier.ledger.copy() if earlier else Ledger()
-    ledger.terms = privacy or ledger.terms
-    return ledger
+def _round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
+           only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
+    """The state after a round, and what its cohort found about the models it received, where they are evaluated."""
+    if evaluation is None:
+        return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
+    return run_round(evaluation.round(trained.algorithm, only), trained.state, fleet, channel, trained.seed, trained.ledger)
+
+
+def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
+    """What clients find about the models at the end, in a round for that only; None where the budget does not cover it."""
+    try:
+        return _round(trained, fleet, channel, evaluation, only=True)[1]
+    except BudgetSpent as reason:
+        warnings.warn(f"the models at the end are not evaluated: {reason}.", BudgetSpentWarning, stacklevel=5)
+        return None
+
+
+def _earlier_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
+    """What train(start=an earlier run or its state) went on from before version 0.2, with a warning."""
+    written = "resume(trained, ...)" if isinstance(start, Trained) else "resume(Trained(algorithm, task, state, seed), ...)"
+    warnings.warn(f"to go on from an earlier run write {written} since version 0.2; train(start=...) begins with a model only.",
+                  DeprecationWarning, stacklevel=3)
+    if not isinstance(start, Trained):
+        return Trained(algorithm, task, start, seed or 0)
+    if not same_parts(start.algorithm, algorithm):
+        raise ValueError(f"start was trained by another method or with other settings. {ANOTHER_METHOD}")
+    return replace(start, task=_warm(task, start.task.module, engine.dtype), seed=start.seed if seed is None else seed)
 
 
 def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
-    """Before anything is asked: refuse a budget that does not last a round, warn of one that does not last to the end."""
-    terms = ledger.terms
-    bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
-    if bare:
-        raise ValueError(f"{bare[0]} would cross without noise, which no epsilon covers. Use private parts (PrivateMean, "
-                         "Binned), or leave epsilon out of the terms.")
+    """Before anything is released: refuse a budget that does not last a round, warn of one that does not last to the end."""
+    budget = ledger.budget
+    refuse_bare(planned)
     left = ledger.affordable(planned) if rounds else 0
     if rounds and left < 1 and not ledger.rounds:
-        raise ValueError(f"epsilon = {terms.epsilon:g} at delta = {terms.delta:g} does not last for a round with this noise. "
+        raise ValueError(f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not last for a round with this noise. "
                          "`fedtail privacy` says how much noise it needs.")
     if left < rounds:
-        warnings.warn(f"epsilon = {terms.epsilon:g} lasts for {left} of {rounds} rounds with this noise; training will stop "
+        warnings.warn(f"epsilon = {budget.epsilon:g} lasts for {left} of {rounds} rounds with this noise; training will stop "
                       "there. `fedtail privacy` says how much noise they need.", BudgetSpentWarning, stacklevel=3)
+
+
+def refuse_bare(planned: RoundEvent) -> None:
+    """Refuse a round that releases something without noise, where there is an epsilon to keep."""
+    bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
+    if bare:
+        raise ValueError(f"{bare[0]} would be released without noise, which no epsilon covers. Use private parts (PrivateMean, "
+                         "Binned, a noise in FederatedEvaluation), or leave epsilon out of the privacy budget.")
 
 
 def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
@@ -189,7 +300,8 @@ def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
     return tuple(m.result(s) for m, s in zip(algorithm.members, states_of(state), strict=True))
 
 
-def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
+def check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
+    """Refuse what is no method, task or population."""
     if not isinstance(algorithm, (FederatedAlgorithm, Family)):
         hint = " Call the recipe: fedavg(...)." if callable(algorithm) else " Recipes such as fedavg() make one."
         raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
@@ -200,6 +312,22 @@ def _check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> Non
                         "Write Population.from_arrays(x, y, client).")
     if rounds < 0:
         raise ValueError(f"rounds must be at least 0, got {rounds}.")
+
+
+def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | None]:
+    """The tensors to start from, and what is known of the model; None for a task's own module that no run has trained."""
+    if start is None or start is task.module:
+        return None, history_of(task.module)
+    if isinstance(start, (str, Path)):
+        return read_model(Path(start))
+    return start, history_of(start) or EarlierHistory()
+
+
+def _with_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
+    """The module, which knows how it was trained: a run that begins with it can say so."""
+    if made.rounds or not made.known:
+        setattr(module, ATTRIBUTE, made)
+    return module
 
 
 def _warm(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
@@ -215,7 +343,7 @@ def _warm(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
         _refuse_other_parts(task.module, start)
         values = start.state_dict()
     else:
-        raise TypeError(f"start must be a module, a state dict or an earlier run, got {type(start).__name__}.")
+        raise TypeError(f"start must be a module, a state dict or a model file, got {type(start).__name__}.")
     _refuse_other_tensors(task.module.state_dict(), values)
     names = [name for name, parameter in task.module.named_parameters() if parameter.requires_grad]
     params = torch.cat([values[name].detach().reshape(-1) for name in names])
@@ -253,17 +381,15 @@ def _form(values: Mapping[str, Any], name: str) -> str:
     return f"shape {tuple(values[name].shape)}" if isinstance(values[name], Tensor) else "no tensor"
 
 
-def _check_method(algorithm: Method, fresh: Any, old: Any, earlier: Trained | None) -> None:
+def _check_state(fresh: Any, old: Any) -> None:
     """Refuse to go on from a state that this method did not make."""
-    advice = "To start this method from that model write start=trained.module."
-    if earlier and not same_parts(earlier.algorithm, algorithm):
-        raise ValueError(f"start was trained by another method or with other settings. {advice}")
-    for was, new in zip(states_of(old), states_of(fresh), strict=False):
-        if was.params.shape != new.params.shape or len(was.optimizer) != len(new.optimizer):
-            raise ValueError(f"start holds {len(was.params)} parameters and {len(was.optimizer)} vectors of its server "
-                             f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {advice}")
     if len(states_of(old)) != len(states_of(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
-        raise ValueError(f"start holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. {advice}")
+        raise ValueError(f"the state holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. "
+                         f"{ANOTHER_METHOD}")
+    for was, new in zip(states_of(old), states_of(fresh), strict=True):
+        if was.params.shape != new.params.shape or len(was.optimizer) != len(new.optimizer):
+            raise ValueError(f"the state holds {len(was.params)} parameters and {len(was.optimizer)} vectors of its server "
+                             f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {ANOTHER_METHOD}")
 
 
 def _in_precision(state: Any, dtype: torch.dtype) -> Any:
@@ -275,15 +401,19 @@ def _in_precision(state: Any, dtype: torch.dtype) -> Any:
     return replace(state, params=state.params.to(dtype, copy=True), parts=parts)
 
 
-def _remembered(algorithm: Method, old: Any, earlier: Trained | None, fleet: Fleet) -> ClientMemory:
-    """What clients are to remember at the start; refused where a state goes on without what its clients kept."""
-    if earlier:
-        return earlier.memory
-    if old is None or not any(s.round > 0 for s in states_of(old)):
+def _remembered(first: Trained, fleet: Fleet) -> ClientMemory:
+    """What clients are to remember at the start; refused where a run goes on without what its clients kept."""
+    if first.memory is not NOT_KNOWN:
+        return first.memory
+    if first.rounds == 0:
         return ClientMemory(fleet.population.key, {})
     held = fleet.memory()
-    for model, member in enumerate(algorithm.members):
-        if member.risk.declares.keeps and f"risk {model}" not in held.kept and held.nodes is None:
-            raise ValueError(f"{type(member.risk).__name__} keeps memory on the clients, which a state alone does not hold. "
-                             "Go on with start=trained, the whole result of train, or on the fleet that trained it.")
+    for model, member in enumerate(first.algorithm.members):
+        for name, part in (("risk", member.risk), ("local", member.local)):
+            if part.declares.keeps and f"{name} {model}" not in held.kept and held.nodes is None:
+                raise ValueError(f"{type(part).__name__} keeps memory on the clients, which a state alone does not hold. "
+                                 "Go on with the whole result of train, or on the fleet that trained it.")
     return held
+
+
+__getattr__ = old_names(__name__)

@@ -17,12 +17,12 @@ else:
     try:
         from jaxtyping import Float
 
-        Losses = Float[Tensor, "clients"]      # one loss per client (F_k)
-        Mass = Float[Tensor, "clients"]        # how much a client exists (alpha_k), any positive factor
-        Weights = Float[Tensor, "clients"]     # how much a client counts (pi_k), sum one
-        Density = Float[Tensor, "clients"]     # weight over mass, up to a factor
-        Rows = Float[Tensor, "clients width"]  # what clients answer, one row each
-        Params = Float[Tensor, "dim"]          # a model as one flat vector (w)
+        Losses = Float[Tensor, "*batch clients"]       # one loss per client (F_k)
+        Mass = Float[Tensor, "*batch clients"]         # how much a client exists (alpha_k), any positive factor
+        Weights = Float[Tensor, "*batch clients"]      # of clients (pi_k), sum one
+        Density = Float[Tensor, "clients"]             # weight over mass, up to a factor
+        Rows = Float[Tensor, "clients width"]          # what clients answer, one row each
+        Params = Float[Tensor, "dim"]                  # a model as one flat vector (w)
     except ImportError:
         Losses = Mass = Weights = Density = Rows = Params = Tensor
 

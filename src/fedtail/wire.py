@@ -7,6 +7,7 @@ gives the same bytes, so that they can be hashed.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.base_part import UNSENT
+from fedtail.reading import Unreadable, shortly, unlike_keys
+
+DEPTH = 60
+TENSORS = ("|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16", "<u2", "<u4", "<u8")
 Types = Mapping[str, type]
 
 
@@ -34,8 +40,15 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes, types: Types) -> Any:
-    """The value again; a type that is not among `types` is refused."""
-    return _built(msgpack.unpackb(data, strict_map_key=True), types)
+    """The value again; a type that is not among `types` is refused, and so is whatever `pack` does not write.
+
+    Nothing larger than the message is allocated: tensors are copies of bytes that came with it.
+    """
+    try:
+        plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_no_extension, object_pairs_hook=unlike_keys)
+    except Exception as reason:          # whatever a damaged message makes the reader say
+        raise Unreadable(f"a message is no MessagePack of ours ({shortly(reason)}).") from None
+    return _built(plain, types, 0)
 
 
 def _plain(value: Any) -> Any:
@@ -45,26 +58,53 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, Tensor):
         if value.dtype == torch.bfloat16:
-            raise TypeError("a bfloat16 tensor cannot cross to another process. Train with dtype=torch.float32.")
+            raise TypeError("a bfloat16 tensor cannot be sent to another process. Train with dtype=torch.float32.")
         array = np.ascontiguousarray(value.detach().cpu().numpy())
         return {"tensor": array.dtype.str, "shape": list(value.shape), "bytes": array.tobytes()}
     if isinstance(value, (tuple, list)):
         return {"tuple": [_plain(v) for v in value]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.metadata.get(UNSENT)}
         return {"type": type(value).__name__, "fields": fields}
-    raise TypeError(f"{type(value).__name__} cannot cross to another process. Parts that cross are frozen dataclasses of "
+    raise TypeError(f"{type(value).__name__} cannot be sent to another process. Parts that are sent are frozen dataclasses of "
                     "numbers, strings, tensors, tuples and other parts.")
 
 
-def _built(plain: Any, types: Types) -> Any:
-    if not isinstance(plain, dict):
+def _built(plain: Any, types: Types, depth: int) -> Any:
+    if plain is None or isinstance(plain, (bool, int, float, str, bytes)):
         return plain
-    if "tensor" in plain:
-        array = np.frombuffer(plain["bytes"], dtype=np.dtype(plain["tensor"])).reshape(plain["shape"])
-        return torch.from_numpy(array.copy())
-    if "tuple" in plain:
-        return tuple(_built(v, types) for v in plain["tuple"])
-    if plain.get("type") not in types:
-        raise ValueError(f"a message holds a {plain.get('type')!r}, which this node was not given. Add the class to its types.")
-    return types[plain["type"]](**{name: _built(v, types) for name, v in plain["fields"].items()})
+    if depth > DEPTH or not isinstance(plain, dict):
+        raise Unreadable(f"a message holds a bare {type(plain).__name__}, or is nested more than {DEPTH} deep.")
+    if plain.keys() == {"tensor", "shape", "bytes"}:
+        return _tensor(plain["tensor"], plain["shape"], plain["bytes"])
+    if plain.keys() == {"tuple"} and isinstance(plain["tuple"], list):
+        return tuple(_built(value, types, depth + 1) for value in plain["tuple"])
+    if plain.keys() != {"type", "fields"} or not isinstance(plain["type"], str) or not isinstance(plain["fields"], dict):
+        raise Unreadable("a message holds something that is neither a tensor, a tuple nor a part.")
+    if plain["type"] not in types:
+        raise Unreadable(f"a message holds a {shortly(plain['type'])!r}, which this node was not given. Add the class to its "
+                         "types.")
+    kind = types[plain["type"]]
+    private = {f.name for f in dataclasses.fields(kind) if f.metadata.get(UNSENT)} & plain["fields"].keys()
+    if private:
+        raise Unreadable(f"a message sets {private.pop()} of a {kind.__name__}, which only this process may say.")
+    fields = {str(name): _built(value, types, depth + 1) for name, value in plain["fields"].items()}
+    try:
+        return kind(**fields)
+    except Exception as reason:          # fields of any kind may have come, and parts check what they expect
+        raise Unreadable(f"a message holds a {plain['type']} that cannot be: {shortly(reason)}.") from reason
+
+
+def _tensor(kind: Any, shape: Any, content: Any) -> Tensor:
+    """A tensor of a type that torch has, whose shape is that of the bytes."""
+    if not (isinstance(kind, str) and kind in TENSORS and isinstance(content, bytes) and isinstance(shape, list) and all(
+            type(size) is int and size >= 0 for size in shape) and len(shape) <= DEPTH):
+        raise Unreadable(f"a message holds a tensor of type {shortly(kind)!r} and shape {shortly(shape)}, which is none of "
+                         "torch's.")
+    if math.prod(shape) * np.dtype(kind).itemsize != len(content) or max(shape, default=0) >= 2**63:
+        raise Unreadable(f"a message holds {len(content)} bytes for a tensor of type {kind} and shape {shortly(shape)}.")
+    return torch.from_numpy(np.frombuffer(content, dtype=np.dtype(kind)).reshape(shape).copy())
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"an extension of kind {code}")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated
+from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import sent
-from fedtail.part import Part
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
@@ -28,7 +28,7 @@ class AdaptiveClip(Part):
 
     A row is the clipped update in units of the clip norm, and beside it one bit: whether it was short enough. Both are in one
     sum with one noise, so the bit is part of what the round costs. After the round the clip norm is multiplied by
-    exp(-rate * (share that was short enough - quantile)); clients are told the one that earlier rounds led to.
+    exp(-rate * (share that was short enough - quantile)); the one that earlier rounds led to is broadcast.
     """
 
     clip_norm: float                    # to begin with

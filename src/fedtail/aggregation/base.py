@@ -48,7 +48,7 @@ def ratio_of_sums(train: Train) -> Conversation[Tensor | None]:
     """Ask once; the first entry of the sum divides the others. None when no client contributed.
 
     The channel is told which entry divides, and loses a round whose ratio would be mostly rounding; not so where noise is added,
-    which must cross as it was drawn.
+    which must be sent as it was drawn.
     """
     sums = yield replace(train, divisor=None if train.mechanism.private else 0)
     return sums[1:] / sums[0] if sums[0] > 0 else None

@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import sent
-from fedtail.part import Part
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
@@ -22,7 +22,7 @@ from fedtail.questions import Conversation, Train
 class PrivateMean(Part):
     """sum_k density_k clip(update_k) with noise on the sum, over a public `total`: [PLMH23, Algorithm 4] made right.
 
-    A row is an update w_k - w, shortened to norm `clip_norm` (C), times how much the client counts; every client has mass one,
+    A row is an update w_k - w, shortened to norm `clip_norm` (C), times the density of the client; every client has mass one,
     whatever its size, and the row holds no weight. The paper noises after dividing by the exact number of clients in the tail,
     which is itself not private: here the sum is noised, and divided by what the tail is expected to weigh (theta * m for
     Delta-FL, m for FedAvg). Without `total` it is divided by the weight that the risk's own noisy histogram shows.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedtail.aggregation.base import ratio_of_sums
+from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.devices import sent
-from fedtail.part import Part
 from fedtail.questions import Conversation, Train
 
 

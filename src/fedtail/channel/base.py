@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedtail.fleet import Broadcast, Fleet
-from fedtail.privacy.events import RoundEvent
+from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
+from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling, with_constant_noise
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, single_questions
+from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, refuse_coarse, single_questions
 from fedtail.sampling import Cohort
 
 
@@ -40,18 +40,18 @@ class RoundLost(Exception):
 
 
 class Channel:
-    """Opens a round over a fleet. `reveals_rows` says whether single rows may cross."""
+    """Opens a round over a fleet. `reveals_rows` says whether single rows may be sent."""
 
     reveals_rows: ClassVar[bool] = True
 
     @property
     def minimum_contributors(self) -> int:
-        """Over how many clients with a row other than zero a sum must be; 0 where single clients are not hidden."""
+        """How many clients must contribute (have a row other than zero) to a sum; 0 where single clients are not hidden."""
         return 0
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort it asks."""
+        """The smallest cohort of a round that is held."""
         return 1
 
     @property
@@ -63,6 +63,13 @@ class Channel:
         """The same, for a round over these clients."""
         return self.label
 
+    def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
+        """Whether every client that is sampled answers: then integer noise can be the same for every size of the cohort.
+
+        A fleet of one's own that does not say so may lose clients.
+        """
+        return not getattr(fleet, "loses_clients", True)
+
     def encoding(self, clients: int, mass: float) -> Encoder:
         """The code for one round: so many clients, of at most so much mass each."""
         raise TypeError(f"{type(self).__name__} has no encoding.")
@@ -70,23 +77,28 @@ class Channel:
     @contextmanager
     def open(self, fleet: Fleet, cohort: Cohort, broadcast: Broadcast, ledger: Ledger,
              planned: RoundEvent) -> Iterator[Callable[[Any], Any]]:
-        """Tell the cohort the broadcast; yields `ask(question) -> sums`; closes the round whatever happens.
+        """Send the broadcast to the cohort; yields `ask(question) -> sums`; closes the round whatever happens.
 
         What a question reveals is on the ledger before it is asked.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
         ledger.open(broadcast.round, planned, self.described(fleet))
-        number = count()
+        number, constant = count(), self.all_answer(fleet)
 
         def ask(question: Any) -> Any:
             questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
             for one in questions:
                 refuse_release(self, one.mechanism, one.gather, one.name)
-                if len(cohort.ids) < one.mechanism.minimum:
-                    raise RoundLost(f"{len(cohort.ids)} clients were sampled, and the noise of {one.name} counts on "
-                                    f"{one.mechanism.minimum}.")
+                if adds_shares(one.mechanism):
+                    most = self.encoding(largest_cohort(planned.sampling, fleet.population), cohort.mass_bound)
+                    refuse_coarse(one, one.width(dim), most)      # by the largest cohort: this one's size is not to be told
+                lose_thin_noise(one, fleet, cohort)
             self.lose_small_sums(questions, cohort, ask)
-            charge = partial(ledger.charge, [one.release(dim) for one in questions])
+            releases = [one.release(dim) for one in questions]
+            if constant:
+                questions = tuple(sharing_out(one, cohort, release) for one, release in zip(questions, releases, strict=True))
+                releases = list(map(with_constant_noise, releases))
+            charge = partial(ledger.charge, releases)
             charge()
             found = self.collect(questions, encoding, fleet, cohort, broadcast, charge)
             self.lose_few(questions, fleet)
@@ -114,10 +126,18 @@ class Channel:
         return fleet.collect(questions, encoding)
 
     def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
-        """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise."""
+        """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise.
+
+        Integer noise relies on clients beside those of any one node, which knows its own clients' shares.
+        """
         answered, needed = fleet.answered, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
+        shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
+        beside = getattr(fleet, "answered_beside_largest", answered)
+        if beside is not None and beside < shares:
+            raise RoundLost(f"{beside} clients answered beside those of the node that holds most, which knows their shares of "
+                            f"the noise, and {shares} are needed.")
 
     def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
         """Why this channel cannot serve a fleet of which so many clients are expected in a round: texts, none where it can."""
@@ -135,7 +155,7 @@ class Channel:
         counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
         fewest = min([len(cohort.ids), *(one for one in known if one is not None), *counted]) if hidden else math.inf
         if fewest < self.minimum_contributors:
-            raise RoundLost(f"as few as {fewest:.3g} clients may be in the tail, and one must hide among "
+            raise RoundLost(f"as few as {fewest:.3g} clients may contribute, and minimum_contributors is "
                             f"{self.minimum_contributors}.")
 
 
@@ -149,8 +169,42 @@ def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: 
         raise ValueError(f"{name} looks at single rows, but {kind} reveals only sums. Use an aggregator that needs only sums "
                          "(WeightedMean), or PlainChannel.")
     if channel.minimum > 1 and mechanism.minimum > channel.minimum:
-        raise ValueError(f"{name} counts on the noise of {mechanism.minimum} clients, but {kind} releases sums over "
+        raise ValueError(f"{name} relies on the noise of {mechanism.minimum} clients, but {kind} releases sums over "
                          f"{channel.minimum}. Write threshold={mechanism.minimum}, or plan for fewer clients.")
+
+
+def adds_shares(mechanism: Mechanism) -> bool:
+    """Whether clients add the noise, a share each, before anything is sent."""
+    return mechanism.private and not mechanism.reveals_exact_sum
+
+
+def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
+    """Lose the round where the noise relies on more clients than were sampled beside those of any one node."""
+    counts = getattr(fleet.population, "counts", None) if adds_shares(question.mechanism) else None
+    known = max(counts(cohort).values(), default=0) if counts else 0
+    if len(cohort.ids) - known < question.mechanism.minimum:
+        beside = f" beside those of the node that holds most, {known}, which knows their shares" if known else ""
+        raise RoundLost(f"{len(cohort.ids) - known} clients were sampled{beside}, and the noise of {question.name} relies on "
+                        f"{question.mechanism.minimum}.")
+
+
+def sharing_out(question: Any, cohort: Cohort, release: Release) -> Any:
+    """A question to which exactly as many clients as its noise relies on add a share of it: those with the smallest keys.
+
+    The noise of the sum then has the same distribution for every cohort that is large enough.
+    """
+    if with_constant_noise(release) == release:
+        return question
+    keys, shares = cohort.key.sort().values, question.mechanism.minimum
+    if len(keys) > shares and keys[shares] == keys[shares - 1]:
+        raise ValueError("two clients of the cohort have the same key, and would draw the same noise. Give each client of the "
+                         "population a key of its own.")
+    return replace(question, last_share=int(keys[shares - 1]))
+
+
+def largest_cohort(sampling: Sampling, population: Any) -> int:
+    """How many clients a cohort may have: all of them, unless its size is fixed."""
+    return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
 
 
 def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:

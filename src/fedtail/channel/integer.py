@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder
+from fedtail.channel.plain import EXACT_BITS
 
 FEWEST_BITS = 12      # of a row, below which rounding is coarser than a part in four thousand
 RESOLVED = 2          # times what rounding may add up to: more than half of such a sum is certainly not rounding
@@ -85,6 +87,9 @@ class FixedPoint:
         if divisor is not None:                            # so that a weight of zero is nobody's, and not somebody's rounded
             steps[:, divisor].clamp_(min=(rows[:, divisor] > 0).to(steps))
         return steps.long() % (1 << self.modulus_bits)
+
+    def missing_bits(self, bound: float) -> int:
+        return max(0, (math.ceil(bound) - 1).bit_length() - min(self.row_bits, EXACT_BITS))
 
     def sum(self, rows: Tensor) -> Tensor:
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right

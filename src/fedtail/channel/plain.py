@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder
 
+EXACT_BITS = 53      # up to 2^53 every whole number is a float64
+
 
 @dataclass(frozen=True)
 class PlainChannel(Channel):
-    """Rows cross in the clear, in float64: for simulation, and for servers that may see them."""
+    """Rows are sent in the clear, in float64: for simulation, and for servers that may see them."""
 
     @property
     def label(self) -> str:
@@ -27,11 +30,15 @@ class Plain:
     """float64, added as such."""
 
     bounded: ClassVar[bool] = False
+    modulus_bits: ClassVar[int | None] = None
     clients: int
     mass: float
 
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
         return rows.double()
+
+    def missing_bits(self, bound: float) -> int:
+        return max(0, (math.ceil(self.clients * bound) - 1).bit_length() - EXACT_BITS)
 
     def sum(self, rows: Tensor) -> Tensor:
         return rows.sum(0)

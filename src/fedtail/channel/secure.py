@@ -5,48 +5,58 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder, RoundLost
+from fedtail.channel.graph import SparseGraph
 from fedtail.channel.integer import check_modulus, fixed_point
+from fedtail.deprecated import with_old_names
 from fedtail.draws import hashed, uniform
-from fedtail.fleet import Broadcast, Fleet
+from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.sampling import Cohort
+
+if TYPE_CHECKING:
+    from fedtail.secure import Session
 
 RUN = b"fedtail simulation"
 WORDS = (1 << 64) - 1
 
 
+@with_old_names
 @dataclass(frozen=True)
 class SecureChannel(Channel):
     """Rows of integers modulo 2^`modulus_bits`, masked by the clients so that only the sum of many can be read.
 
-    A sum is released over at least `threshold` clients, and more than half of those asked; where fewer stay, the round is lost.
-    Smaller cohorts are not asked, and integer noise may count on so many shares. A tail hides a client among those who count,
-    not among all: a risk that trains fewer than `hides_among` is refused.
+    A sum is released over at least `threshold` clients, and more than half of the cohort; where fewer stay, the round is lost.
+    Rounds with smaller cohorts are not held, and integer noise may rely on so many shares. A sum over a tail hides a client
+    among those who contribute, not among the cohort: a risk by which fewer than `minimum_contributors` do is refused.
 
     Over a `RemoteFleet` every node masks the sum of its own clients' rows, and so many nodes must stay that any of them hold
     `threshold` clients. In the simulator all clients are in one process: `masks` "real" runs the whole protocol of
     `fedtail.secure` between them; "none" adds the same integers without masks, for speed, and says so in what is recorded.
-    `dropout` is how likely a client vanishes there after it was asked and before its row arrives, to see what that does.
+    `dropout` is how likely a client vanishes there after it was sampled and before its row arrives, to see what that does.
+
+    Every pair of clients shares a mask; with a `graph` each client and few others, and more of them have to stay.
     """
 
     reveals_rows: ClassVar[bool] = False
     threshold: int
-    hides_among: int = 10
+    minimum_contributors: int = 10
     modulus_bits: int = 62
     masks: Literal["real", "none"] = "real"
     dropout: float = 0.0
+    graph: SparseGraph | None = None
 
     def __post_init__(self) -> None:
         check_modulus(self.modulus_bits)
         if self.threshold < 2:
             raise ValueError(f"threshold must be at least 2, got {self.threshold}: the sum over one client is its row.")
-        if self.hides_among < 2:
-            raise ValueError(f"hides_among must be at least 2, got {self.hides_among}: a tail of one client is that client.")
+        if self.minimum_contributors < 2:
+            raise ValueError(f"minimum_contributors must be at least 2, got {self.minimum_contributors}: "
+                             "a tail of one client is that client.")
         if self.masks not in ("real", "none"):
             raise ValueError(f"masks must be real or none, got {self.masks!r}.")
         if not 0 <= self.dropout < 1:
@@ -57,16 +67,20 @@ class SecureChannel(Channel):
         return self.threshold
 
     @property
-    def minimum_contributors(self) -> int:
-        return self.hides_among
-
-    @property
     def label(self) -> str:
-        seen = f"sums over at least {self.threshold} clients"
+        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
     def described(self, fleet: Fleet) -> str:
-        return self.label if fleet.in_one_process else f"sums over at least {self.threshold} clients, masked by the nodes"
+        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
+
+    def _neighbours(self) -> str:
+        few = self.graph
+        return "" if few is None else f" with few neighbours (up to {few.corrupted:.0%} corrupted, {few.dropped:.0%} dropped)"
+
+    def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
+        return not self.dropout and super().all_answer(fleet)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
         return fixed_point(clients, mass, self.modulus_bits)
@@ -74,7 +88,8 @@ class SecureChannel(Channel):
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None]) -> list[Tensor]:
         if not fleet.in_one_process:
-            return fleet.collect_masked(questions, encoding, self.threshold, again)
+            few = () if self.graph is None else (self.graph,)
+            return fleet.collect_masked(questions, encoding, self.threshold, again, *few)
         if self.masks == "none" and not self.dropout:
             return fleet.collect(questions, encoding)
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
@@ -96,6 +111,9 @@ class SecureChannel(Channel):
         if self.masks == "none" or self.dropout:
             yield ('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. '
                    "Leave them out.")
+        if self.graph is not None and getattr(fleet, "schedule", None) == "all-or-nothing":
+            yield ("all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
+                   "drop out. Leave graph out, or use the schedule ahead or simple.")
         if fleet.population.nodes < 2:
             yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
                    "two or more.")
@@ -113,15 +131,16 @@ class SecureChannel(Channel):
     def _masked(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
                 broadcast: Broadcast) -> list[Tensor]:
         """The protocol between clients who know the round, the model, the question and each other."""
-        from fedtail.secure import ROW, LocalClients, Rounds, Session, TooFew
+        from fedtail.secure import ROW, LocalClients, Rounds, TooFew
 
-        names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
+        names, totals, graph = [int(key) & WORDS for key in cohort.key.tolist()], [], self.graph
+        requires: dict[str, Any] = {} if graph is None else {"corrupted": graph.corrupted, "security_bits": graph.security_bits}
         for question, mine, lost in zip(questions, rows, gone, strict=True):
-            session = Session(RUN, broadcast.round, tuple(sorted(names)), self._threshold(len(names)))
+            session = self._session(broadcast.round, tuple(sorted(names)))
             vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
-            clients = LocalClients(names, RUN, self.threshold, vanish)
+            clients = LocalClients(names, RUN, self.threshold, vanish, **requires)
             clients.rows = dict(zip(names, mine.numpy(), strict=True))
-            clients.context = told(question, broadcast, names)
+            clients.context = context_digest(question, broadcast, names)
             rounds = Rounds(clients)
             try:
                 rounds.open(session)
@@ -131,12 +150,20 @@ class SecureChannel(Channel):
             totals.append(torch.from_numpy(total))
         return totals
 
+    def _session(self, round: int, names: tuple[int, ...]) -> Session:
+        from fedtail.secure import Session
+
+        threshold = max(self.threshold, len(names) // 2 + 1)
+        make = Session if self.graph is None else self.graph.session
+        return make(RUN, round, names, threshold)
+
     def _threshold(self, clients: int) -> int:
-        return max(self.threshold, clients // 2 + 1)
+        threshold = max(self.threshold, clients // 2 + 1)
+        return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 
 
-def told(question: Any, broadcast: Broadcast, names: list[int]) -> bytes:
-    """A digest of everything the clients of a question were told: masks of clients who were told other things do not cancel."""
+def context_digest(question: Any, broadcast: Broadcast, names: list[int]) -> bytes:
+    """The context digest, of all that clients received with a question: where it differs between clients, masks do not cancel."""
     from fedtail.wire import pack
 
     everything = pack((broadcast.round, broadcast.seed, broadcast.params, question, tuple(map(str, sorted(names)))))

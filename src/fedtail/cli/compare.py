@@ -26,6 +26,7 @@ def compare(
     seeds: str | None = options.SEEDS,
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
+    trust: list[str] = options.TRUST,
     as_json: bool = options.JSON,
 ) -> None:
     """Train several methods on the same clients, cohorts and batches, and compare them.
@@ -39,7 +40,7 @@ def compare(
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
-    wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device))]
+    wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device), trust)]
     check_comparable(wanted)
     numbers = options.seeds_or(seeds, common_seeds(wanted, seeds is None))
 

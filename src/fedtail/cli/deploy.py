@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedtail.cli.terminal import errors_as_sentences, print_json
+
+if TYPE_CHECKING:
+    from fedtail.experiment import Experiment
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run an experiment on nodes that keep their data.")
 MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[flower]'"
@@ -25,15 +29,29 @@ def init(
 ) -> None:
     """Write a folder with an app for `flwr run`, certificates for TLS, and for each node its settings and its key.
 
-    Copy nodes/NAME to each node, name its data in node.toml, and follow the commands that are printed.
+    Copy nodes/NAME to each node, name its data in node.toml, and follow the commands that are printed. Nothing that the
+    experiment names is imported here; code that is not fedtail's, each node allows in its node.toml (trust), and the server in
+    app/pyproject.toml.
     """
     from fedtail.deployment.deployed_experiment import deployed_experiments
     from fedtail.deployment.flower.folder import commands, write_deployment
+    from fedtail.experiment import AS_WRITTEN
 
-    deployed_experiments(experiment)
+    held_out = any(evaluates_test(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
     names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
-    made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)))
+    made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
+                            test_share=0.2 if held_out else 0.0)
     typer.echo(commands(made, names, host, port))
+
+
+def evaluates_test(experiment: Experiment) -> bool:
+    """Whether the clients of a deployment evaluate on examples that are kept back."""
+    from fedtail.experiment.part_tables import PartPlan
+
+    plan: Any = experiment.evaluate.on_nodes
+    if plan is None:
+        return False
+    return (plan.arguments.get("split", "test") if isinstance(plan, PartPlan) else plan.split) == "test"
 
 
 @deploy.command(short_help="A whole deployment on this machine, next to the simulator.")
@@ -68,9 +86,14 @@ def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
     if as_json:
         print_json({"rows": [asdict(one) for one in found]})
         return
-    cells = [[one.method, f"{one.difference:.3g}", f"{one.moved:.3g}", str(one.exchanges), f"{one.seconds:.1f}"] for one in found]
+    cells = [[one.method, f"{one.difference:.3g}", f"{one.moved:.3g}", _percent(one.error), _percent(one.worst10),
+              str(one.exchanges), f"{one.seconds:.1f}"] for one in found]
     show_table(f"{nodes} nodes and the simulator after {rounds} rounds on the same cohorts",
-               ["method", "largest difference", "largest step", "exchanges", "s each"], cells)
+               ["method", "largest difference", "largest step", "error %", "worst tenth %", "exchanges", "s each"], cells)
+    typer.echo("Errors are over the clients of the last cohort, on examples they hold out; the server got a histogram.")
     typer.echo(f"What the server saw: {found[0].channel}.")
 
 
+def _percent(error: float | None) -> str:
+    """An error rate in percent; nothing where it was not found."""
+    return "" if error is None else f"{100 * error:.1f}"

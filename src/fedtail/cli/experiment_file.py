@@ -38,12 +38,16 @@ def show(
     method: str | None = options.METHOD,
     as_json: bool = options.JSON,
 ) -> None:
-    """Print an experiment fully resolved: every part with every field, defaults included. Reads no data."""
+    """Print an experiment fully resolved: every part with every field, defaults included.
+
+    Reads no data, and imports nothing that the file names: code of your own is shown as it is written.
+    """
     import tomli_w
 
-    from fedtail.experiment import read_experiment, read_experiments
+    from fedtail.experiment import AS_WRITTEN, read_experiment, read_experiments
 
-    chosen = [read_experiment(experiment, settings, method)] if method else read_experiments(experiment, settings)
+    chosen = ([read_experiment(experiment, settings, method, AS_WRITTEN)] if method
+              else read_experiments(experiment, settings, AS_WRITTEN))
     if as_json:
         tables = [one.table() for one in chosen]
         print_json(tables[0] if len(tables) == 1 else {"methods": tables})

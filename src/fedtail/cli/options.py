@@ -16,6 +16,9 @@ DEVICE = typer.Option(None, "--device", metavar="DEVICE", help="cpu or cuda; by 
 ENGINE = typer.Option(None, "--engine", metavar="ENGINE", help="local or ray; by default that of the file.", show_default=False)
 ADDRESS = typer.Option(None, "--address", metavar="HOST:PORT", show_default=False,
                        help="Of the Ray cluster, or auto; by default a Ray is started here.")
+TRUST = typer.Option([], "--trust", metavar="FOLDER|PACKAGE", show_default=False,
+                     help="Where code of your own that the file names may be imported from: a folder (. is this one), or an "
+                          "installed package. May be given again; without it only fedtail's own parts are run.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
 
 X = typer.Option(None, "--x", metavar="NAME", help="The array (or columns) of inputs.", show_default=False)

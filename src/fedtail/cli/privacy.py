@@ -105,14 +105,14 @@ class Request:
     def event(self) -> Sampling:
         """How cohorts are sampled, for the accountant."""
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
-        from fedtail.privacy.minimum_cohort import decisive_share
+        from fedtail.privacy.minimum_cohort import reveal_probability
 
         if self.sampling == "none" or self.cohort is None:
             return NoSampling()
         if self.sampling == "fixed":
             return FixedSampling(self.cohort, self.population)
         rate = self.cohort / self.population
-        return PoissonSampling(rate, decisive_share(rate, self.population, 1 if self.minimum is None else self.minimum))
+        return PoissonSampling(rate, reveal_probability(rate, self.population, 1 if self.minimum is None else self.minimum))
 
 
 def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
@@ -172,7 +172,7 @@ def solved(request: Request) -> NoiseLevels:
 def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
     """One JSON object. With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less."""
     from fedtail.privacy.calibration import doubts
-    from fedtail.privacy.composition import sampling_rate
+    from fedtail.privacy.composed_mechanism import sampling_rate
 
     bought = found.guarantee
     second = bought.second_opinion
@@ -182,7 +182,7 @@ def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
         "accountant": bought.accountant, "sampling": request.sampling, "adjacency": bought.adjacency,
         "epsilon_spent": bought.epsilon,
         "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
-        "epsilon_against_server": bought.against_server, "epsilon_one_participation": bought.one_participation,
+        "epsilon_without_amplification": bought.without_amplification, "epsilon_one_participation": bought.one_participation,
         "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
         "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.event), "minimum": request.minimum,
         "notes": list(bought.notes), "warnings": doubts(request.population, request.event, request.delta)}
@@ -199,7 +199,7 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
     typer.echo(str(found.guarantee))
     show_table(title, ["what", "value"], [[name, value] for name, value in lines(request, found)])
     shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
-    rows = [[str(count), _number(bought.epsilon), _number(bought.against_server)]
+    rows = [[str(count), _number(bought.epsilon), _number(bought.without_amplification)]
             for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
     for note in (*found.guarantee.notes, *doubts(request.population, request.event, request.delta)):
@@ -217,7 +217,7 @@ def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
         (f"epsilon, by {bought.accountant}", _number(bought.epsilon)),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
         ("without amplification, a client in one round", _number(bought.one_participation)),
-        ("without amplification, a client in every round", _number(bought.against_server)),
+        ("without amplification, a client in every round", _number(bought.without_amplification)),
         *_skipping(request)]
 
 

@@ -13,21 +13,28 @@ if TYPE_CHECKING:
     from fedtail.privacy.ledger import Ledger
     from fedtail.runs import RunFolder
 
+UNVERIFIED = "whether its ledger is whole cannot be verified: no checkpoint of the run holds a digest of it"
 COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients.parquet hold exact results: do not release them."
 COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who participated: do not release them."
 
 
 def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
     """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
-    from fedtail.privacy.statement import obstacles, statement
+    from fedtail.privacy.statement import obstacles, repriced, statement
     from fedtail.runs import RunFolder
 
     folder = RunFolder.open(run, also_deployed=True)
     ledger = ledger_of(folder)
-    found = statement(ledger, folder.result["round"] if folder.finished else rounds_so_far(folder), delta)
-    problems = obstacles(ledger)
+    doubts = check_ledger(folder, ledger)
+    rounds = folder.result["round"] if folder.finished else rounds_so_far(folder)
+    found = statement(ledger, rounds, delta, folder.not_charged)
+    change = repriced(ledger, folder.privacy)
+    found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
+    problems = [*doubts, *obstacles(ledger)]
     if for_release and problems:
         raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_advice(problems)}")
+    if doubts and found["private"]:
+        found["notes"] += doubts
     if as_json:
         print_json({**found, "for_release": not problems})
         return
@@ -44,41 +51,66 @@ def rounds_so_far(folder: RunFolder) -> int:
 
 def ledger_of(folder: RunFolder) -> Ledger:
     """The ledger of a run, with the privacy budget it began with."""
-    from fedtail.privacy.ledger import Ledger, Terms
+    from fedtail.privacy.ledger import Ledger, PrivacyBudget
     from fedtail.runs.run_folder import LEDGER
 
-    return Ledger(Terms(**folder.about["experiment"].get("privacy", {})), folder.path / LEDGER)
+    budget = PrivacyBudget(**folder.about["experiment"].get("privacy", {}))
+    return Ledger(budget, folder.path / LEDGER, unrecorded=budget.randomness)      # which a run cannot change
+
+
+def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
+    """Refuse a ledger that does not hold what it held at the newest checkpoint and at the end; why that cannot be verified."""
+    from fedtail.privacy.ledger_file import LedgerMark
+    from fedtail.runs.checkpoint import ledger_mark
+
+    newest = ledger_mark(folder.path)
+    at_end = folder.result.get("ledger") if folder.finished else None
+    if newest is not None and newest[1] is not None:
+        ledger.check(newest[1], newest[0])
+    if at_end is not None:
+        ledger.check(LedgerMark(*at_end), folder.result["round"])
+    return [] if at_end is not None or (newest is not None and newest[1] is not None) else [UNVERIFIED]
 
 
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
     """Print the privacy statement of a run: epsilon, what it holds against, and what was released."""
     from fedtail.cli.terminal import show_table
+    from fedtail.privacy.statement import in_one_sentence
 
     if not found["private"]:
         typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
+        typer.echo(f"{found['unit']}-level, {found['neighbours']}; against {found['observer']}")
         return
     second = found["second_opinion"]
     typer.echo(found["statement"])
     lines = [
         (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _number(found["epsilon"])),
         *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
-        ("what the server sees", found["channel"]), ("adjacency", found["adjacency"]),
+        ("what the server sees", found["channel"]), ("unit", f"a {found['unit']}, with all its examples"),
+        ("adjacency", f"{found['adjacency']}: {found['neighbours']}"),
         ("sampling", found["sampling"]), ("against", found["observer"]),
         ("without amplification, a client in one round", _number(found["one_participation"])),
-        ("without amplification, a client in every round", _number(found["against_server"])),
+        ("without amplification, a client in every round", _number(found["without_amplification"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])
+    for change in found["repriced"]:
+        typer.echo(f"repriced: {in_one_sentence(change)}")
+    for text in found["not_charged"]:
+        typer.echo(f"not charged: {text}")
     for note in found["notes"]:
         typer.echo(f"note: {note}")
 
 
 def _advice(problems: list[str]) -> str:
     """What to change so that the model of a run may be released."""
-    from fedtail.privacy.statement import FLOATING, SIMULATED
+    from fedtail.privacy.accounting import ONLY
+    from fedtail.privacy.statement import FLOATING, SIMULATED, UNTOLD
 
-    advice = [text for problem, text in ((SIMULATED, 'Run again with [privacy] randomness = "os".'),
-                                         (FLOATING, 'Use noise = { part = "DiscreteNoise", ... }.')) if problem in problems]
+    known = ((SIMULATED, 'Run again with [privacy] randomness = "os".'), (UNTOLD, "Run again."), (UNVERIFIED, "Run again."),
+             (ONLY, "Start from a model whose history is known and private, or release nothing."),
+             (FLOATING, 'Use noise = { part = "DiscreteNoise", ... }.'))
+    advice = list(dict.fromkeys(text for start, text in known if any(problem.startswith(start) for problem in problems)))
     return " ".join(advice) or "Use private parts (PrivateMean, Binned)."
 
 

@@ -79,17 +79,15 @@ def release_randomness(seed: int | None, k: int) -> Any:
 
 def read_values(path: Path, column: str | None) -> np.ndarray:
     """The numbers of a file, one per client. A table needs the name of a column, unless it has one only."""
-    import numpy as np
+    from fedtail.data.tables import list_arrays, read_arrays, read_npy
 
     suffix = path.suffix.lower()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Pass one number per client, as numpy.save writes them.")
     if suffix == ".npy":
-        return np.load(path, allow_pickle=False)
+        return read_npy(path)
     if suffix in (".csv", ".txt"):
         return read_text(path, column)
-    from fedtail.data.tables import list_arrays, read_arrays
-
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npy, .csv, .txt, .npz or .parquet are "
                          "read.")
@@ -100,18 +98,23 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
 def read_text(path: Path, column: str | None) -> np.ndarray:
     """A column of numbers, with a line of names above it or without."""
     import csv
+    import io
 
     import numpy as np
 
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.reader(file) if row]
+    from fedtail.reading import read_text as read_text_of
+    from fedtail.reading import refusing, shortly
+
+    with refusing(str(path), "Write a column of numbers."):
+        text = io.StringIO(read_text_of(path, 1 << 30, "a file of numbers"), newline="")
+        rows = [row for row in csv.reader(text) if row]
     named = bool(rows) and not all(is_number(cell) for cell in rows[0])
     names = rows.pop(0) if named else [str(k) for k in range(len(rows[0]) if rows else 0)]
     place = column_index(column, names, path) if column else names.index(only_column(names, path))
     try:
         return np.array([float(row[place]) for row in rows])
     except (ValueError, IndexError) as reason:
-        raise ValueError(f"{path} has lines without a number in column {names[place]!r}: {reason}.") from None
+        raise ValueError(f"{path} has lines without a number in column {shortly(names[place])!r}: {shortly(reason)}.") from None
 
 
 def is_number(text: str) -> bool:
@@ -126,14 +129,14 @@ def is_number(text: str) -> bool:
 def column_index(column: str, names: list[str], path: Path) -> int:
     """The position of a named column; refused where there is none of that name."""
     if column not in names:
-        raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)}.")
+        raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)[:1000]}.")
     return names.index(column)
 
 
 def only_column(names: list[str], path: Path) -> str:
     """The name of the only column; refused where there are several and none was chosen."""
     if len(names) != 1:
-        raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names) or 'it is empty'}.")
+        raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names)[:1000] or 'it is empty'}.")
     return names[0]
 
 

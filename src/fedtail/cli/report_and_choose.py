@@ -43,12 +43,13 @@ def choose(
     mine: Path = typer.Option(..., "--data", metavar="FILE", help="One client's examples, .npz or .parquet.", show_default=False),
     x: list[str] = typer.Option(["x"], "--x", metavar="NAME", help="The array (or columns) of inputs."),
     y: str = typer.Option("y", "--y", metavar="NAME", help="The array of targets."),
+    trust: list[str] = options.TRUST,
     as_json: bool = options.JSON,
 ) -> None:
     """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent."""
     from fedtail.runs.choosing import choose_for
 
-    picked = choose_for(run, mine, x[0] if len(x) == 1 else x, y)
+    picked = choose_for(run, mine, x[0] if len(x) == 1 else x, y, trust)
     if as_json:
         print_json(picked)
         return

@@ -32,6 +32,7 @@ def run(
     device: str | None = options.DEVICE,
     engine: str | None = options.ENGINE,
     address: str | None = options.ADDRESS,
+    trust: list[str] = options.TRUST,
     as_json: bool = options.JSON,
 ) -> None:
     """Train the method of an experiment file and keep everything in a run folder.
@@ -41,7 +42,8 @@ def run(
     """
     from fedtail.experiment import read_experiment
 
-    wanted = read_experiment(experiment, options.with_engine(options.with_device(settings, device), engine, address), method)
+    wanted = read_experiment(experiment, options.with_engine(options.with_device(settings, device), engine, address), method,
+                             trust)
     numbers = options.seeds_or(seeds, wanted.seeds)
 
     def jobs(folder: Path) -> list[Job]:

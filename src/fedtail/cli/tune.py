@@ -24,6 +24,7 @@ def tune(
     trials: int | None = typer.Option(None, "--trials", min=1, help="How many settings to try.", show_default=False),
     resume: bool = options.RESUME,
     device: str | None = options.DEVICE,
+    trust: list[str] = options.TRUST,
     as_json: bool = options.JSON,
 ) -> None:
     """Search the fields named in [tune.search], choosing by a statistic over held-out training clients.
@@ -36,7 +37,7 @@ def tune(
     from fedtail.runs.tuning import tune as search_all
 
     changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
-    search = read_search(experiment, changes, method)
+    search = read_search(experiment, changes, method, trust)
     numbers = options.seeds_or(seeds, search.first().seeds)
     place = Path("runs") / f"{slug(search.name)}-tune"
     folder = out or (([*taken_folders(place)] or [place])[-1] if resume else free_folder(place))
@@ -47,6 +48,9 @@ def tune(
         print_json(result)
     else:
         show_trials(result)
+    if result["finished"] and not result["best"] and not result["trials"] and result.get("privacy") and not result["failed"]:
+        exit_with("the random number of trials was zero: nothing was tried, and nothing is released. To search again in another "
+                  "folder costs as much again.", FAILED)
     if result["finished"] and not result["best"]:
         exit_with("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
               "enough) and the learning rates.", FAILED)
@@ -65,7 +69,11 @@ def show_trials(result: dict[str, Any]) -> None:
     unit = f", {result['unit']}" if result["unit"] else ""
     how = f" ({result['better']} is better{_mean_over(result['seeds'])})"
     show_table(title + unit + how, [result["statistic"], *names], cells)
-    if result["best"]:
+    if result.get("privacy") and result["best"]:
+        typer.echo(f"The best is in {result['file']}, and its model in model.safetensors beside it: release that one. A run of "
+                   "the file would be charged beside the search.")
+        typer.echo(f"{result['privacy']['statement']}\n{result['privacy']['guarantee']}")
+    elif result["best"]:
         typer.echo(f"The best is in {result['file']}.  Run it:  fedtail run {result['file']}")
 
 

@@ -17,7 +17,10 @@ from fedtail.types import Examples
 
 
 def rows_of(inputs: Examples, rows: Any) -> Examples:
-    """Some examples of a tensor or of each tensor in a dict."""
+    """inputs[rows] along the first axis, of a tensor or of every tensor in a dict.
+
+    `rows` is a slice, a mask, a tensor of numbers, or one number, which drops the axis.
+    """
     return {k: taken(v, rows) for k, v in inputs.items()} if isinstance(inputs, dict) else taken(inputs, rows)
 
 
@@ -143,7 +146,10 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
     kind = common_dtype([row for row in rows if len(row)] or rows)      # an empty list has no type of its own
     kind = np.dtype(np.int64) if kind.kind in "ub" and fill < 0 else kind      # which bytes cannot hold
     tensors = [torch.as_tensor(row.astype(kind, copy=False)) for row in rows]
-    shape = next((t.shape[1:] for t in tensors if len(t)), torch.Size())
+    shapes = {tuple(t.shape[1:]) for t in tensors if len(t)}
+    if len(shapes) > 1:
+        raise ValueError(f"sequences hold entries of different shapes, {sorted(shapes)[:4]}. Give all entries one shape.")
+    shape = next(iter(shapes), ())
     padded = torch.nn.utils.rnn.pad_sequence([t.reshape(-1, *shape) for t in tensors], batch_first=True,
                                              padding_value=fill)
     return {"sequence": padded, "lengths": torch.tensor([len(row) for row in rows])}

@@ -12,7 +12,9 @@ import numpy as np
 
 from fedtail.data.arrays import as_array, is_ragged, join_clients
 from fedtail.data.population import Population
+from fedtail.reading import Unreadable, read_text, shortly, unlike_keys
 
+MOST_BYTES = 1 << 32      # of a file: LEAF's own have some hundred million
 Encode = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -79,14 +81,23 @@ def leaf_files(folder: str | Path) -> list[Path]:
 def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Every user of one file with its lists, checked against `num_samples`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as reason:
-        raise ValueError(f"{path.name} is not a JSON file: {reason}. Is it whole?") from reason
+        content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=unlike_keys)
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as reason:
+        raise ValueError(f"{path.name} is not a JSON file: {shortly(reason)}. Is it whole?") from reason
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds a {type(content).__name__}, so it is not a LEAF file.")
     missing = [key for key in ("users", "num_samples", "user_data") if key not in content]
     if missing:
         raise ValueError(f"{path.name} lacks {', '.join(missing)}, so it is not a LEAF file. Keep other json files out "
                          "of the folder.")
     users, counts, data = content["users"], content["num_samples"], content["user_data"]
+    if not (_is_list_of(users, str) and _is_list_of(counts, int) and isinstance(data, dict) and all(
+            isinstance(entry, dict) and isinstance(entry.get("x"), list) and isinstance(entry.get("y"), list)
+            for entry in data.values())):
+        raise ValueError(f"{path.name} needs a list of names as users, a list of whole numbers as num_samples, and as user_data "
+                         "for each user the lists x and y. LEAF writes it so.")
     if len(users) != len(counts) or len(set(users)) != len(users) or set(users) != set(data):
         raise ValueError(f"{path.name} lists {len(users)} users, {len(counts)} num_samples and {len(data)} entries of "
                          "user_data; they must be the same users, each once.")
@@ -96,6 +107,11 @@ def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
             raise ValueError(f"{path.name}, user {user!r}: num_samples says {count}, but there are {len(x)} x and "
                              f"{len(y)} y. The file may be cut short; write it again.")
         yield user, x, y
+
+
+def _is_list_of(values: Any, kind: type) -> bool:
+    """Whether this is a list of one kind of values; truth values are no numbers."""
+    return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 def _numbers(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
@@ -124,5 +140,5 @@ def _arrays(values: Any, name: str) -> Any:
 
 def _holds_text(values: Any) -> bool:
     """Whether the first example is text, or a list with text in it."""
-    first = values[0]
+    first = values[0] if len(values) else None
     return isinstance(first, str) or (isinstance(first, list) and any(isinstance(entry, str) for entry in first))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +55,15 @@ class Population:
     group: Tensor | None = None           # (clients,) int64
     names: np.ndarray | None = None       # (clients,) what the data called them
     folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.mass.shape != self.size.shape:
+            raise ValueError(f"mass has shape {tuple(self.mass.shape)}, but there are {len(self.size)} clients. Pass one number "
+                             "for each client.")
+        if len(self.mass):
+            low, high = (float(end) for end in self.mass.aminmax())
+            if not 0 < low <= high < math.inf:
+                raise ValueError(f"mass must be positive and finite, got {low:g} to {high:g}. Leave out clients without weight.")
 
     def __len__(self) -> int:
         return len(self.size)
@@ -164,11 +175,18 @@ class Population:
     def select(self, clients: Any) -> Population:
         """The given clients only (indices or a boolean mask); examples are shared, not copied."""
         chosen = torch.from_numpy(_indices(clients, len(self)))
-        return replace(
-            self, start=self.start[chosen], size=self.size[chosen], mass=self.mass[chosen], key=self.key[chosen],
+        return self.with_columns(
+            start=self.start[chosen], size=self.size[chosen], mass=self.mass[chosen], key=self.key[chosen],
             group=None if self.group is None else self.group[chosen],
             names=None if self.names is None else self.names[chosen.numpy()],
         )
+
+    def with_columns(self, **columns: Any) -> Population:
+        """A copy with other columns, whose masses are some of these and not checked again: every round makes one."""
+        made = copy.copy(self)
+        for name, values in columns.items():
+            object.__setattr__(made, name, values)
+        return made
 
     def to(self, device: Any) -> Population:
         """A population with its examples on a device, so that rounds and evaluations there copy nothing."""
@@ -248,12 +266,6 @@ class Population:
         check_finite(inputs, targets, size, lengths)
         size = size.long()
         mass = size.double() if mass is None else torch.as_tensor(np.asarray(mass, dtype=np.float64))
-        if mass.shape != size.shape:
-            raise ValueError(f"mass has shape {tuple(mass.shape)}, but there are {len(size)} clients. Pass one number "
-                             "for each client.")
-        if not bool((mass > 0).all() & mass.isfinite().all()):
-            raise ValueError(f"mass must be positive and finite, got {mass.min().item():g} to {mass.max().item():g}. "
-                             "Leave out clients without weight.")
         groups = None if group is None else _groups(group, len(size))
         return cls(inputs, targets, size.cumsum(0) - size, size, mass, torch.arange(len(size)), groups, names)
 

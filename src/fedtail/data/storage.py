@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import uuid
@@ -15,12 +16,16 @@ from torch import Tensor
 
 from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
+from fedtail.data.tables import npy_header
 from fedtail.losses import IGNORED
+from fedtail.reading import Unreadable, read_json, shortly
 
 FORMAT, VERSION = "fedtail population", 2
 FORMER = 1                                              # which padded sequences of numbers with -100, not with NaN
 _MANIFEST = "population.json"
 _NEEDED, _OPTIONAL = ("targets", "start", "size", "mass", "key"), ("group", "names")
+_KINDS = {"start": "<i8", "size": "<i8", "mass": "<f8", "key": "<i8", "group": "<i8"}
+_MANIFEST_BYTES = 1 << 20
 _BLOCK = 1 << 26                                        # bytes gathered at once while saving
 
 
@@ -147,20 +152,20 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{place} is not a saved population: it has no {_MANIFEST}. Write one with "
                                 "population.save(folder).")
     try:
-        manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{place / _MANIFEST} is not readable json. Save the population again.") from None
+        manifest = read_json(place / _MANIFEST, _MANIFEST_BYTES)
+    except Unreadable as reason:
+        raise ValueError(f"{str(reason).removesuffix('.')}. Save the population again.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{place / _MANIFEST} does not describe a saved population. Write one with "
                          "population.save(folder).")
     if manifest.get("version") not in (FORMER, VERSION):
-        raise ValueError(f"{place} has format version {manifest.get('version')!r}; this fedtail reads {VERSION}. "
+        raise ValueError(f"{place} has format version {shortly(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
                          "Install the fedtail that wrote it, or save the population again.")
     names = list(manifest["arrays"]) if isinstance(manifest.get("arrays"), dict) else []
     inputs = [name for name in names if name == "inputs" or name.partition("inputs.")[2].isidentifier()]
     rest = set(names) - set(inputs)
     if not inputs or ("inputs" in inputs and len(inputs) > 1) or not set(_NEEDED) <= rest <= {*_NEEDED, *_OPTIONAL}:
-        raise ValueError(f"{place / _MANIFEST} names the arrays {', '.join(names) or 'none'}; inputs and "
+        raise ValueError(f"{place / _MANIFEST} names the arrays {shortly(', '.join(names)) or 'none'}; inputs and "
                          f"{', '.join(_NEEDED)} are needed. Save the population again.")
     return manifest
 
@@ -177,27 +182,40 @@ def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
 
 def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
     """An array of a saved population, mapped into memory."""
-    try:
-        array = np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False)    # copy on write
-    except FileNotFoundError:
+    file = place / f"{name}.npy"
+    if not file.is_file():
         raise FileNotFoundError(f"{place} lacks {name}.npy, which {_MANIFEST} names. Save the population "
-                                "again.") from None
-    except (ValueError, EOFError):
-        raise ValueError(f"{place / f'{name}.npy'} is damaged or cut short. Save the population again.") from None
-    found = {"dtype": array.dtype.str, "shape": list(array.shape)}
+                                "again.")
+    try:
+        with file.open("rb") as stream:
+            shape, by_columns, kind = npy_header(stream, name)      # before numpy maps it: a header can make that divide by zero
+            begins = stream.tell()
+        whole = min(shape, default=0) >= 0 and begins + math.prod(shape) * kind.itemsize == file.stat().st_size
+    except Exception as reason:                                     # whatever a damaged file makes numpy say
+        raise ValueError(f"{file} is damaged or cut short ({shortly(reason)}). Save the population again.") from None
+    if not whole or not kind.itemsize:
+        raise ValueError(f"{file} is damaged or cut short. Save the population again.")
+    found = {"dtype": kind.str, "shape": list(shape)}
     if found != entry:
-        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {entry}. Save the population again.")
-    return array
+        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {shortly(entry)}. Save the population again.")
+    if (name in _KINDS and kind.str != _KINDS[name]) or (name not in (*_KINDS, "names") and kind.kind not in "biuf"):
+        raise ValueError(f"{name}.npy holds {kind}, {_KINDS.get(name, 'numbers')} is needed. Save the population again.")
+    return np.memmap(file, kind, "c", begins, shape, "F" if by_columns else "C")      # copy on write
 
 
 def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Refuse arrays whose lengths do not fit the manifest, and clients beyond the examples."""
     clients, examples = manifest.get("clients"), manifest.get("examples")
     for name, array in arrays.items():
-        count = clients if name in ("start", "size", "mass", "key", *_OPTIONAL) else examples
-        if not array.ndim or len(array) != count:
+        of_clients = name in ("start", "size", "mass", "key", *_OPTIONAL)
+        count = clients if of_clients else examples
+        if not array.ndim or type(count) is not int or len(array) != count or (of_clients and array.ndim != 1):
             raise ValueError(f"{name}.npy has shape {array.shape}, but {_MANIFEST} says {clients} clients and "
                              f"{examples} examples. Save the population again.")
     start, size = arrays["start"], arrays["size"]
-    if not clients or size.min() < 1 or start.min() < 0 or (start + size).max() > examples:
+    if not clients or size.min() < 1 or size.max() > examples or start.min() < 0 or (start > examples - size).any():
         raise ValueError(f"{place} has clients that reach outside its {examples} examples. Save the population again.")
+    mass, group = arrays["mass"], arrays.get("group")
+    if not (np.isfinite(mass) & (mass > 0)).all() or (group is not None and group.min() < 0):
+        raise ValueError(f"{place} has clients whose mass is not positive and finite, or whose group is below 0. Save the "
+                         "population again.")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import math
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from fedtail.data.arrays import Sequences, as_labels, common_dtype
 from fedtail.errors import FieldError
+from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_swollen, refusing
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_BLOCK = 1 << 20                                        # bytes unpacked at once
+_DEFLATE = 1032                                         # no deflated byte stands for more
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
@@ -28,12 +32,11 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 def list_arrays(path: str | Path) -> dict[str, str]:
     """What a file holds, without reading it: each name with its shape and type."""
     if suffix_of(path) == ".parquet":
-        from pyarrow import parquet
-        rows = parquet.read_metadata(path).num_rows
-        return {field.name: f"({rows},) {field.type}" for field in parquet.read_schema(path)}
-    _check_npz(path)
-    with zipfile.ZipFile(path) as file:
-        return {name.removesuffix(".npy"): _npz_header(file, name) for name in file.namelist()}
+        with open_parquet(path) as file, refusing(str(path), AGAIN):
+            rows = file.metadata.num_rows
+            return {field.name: f"({rows},) {field.type}" for field in file.schema_arrow}
+    with _opened_npz(path) as archive:
+        return {name.removesuffix(".npy"): _npz_header(archive, name) for name in archive.namelist()}
 
 
 def suffix_of(path: str | Path) -> str:
@@ -133,9 +136,11 @@ def column_of(column: Any, name: str) -> Any:
     if isinstance(column.type, arrow.BaseExtensionType):
         return column_of(arrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type), name)
     if types.is_dictionary(column.type):
-        return column_of(column.cast(column.type.value_type), name)
+        text = types.is_string(column.type.value_type) or types.is_large_string(column.type.value_type)
+        return _text_column(column, name) if text else column_of(column.cast(column.type.value_type), name)
     if types.is_string(column.type) or types.is_large_string(column.type):
-        return _text_column(column)
+        return _text_column(column, name)
+    _check_kind(column, name)
     if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
         return column.chunk(0).to_numpy(zero_copy_only=False) if column.num_chunks == 1 else column.to_numpy()
     return _list_column(column_of(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
@@ -150,56 +155,129 @@ def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
     return values.reshape(len(lengths), lengths[0], *values.shape[1:])
 
 
-def _text_column(column: Any) -> np.ndarray:
+def _check_kind(column: Any, name: str) -> None:
+    """Refuse columns that are neither numbers, times nor lists of them, and lists in which values are missing."""
+    from pyarrow import types
+
+    kind = column.type
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    known = (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal, types.is_binary, types.is_string,
+             types.is_large_string, types.is_dictionary, types.is_large_binary, types.is_fixed_size_binary, types.is_null)
+    if not any(fits(kind) for fits in known):
+        raise Unreadable(f"column {name!r} holds {column.type}; numbers, text, or lists of numbers are needed.")
+
+
+def _text_column(column: Any, name: str) -> np.ndarray:
     """A column of text as an array."""
-    encoded = column.dictionary_encode().unify_dictionaries()      # each distinct text becomes Python text once
-    values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
+    from pyarrow import types
+
+    encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
+    encoded = encoded.unify_dictionaries()                         # each distinct text becomes Python text once
+    with refusing(f"column {name!r}", AGAIN):
+        values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
+    if values.itemsize * len(column) > ALWAYS + 64 * column.nbytes:
+        raise Unreadable(f"column {name!r} holds a text of {values.itemsize // 4} characters, and an array would take as "
+                         f"many for each of {len(column)} rows. Give clients shorter names.")
     codes = [chunk.indices.to_numpy() for chunk in encoded.chunks]
     return values[np.concatenate(codes)] if codes else values
 
 
 def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """Columns of a parquet file by name."""
-    from pyarrow import parquet
+    from fedtail.parquet_files import read_columns
 
-    there = parquet.read_schema(path).names
-    for name in names:
-        check_name(name, there, f"column in {path}")
-    table = parquet.read_table(path, columns=list(names))
+    with open_parquet(path) as file:
+        there = file.schema_arrow.names
+        for name in names:
+            check_name(name, there, f"column in {path}")
+        table = read_columns(file, path, names)
     return {name: column_of(table[name], name) for name in names}
+
+
+def open_parquet(path: str | Path) -> Any:
+    """A parquet file; refused where it is something else, or its description of itself is larger than any should be."""
+    from fedtail.parquet_files import opened
+
+    return opened(path)
 
 
 def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """Arrays of an `.npz` file by name."""
-    _check_npz(path)
-    with np.load(path, allow_pickle=False) as file:
+    with _opened_npz(path) as archive:
+        there = {name.removesuffix(".npy"): name for name in archive.namelist()}
         for name in names:
-            check_name(name, file.files, f"array in {path}")
-        return {name: _npz_array(file, name) for name in names}
+            check_name(name, there, f"array in {path}")
+        refuse_swollen(path, sum(archive.getinfo(there[name]).file_size for name in names))
+        return {name: _npz_array(path, archive, there[name], name) for name in names}
 
 
-def _check_npz(path: str | Path) -> None:
-    """Refuse a file that is no `.npz` file."""
-    if Path(path).exists() and not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
+def _opened_npz(path: str | Path) -> zipfile.ZipFile:
+    """An `.npz` file, which is a zip archive; anything else is refused."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    with refusing(str(path), AGAIN):
+        if zipfile.is_zipfile(path):
+            return zipfile.ZipFile(path)
+    raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
 
 
-def _npz_array(file: Any, name: str) -> np.ndarray:
-    """An array of an `.npz` file; one that needs pickle is refused."""
-    try:
-        return file[name]
-    except ValueError:
-        raise ValueError(f"array {name!r} holds Python objects, which need pickle and are not read. Save numbers or "
-                         "text: numpy.asarray(values.tolist()).") from None
+def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
+    """An array of an `.npz` file. What its header announces must be there before memory is taken for it."""
+    about = archive.getinfo(entry)
+    if about.file_size > _DEFLATE * about.compress_size + _BLOCK and about.compress_type == zipfile.ZIP_DEFLATED:
+        raise Unreadable(f"array {name!r} of {path} announces {about.file_size} bytes, and {about.compress_size} packed ones "
+                         f"cannot hold them. {AGAIN}")
+    with refusing(f"array {name!r} of {path}", AGAIN), archive.open(about) as stream:
+        return npy_array(stream, about.file_size, f"array {name!r}")
 
 
-def _npz_header(file: zipfile.ZipFile, name: str) -> str:
+def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
+    """The array in a stream of so many bytes in numpy's format; one that needs pickle is refused, as are headers that lie."""
+    shape, by_columns, kind = npy_header(stream, what)
+    count = math.prod(shape)
+    if min(shape, default=0) < 0 or stream.tell() + count * kind.itemsize != size:
+        raise Unreadable(f"{what} announces {kind} of shape {shape}, which is not what its {size} bytes hold. {AGAIN}")
+    if not kind.itemsize:
+        raise Unreadable(f"{what} holds text without any characters.")
+    flat = np.empty(count, kind)
+    content, done = flat.view(np.uint8), 0
+    while done < flat.nbytes:
+        block = stream.read(min(_BLOCK, flat.nbytes - done))
+        if not block:
+            raise Unreadable(f"{what} ends after {done} of {flat.nbytes} bytes. {AGAIN}")
+        content[done:done + len(block)] = np.frombuffer(block, np.uint8)
+        done += len(block)
+    return flat.reshape(shape[::-1]).T if by_columns else flat.reshape(shape)
+
+
+def read_npy(path: str | Path) -> np.ndarray:
+    """The array in a `.npy` file, never unpickled."""
+    with refusing(str(path), AGAIN), Path(path).open("rb") as stream:
+        return npy_array(stream, Path(path).stat().st_size, str(path))
+
+
+def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and type of an array in numpy's format; refused where they are none, or need pickle."""
+    version = np.lib.format.read_magic(stream)
+    if version not in _HEADERS:
+        raise Unreadable(f"{what} is in version {version} of numpy's format, which is not read. Save it without named fields.")
+    shape, by_columns, kind = _HEADERS[version](stream)
+    if kind.hasobject:
+        raise Unreadable(f"{what} holds Python objects, which need pickle and are not read. Save numbers or "
+                         "text: numpy.asarray(values.tolist()).")
+    if not all(type(length) is int for length in shape) or kind.kind not in "biufcUSmM":
+        raise Unreadable(f"{what} holds {kind} of shape {shape}; numbers or text are needed.")
+    return shape, by_columns, kind
+
+
+def _npz_header(archive: zipfile.ZipFile, name: str) -> str:
     """Shape and type of an array in an `.npz` file, without reading it."""
-    with file.open(name) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version not in _HEADERS:
-            return "of an unknown type"
-        shape, _, kind = _HEADERS[version](stream)
+    try:
+        with archive.open(name) as stream:
+            shape, _, kind = npy_header(stream, name)
+    except Exception:                                   # it may not be asked for
+        return "of an unknown type"
     return f"{shape} {kind}"
 
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedtail.deprecated import old_name
+
 if TYPE_CHECKING:
     from fedtail.deployment.node import PARTS, Node
-    from fedtail.deployment.node_messages import Answers
-    from fedtail.deployment.registry import Roster
+    from fedtail.deployment.node_messages import AnswerReport
+    from fedtail.deployment.registry import ClientRegistry
     from fedtail.deployment.remote import RemoteFleet
     from fedtail.deployment.site import Site
 
-_HOME = {"PARTS": "node", "Answers": "node_messages", "Node": "node", "RemoteFleet": "remote", "Roster": "registry",
+_HOME = {"PARTS": "node", "AnswerReport": "node_messages", "Node": "node", "RemoteFleet": "remote", "ClientRegistry": "registry",
          "Site": "site"}
 
-__all__ = ["PARTS", "Answers", "Node", "RemoteFleet", "Roster", "Site"]
+__all__ = ["PARTS", "AnswerReport", "ClientRegistry", "Node", "RemoteFleet", "Site"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"fedtail.deployment has no {name!r}.")
+        return old_name(__name__, name)
     return getattr(importlib.import_module(f"fedtail.deployment.{_HOME[name]}"), name)

@@ -8,16 +8,19 @@ from typing import Any
 
 from fedtail.channel import Channel, SecureChannel
 from fedtail.experiment.experiment import Experiment, experiment_of, experiments, pick_method
-from fedtail.experiment.source import ExperimentError, Source
+from fedtail.experiment.source import ExperimentError, Source, Trusted
 
 ONE_QUESTION = {"part": "ExactQuantile", "bits": 12}
 TAILS = (None, "Superquantile", "TailFilter")
 BY = "the deployment"
 
 
-def deployed_experiments(path: str | Path, method: str = "") -> list[Experiment]:
-    """The methods of a file, or the one called `method`, with the defaults of deployments."""
-    source = Source.read(path)
+def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()) -> list[Experiment]:
+    """The methods of a file, or the one called `method`, with the defaults of deployments.
+
+    Code of your own is imported only from the folders and packages in `trust`.
+    """
+    source = Source.read(path, trust=trust)
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)
@@ -25,9 +28,9 @@ def deployed_experiments(path: str | Path, method: str = "") -> list[Experiment]
     return [experiment_of(_one_question(view), Path(path).stem) for view in views]
 
 
-def deployed_experiment(path: str | Path, method: str = "") -> Experiment:
+def deployed_experiment(path: str | Path, method: str = "", trust: Trusted = ()) -> Experiment:
     """The only method of a file, or the one called `method`, with the defaults of deployments."""
-    found = deployed_experiments(path, method)
+    found = deployed_experiments(path, method, trust)
     if len(found) > 1:
         raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(one.name for one in found)}. Say which one is "
                               "deployed with method.")
@@ -53,4 +56,5 @@ def channel_for(experiment: Experiment, population: Any) -> Channel:
 def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
     """The resolved experiment as plain values, for the run's folder."""
     table = replace(experiment, channel=channel).table(seed)
-    return {name: value for name, value in table.items() if name not in ("data", "engine", "evaluate", "folder")}
+    unused = ("data", "engine", "folder", *(() if experiment.evaluate.on_nodes else ("evaluate",)))
+    return {name: value for name, value in table.items() if name not in unused}

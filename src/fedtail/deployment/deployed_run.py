@@ -2,7 +2,8 @@
 
     run.json, experiment.toml   the resolved experiment   ledger.jsonl, privacy.json   the releases, and what they cost
     checkpoint-*.safetensors    after every round         answers.jsonl                which clients answered which question
-    model.safetensors           the final model           result.json                  written last
+    model.safetensors           the final model           metrics.jsonl                what clients found in evaluations
+    best.safetensors            the best by keep_best     result.json                  written last
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedtail.algorithm import states_of
 from fedtail.deployment.deployed_experiment import channel_for, deployed_table
 from fedtail.deployment.remote import RemoteFleet
+from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
+from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
-from fedtail.privacy.statement import statement
-from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.files import Lines, RunError, RunRefused, only_writer, plain, refuse_strangers, write_json, write_whole
-from fedtail.runs.recording import module_bytes, versions, warnings_to
-from fedtail.runs.run_folder import DEPLOYED, LEDGER, VERSION
-from fedtail.training import Progress, Trained, train
+from fedtail.runs.checkpoint import Checkpoints
+from fedtail.runs.execution import earlier_checkpoint
+from fedtail.runs.files import Lines, RunError, only_writer, refuse_strangers
+from fedtail.runs.measurements import SplitEvaluations
+from fedtail.runs.recording import Recorder, warnings_to, write_log
+from fedtail.runs.run_folder import DEPLOYED, LEDGER
+from fedtail.task import Task
+from fedtail.training import Progress, Trained, resume
 
 PATIENCE = 90.0        # seconds to wait for another writer: what is left of a server that was killed
 
@@ -46,87 +49,96 @@ class DeployedRun:
             return self._run(fleet, between)
 
     def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
-        channel = channel_for(self.experiment, fleet.population)
-        checkpoints, ledger = Checkpoints(self.folder), Ledger(self.experiment.privacy, self.folder / LEDGER)
-        start, kept = self._start(checkpoints, deployed_table(self.experiment, channel, self.seed))
-        answers, began = Lines(self.folder / "answers.jsonl", kept.get("answers.jsonl", (0, ""))), time.monotonic()
-        done = states_of(start.state)[0].round
+        channel, checkpoints = channel_for(self.experiment, fleet.population), Checkpoints(self.folder)
+        table = deployed_table(self.experiment, channel, self.seed)
+        checkpoint, problems = earlier_checkpoint(checkpoints, table, self.resume, "resume=true", "out")
+        task, privacy = self.experiment.task.make(self.seed), self.experiment.privacy
+        ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
+        records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
-        def after_round(progress: Progress) -> None:
-            nonlocal began
-            now = time.monotonic()
-            for report in fleet.reports:
-                answers.write(report.line())
-            round = states_of(progress.trained.state)[0].round
-            self.log(f"round {round} of {self.experiment.rounds}: {now - began:.1f} s, "
-                     f"{sum(report.exchanges for report in fleet.reports)} exchanges")
-            self._save(progress.trained, checkpoints, ledger, {"answers.jsonl": answers.flush()})
+        def after_round(progress: Progress) -> bool:
+            stop = recorder.after_round(progress)
             between()
-            began = time.monotonic()
+            records.began = time.monotonic()
+            return stop
 
-        try:
-            trained = train(self.experiment.algorithm, start.task, fleet=fleet, rounds=self.experiment.rounds - done, start=start,
-                            channel=channel, on_round=after_round, privacy=ledger)
-        finally:
-            answers.close()
-        fleet.finish()
-        self._finish(trained, ledger)
+        with Recorder(self.experiment, self.seed, self.folder, records, Unwatched(), ledger, checkpoints) as recorder:
+            for problem in problems:
+                recorder.log(problem)
+            start = recorder.open(task, table, checkpoint)
+            trained = resume(start, fleet=fleet, rounds=self.experiment.rounds - start.rounds, channel=channel,
+                             on_round=after_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
+            fleet.finish()
+            recorder.finish(trained)
         return trained
-
-    def _start(self, checkpoints: Checkpoints, table: dict[str, Any]) -> tuple[Trained, dict[str, Any]]:
-        task, checkpoint = self.experiment.task.make(self.seed), self._earlier(checkpoints, table)
-        if checkpoint is not None:
-            self.log(f"resumed after round {checkpoint.round} of {self.experiment.rounds}")
-            return checkpoint.trained(self.experiment.algorithm, task, self.seed), dict(checkpoint.lines)
-        import tomli_w
-
-        about = {"format": DEPLOYED, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
-                 "rounds": self.experiment.rounds, "members": self.experiment.members, "versions": versions()}
-        write_json(self.folder / "run.json", {**about, "experiment": table})
-        write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
-        self.log(f"started, {self.experiment.rounds} rounds")
-        state = self.experiment.algorithm.start(task.params(), self.seed)
-        return Trained(self.experiment.algorithm, task, state, self.seed), {}
-
-    def _earlier(self, checkpoints: Checkpoints, table: dict[str, Any]) -> Checkpoint | None:
-        import json
-
-        place = self.folder / "run.json"
-        if not place.is_file():
-            return None
-        if not self.resume:
-            raise RunRefused(f"{self.folder} holds a run. Go on with resume=true, or choose another folder with out.")
-        if json.loads(place.read_text())["experiment"] != plain(table):
-            raise RunRefused(f"the experiment is not the one {self.folder} began with. Undo the change, or choose another folder "
-                             "with out.")
-        checkpoint, problems = checkpoints.load()
-        for problem in problems:
-            self.log(problem)
-        return checkpoint
-
-    def _save(self, trained: Trained, checkpoints: Checkpoints, ledger: Ledger, lines: dict[str, Any]) -> None:
-        checkpoints.save(trained, lines)
-        write_json(self.folder / "privacy.json", statement(ledger, states_of(trained.state)[0].round))
-
-    def _finish(self, trained: Trained, ledger: Ledger) -> None:
-        for number, module in enumerate(trained.modules):
-            name = "model.safetensors" if len(trained.modules) == 1 else f"model-{number}.safetensors"
-            write_whole(self.folder / name, module_bytes(module))
-        round = states_of(trained.state)[0].round
-        write_json(self.folder / "privacy.json", statement(ledger, round))
-        write_json(self.folder / "result.json", {"round": round, "stopped": trained.stopped, "channel": list(ledger.channels)})
-        self.log("finished")
 
     def log(self, text: str) -> None:
         """Add a line to the run's log."""
         write_log(self.folder, text)
 
 
-def write_log(folder: Path, text: str) -> None:
-    """Add a line, with the time, to log.txt in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+class DeploymentRecords:
+    """What a server knows of a run on nodes: which clients answered, and what they found in evaluations."""
+
+    format, lines, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
+
+    def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
+        self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
+        self.tested = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
+        self.began = time.monotonic()
+
+    @property
+    def clients(self) -> int:
+        return len(self.fleet.population)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
+        whole = evaluates is not None and evaluates.error_bound == 1
+        return {"splits": {self.tested: self.clients} if evaluates else {}, "data": f"at {self.fleet.population.nodes} nodes",
+                "rates": error is misclassification or (error is default_error and whole)}
+
+    def begin(self, start: Trained, lines: dict[str, Lines]) -> None:
+        """The first cohort evaluates the start."""
+
+    def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+        """Who answered in the round, and what its cohort found about the models it received."""
+        for report in self.fleet.reports:
+            lines["answers.jsonl"].write(report.line())
+        self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
+                 f"{sum(report.exchanges for report in self.fleet.reports)} exchanges")
+        found = progress.before.evaluation if progress.before else None
+        return None if progress.before is None or found is None else (progress.before, self._by_split(found))
+
+    def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
+        """What the last cohort found about the models at the end."""
+        found = trained.evaluation
+        if found is None:
+            return None, {}, []
+        histograms = [{name: {"edges": one.edges.values, "counts": one.counts.tolist(), "noise": one.noise}
+                       for name, one in evaluation.distributions.items()} for evaluation in found]
+        return self._by_split(found), {"histograms": histograms}, []
+
+    def _by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
+        return [{self.tested: evaluation} for evaluation in found]
+
+
+class Unwatched:
+    """Nobody watches a run on a server: its log says how it goes."""
+
+    stop = False
+
+    def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
+        """Nothing to show."""
+
+    def round(self, round: int) -> None:
+        """Nothing to show."""
+
+    def evaluated(self, line: dict[str, Any], tested: str) -> None:
+        """Nothing to show."""
+
+    def note(self, text: str) -> None:
+        """It is in the log already."""
 
 
 def _wait_for_writer(folder: Path) -> None:

@@ -28,13 +28,13 @@ def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
     names = x509.SubjectAlternativeName([_host(one) for one in hosts])
     root = (_begun("fedtail deployment", "fedtail deployment", authority.public_key(), days)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(_key_usage(authority=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
             .sign(authority, hashes.SHA256()))
     issued = (_begun(hosts[0], "fedtail deployment", server.public_key(), days)
               .add_extension(names, critical=False)
               .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-              .add_extension(_usage(signs=False), critical=True)
+              .add_extension(_key_usage(authority=False), critical=True)
               .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
               .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
               .sign(authority, hashes.SHA256()))
@@ -75,7 +75,8 @@ def _host(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _usage(signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-                         key_encipherment=False, data_encipherment=False, key_agreement=not signs, encipher_only=False,
+def _key_usage(authority: bool) -> x509.KeyUsage:
+    """What the key of a certificate may do: an authority's signs certificates; a server's signs handshakes and agrees on keys."""
+    return x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
+                         key_encipherment=False, data_encipherment=False, key_agreement=not authority, encipher_only=False,
                          decipher_only=False)

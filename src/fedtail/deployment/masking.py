@@ -1,20 +1,23 @@
 """Masking schedules: which exchanges with the nodes a secure sum takes.
 
-"simple"    dropout-tolerant: keys and shares before the round's first question, two exchanges; then two for each question
-"ahead"     dropout-tolerant: keys and shares of the next round travel with the first question, two exchanges for each question
-"together"  all-or-nothing: one exchange for each question; if a node is missing, one retry with the rest
+"simple"          dropout-tolerant: keys and shares before the round's first question, two exchanges; then two for each question
+"ahead"           dropout-tolerant: keys and shares of the next round travel with the first question, two exchanges for each one
+"all-or-nothing"  one exchange for each question; if a node is missing, one retry with the rest
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fedtail.secure.all_or_nothing import Missing, TogetherServer
+from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import Exchange, Rounds, TogetherRounds
+from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
+
+if TYPE_CHECKING:
+    from fedtail.channel.graph import SparseGraph
 
 Counts = Mapping[int, int]              # clients by node
 USUAL = 2                               # questions a round, until it is known
@@ -23,8 +26,11 @@ USUAL = 2                               # questions a round, until it is known
 class Masking(Protocol):
     """Secure sums over nodes, question by question."""
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
-        """Begin a round whose sums are over `threshold` clients or more. `upcoming` is the next round's cohort."""
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+        """Begin a round whose sums are over `threshold` clients or more. `upcoming` is the next round's cohort.
+
+        Each node shares masks with those that `graph` says, or with all.
+        """
         ...
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
@@ -47,12 +53,14 @@ class DropoutTolerant:
         self._left = 0                                              # queries that the session still has
         self._prepared: Session | None = None                       # set up with the last round
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
+        self._graph: SparseGraph | None = None
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
         """Begin a round; its session is set up with the first question, or was with the round before."""
         if self._asked:
             self._most = self._asked
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
+        self._graph = graph
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
         """The sum over the nodes that stay; there are no retries."""
@@ -70,11 +78,10 @@ class DropoutTolerant:
     def _begin(self, counts: Counts, threshold: int) -> None:
         """The session that was set up ahead, if it is for this cohort and complete; else a new one."""
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
-        self._session = prepared if prepared is not None and prepared.members == tuple(sorted(counts)) else None
-        if self._session is not None and self._session.threshold == nodes_needed(counts, threshold):
+        if prepared is not None and self._fits(prepared, counts, threshold):
             try:
-                self._rounds.open(self._session)
-                self._left = self._session.queries
+                self._rounds.open(prepared)
+                self._session, self._left = prepared, prepared.queries
                 return
             except TooFew:
                 pass                                                # more nodes may be there by now
@@ -85,13 +92,21 @@ class DropoutTolerant:
         self._rounds.open(fresh)
         self._session, self._left = fresh, fresh.queries
 
+    def _fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
+        same = prepared.members == tuple(sorted(counts))
+        return same and prepared == self._made(prepared.round, counts, threshold, prepared.queries)
+
     def _new(self, counts: Counts, threshold: int) -> Session | None:
         """A new session; None where the cohort is too small to be summed over."""
         if len(counts) < 2 or sum(counts.values()) < threshold:
             return None
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
-        return Session(self._name, self._number, tuple(sorted(counts)), nodes_needed(counts, threshold), min(more, MOST_QUERIES))
+        return self._made(self._number, counts, threshold, min(more, MOST_QUERIES))
+
+    def _made(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
+        make = Session if self._graph is None else self._graph.session
+        return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
 
 
 class AllOrNothing:
@@ -99,18 +114,18 @@ class AllOrNothing:
 
     def __init__(self, exchange: Exchange, name: bytes):
         self._exchange, self._name = exchange, name
-        self._rounds: TogetherRounds | None = None
+        self._rounds: AllOrNothingRounds | None = None
         self._number, self._threshold = 0, 0
         self._counts: Counts = {}
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None) -> None:
-        """Begin a round over these nodes."""
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+        """Begin a round over these nodes; every pair of them shares a mask."""
         self._counts, self._threshold = counts, threshold
 
     def begin(self, nodes: tuple[int, ...]) -> None:
         """Agree on keys with these nodes, once for the run."""
         if self._rounds is None:
-            self._rounds = TogetherRounds(self._exchange, Run(self._name, nodes))
+            self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
         """The sum over all nodes of the round, with one retry over the rest where some are missing."""
@@ -135,7 +150,7 @@ class AllOrNothing:
                          "nodes.")
 
 
-def taken_out(server: Server | TogetherServer | None) -> list[tuple[int, Refused]]:
+def taken_out(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
     """What a server refused, which is then forgotten there."""
     if server is None:
         return []

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
+from fedtail.base_part import Part, with_declared
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
 from fedtail.data.population import Population
-from fedtail.engine.fleet import LocalFleet
+from fedtail.deployment.old_trainings import remove_old_trainings
+from fedtail.engine.local_fleet import LocalFleet
+from fedtail.errors import FieldError
+from fedtail.evaluation.federated import ClientMetrics
 from fedtail.fleet import Broadcast
-from fedtail.part import Part, with_declared
-from fedtail.questions import Count, Statistic, Train
+from fedtail.questions import Count, Evaluate, Statistic, Train
 from fedtail.rows import Mark, Rows, RowsError, RowStore
 from fedtail.runs.files import write_whole
 from fedtail.sampling import Cohort
@@ -31,7 +34,7 @@ from fedtail.wire import named, pack, unpack
 
 @dataclass(frozen=True)
 class Open:
-    """A round begins: who of this node's clients is drawn, and what they are told."""
+    """A round begins: which of this node's clients are sampled, and what is broadcast to them."""
 
     cohort: Cohort
     broadcast: Broadcast
@@ -59,7 +62,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Computed:
-    """What a node remembers between letters: losing it costs time, and what clients kept."""
+    """What a node remembers between messages: losing it costs time, and what clients kept."""
 
     opened: bytes
     memo: tuple[tuple[Any, Tensor], ...]
@@ -73,7 +76,8 @@ class Computed:
 
 def built_in() -> Iterator[type]:
     """What a node is willing to build: fedtail's own parts, with those they declare to be sent with them."""
-    yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Plain, FixedPoint)
+    yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
+                *with_declared(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
         for name in room.__all__:
             part = getattr(room, name)
@@ -89,20 +93,25 @@ class Node:
 
     `parts` are classes beside fedtail's own that questions may hold, a user's risk for example. In `folder`, which only this
     node reads, clients keep what they remember, for each training in a folder of its own: a server that is started again
-    finds it there. Without a folder it goes with this process, but for what is small and saved elsewhere.
+    finds it there. Those of the last `trainings` are kept, and older ones removed when another begins. Without a folder it
+    goes with this process, but for what is small and saved elsewhere. `test` are examples of the same clients, known by their
+    keys, that models are evaluated on and never trained.
     """
 
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
-                 workers: int | None = None, folder: Path | str | None = None):
+                 workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
+                 trainings: int = 3):
+        if trainings < 1:
+            raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)
-        self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers)
+        self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
         self.types = named(dict.fromkeys((*PARTS, *(sent for part in parts for sent in with_declared(part)))))
-        self.folder = None if folder is None else Path(folder)
+        self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._forget()
 
     def _forget(self) -> None:
-        self._opened = b""                                     # the round that is open, as it was told
+        self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
         self._private: set[bytes] = set()                      # and which of it must not be drawn again
@@ -112,27 +121,27 @@ class Node:
         return -1 if self._broadcast is None else self._broadcast.round
 
     def tell(self, message: bytes) -> None:
-        """A round begins or ends. The same may be told again, and changes nothing: fresh noise could be averaged away."""
+        """A round begins or ends. A message that comes again changes nothing: fresh noise could be averaged away."""
         if message == self._opened:
             return
-        told = self._read(message)
-        if isinstance(told, Open):
-            self._open(message, told)
-        elif isinstance(told, Close):
-            if told.round == self.round:
-                self.fleet.close(told.finished)
+        received = self._read(message)
+        if isinstance(received, Open):
+            self._open(message, received)
+        elif isinstance(received, Close):
+            if received.round == self.round:
+                self.fleet.close(received.finished)
                 self._forget()
         else:
-            raise Refused(f"a node cannot be told a {type(told).__name__}.")
+            raise Refused(f"a node cannot be sent a {type(received).__name__}.")
 
-    def _open(self, message: bytes, told: Open) -> None:
-        broadcast = replace(told.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
-        if told.training != self._training:
-            self._meet(told.training)
+    def _open(self, message: bytes, received: Open) -> None:
+        broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
+        if received.training != self._training:
+            self._meet(received.training)
         if self.round >= 0:                                    # nobody said how it ended: the server was started again
-            self.fleet.close(self.round < broadcast.round and self.round not in told.lost)
+            self.fleet.close(self.round < broadcast.round and self.round not in received.lost)
         self._forget()
-        self.fleet.open(told.cohort, broadcast)
+        self.fleet.open(received.cohort, broadcast)
         self._opened, self._broadcast = message, broadcast
 
     def _meet(self, training: bytes) -> None:
@@ -152,13 +161,13 @@ class Node:
         return pack(self._sums(ask))
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
-        """All partial sums as one row of integers, and the digest of everything that was told."""
+        """All partial sums as one row of integers, and the context digest."""
         asked = self._asked(ask)
-        if getattr(asked.encoding, "modulus_bits", None) != modulus_bits or any(one.gather for one in asked.questions):
+        if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
         sums = self._sums(ask)
         assert self._broadcast is not None
-        return np.concatenate([one.numpy() for one in sums]), told_digest(self._broadcast, ask)
+        return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """A question asked again is answered as before: fresh noise could be averaged away."""
@@ -201,6 +210,9 @@ class Node:
     def _write(self, place: Path, saved: bytes, named: set[str]) -> None:
         """Save beside what clients keep, where a server that is started again will ask for it."""
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not place.exists():                                 # a training begins
+            remove_old_trainings(place.parent.parent, self.trainings, place.parent)
+        self.fleet.hold()                                      # of which one node is the writer
         write_whole(place, saved)
         if not self.fleet.stamp:
             self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash
@@ -218,6 +230,8 @@ class Node:
         self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._place(was.training)
         if place is not None:
             self.fleet.keep_in(place.parent)
+            if place.parent.is_dir():
+                self.fleet.hold()
             kept |= {name: RowStore.open(place.parent, Mark(*mark)).rows for name, mark in was.stores}
         self.fleet.recall(ClientMemory(self.fleet.population.key, kept))
         if was.opened:
@@ -227,6 +241,6 @@ class Node:
         self._private = set(self._given)
 
 
-def told_digest(broadcast: Broadcast, ask: bytes) -> bytes:
-    """A digest of everything that all nodes of a question are told: where one is told something else, masks do not cancel."""
+def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:
+    """The context digest, of all that nodes received with a question: where it differs between nodes, masks do not cancel."""
     return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params)) + ask).digest()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Key, Refused, decode, encode
 
 
@@ -59,18 +60,19 @@ def read_message(content: bytes) -> NodeMessage:
     return decode(NodeMessage, content)
 
 
+@with_old_names
 @dataclass(frozen=True)
-class Answers:
+class AnswerReport:
     """Which clients answered a question and why others did not: reported beside the ledger, which it never changes."""
 
     round: int
     question: int                       # which question of the round, from 0
-    asked: int                          # clients of the cohort
+    sampled: int                        # clients of the cohort
     answered: int                       # clients of the nodes whose answer was used; 0 where nothing was released
     problems: Mapping[int, str]         # by node: what it reported, or why its answer was not used
     exchanges: int = 1                  # with the nodes, keys and unmasking included
 
     def line(self) -> dict[str, Any]:
         """The report as plain values, for answers.jsonl."""
-        return {"round": self.round, "question": self.question, "asked": self.asked, "answered": self.answered,
+        return {"round": self.round, "question": self.question, "asked": self.sampled, "answered": self.answered,
                 "exchanges": self.exchanges, "problems": {str(node): why for node, why in self.problems.items()}}

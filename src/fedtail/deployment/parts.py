@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fedtail.base_part import classes_sent
 from fedtail.deployment.node import PARTS
-from fedtail.part import classes_sent
 
 
 def parts_of(value: Any) -> Iterator[type]:

@@ -70,7 +70,7 @@ def name_seed(name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Roster:
+class ClientRegistry:
     """The client registry: what a server knows of its clients, enough to sample a cohort and to reach it."""
 
     key: Tensor                 # (clients,) int64, as in the population
@@ -97,7 +97,7 @@ class Roster:
         here = self.node[cohort.ids] == node
         return Cohort(self.place[cohort.ids[here]], cohort.key[here], cohort.importance[here], cohort.mass_bound)
 
-    def joined(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> Roster:
+    def joined(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> ClientRegistry:
         """The registry with one more node, after all others: the clients before it keep their places."""
         if len(self) and node <= int(self.node[-1]):
             raise ValueError(f"node {node} is registered, or before others that are. A node that joins gets the next number.")
@@ -107,11 +107,11 @@ class Roster:
             raise ValueError(f"node {node} and the others do not agree on whether clients have groups.")
         groups = group if self.group is None or group is None else torch.cat([self.group, group])
         nodes, places = torch.full((len(key),), node), torch.arange(len(key))
-        return Roster(torch.cat([self.key, key]), torch.cat([self.mass, mass.double()]), torch.cat([self.node, nodes]),
+        return ClientRegistry(torch.cat([self.key, key]), torch.cat([self.mass, mass.double()]), torch.cat([self.node, nodes]),
                       torch.cat([self.place, places]), groups)
 
     @classmethod
-    def empty(cls) -> Roster:
+    def empty(cls) -> ClientRegistry:
         """A registry without nodes."""
         whole = torch.zeros(0, dtype=torch.int64)
         return cls(whole, torch.zeros(0, dtype=torch.float64), whole, whole)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedtail.channel.base import Encoder, RoundLost
+from fedtail.channel.base import Encoder, RoundLost, adds_shares
+from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
-from fedtail.deployment.node import PARTS, Ask, Close, Open, told_digest
-from fedtail.deployment.node_messages import Answers, NodeMessage, Reply, replied, written
-from fedtail.deployment.registry import Roster
+from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, replied, written
+from fedtail.deployment.registry import ClientRegistry
+from fedtail.deprecated import new_value, with_old_names
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
@@ -23,15 +25,17 @@ from fedtail.secure.encoding import Refused
 from fedtail.secure.frames import peek, unbundled
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
+from fedtail.secure.sparse_messages import SparseAsk
 from fedtail.wire import named, pack, unpack
 
-Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a letter for some nodes, replies from those who answer
-Schedule = Literal["ahead", "simple", "together"]
-MOST_LOST = 256                                                      # lost rounds that nodes are told of
+Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a message for some nodes, replies from those who answer
+Schedule = Literal["ahead", "simple", "all-or-nothing"]
+MOST_LOST = 256                                                      # lost rounds that are named to nodes
 SILENT = "no answer"
 LONGEST = 200                                                        # of what a node says about a problem
 
 
+@with_old_names
 class RemoteFleet:
     """Sends questions to nodes; each returns one partial sum for each question, in the clear or under masks.
 
@@ -42,20 +46,23 @@ class RemoteFleet:
 
     in_one_process = False
     masks_rows = True
+    loses_clients = True
 
-    def __init__(self, exchange: Exchange, roster: Roster, forgets: bool = True, schedule: Schedule = "ahead"):
-        if schedule not in ("ahead", "simple", "together"):
-            raise ValueError(f"schedule must be ahead, simple or together, got {schedule!r}.")
-        self.exchange, self.population, self.forgets, self.schedule = exchange, roster, forgets, schedule
-        self.answered = 0                                    # clients whose answer to the last question counts
-        self.reports: list[Answers] = []                     # of the round under way, or the last one
-        self._types, self._run, self._letters = named(PARTS), secrets.token_bytes(16), 0
-        self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "together"
+    def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
+        schedule = new_value("schedule", schedule)
+        if schedule not in ("ahead", "simple", "all-or-nothing"):
+            raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
+        self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
+        self.answered = 0                                    # clients whose answers the last sums hold
+        self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
+        self.reports: list[AnswerReport] = []                # of the round under way, or the last one
+        self._types, self._run, self._messages = named(PARTS), secrets.token_bytes(16), 0
+        self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
                                   else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
-        self._nodes = NodeMemory(secrets.token_bytes(16))    # what they are told of the training
+        self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
-        self._counts: dict[int, int] = {}                    # clients asked in this round, by node
-        self._untold: dict[int, list[bytes]] = {}            # what each node has still to be told
+        self._counts: dict[int, int] = {}                    # clients sampled in this round, by node
+        self._unsent: dict[int, list[bytes]] = {}            # broadcasts that each node has not received yet
         self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
         self._masked_round = -1
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
@@ -71,14 +78,14 @@ class RemoteFleet:
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round = self.population.counts(cohort), -1
         for node in self._counts:
-            before, mine = self._untold.get(node, [])[-1:], self.population.part(cohort, node)      # how its last round ended
-            self._untold[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
+            before, mine = self._unsent.get(node, [])[-1:], self.population.part(cohort, node)      # how its last round ended
+            self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         ask = self._asks(questions, encoding)
-        replies = self._exchange_letters(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
+        replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
         found = {node: sums for node, reply in replies.items() if (sums := self._sums(node, reply, questions, encoding))}
-        self._report(sum(self._counts[node] for node in found))
+        self._report(found)
         if not found:
             first = next((f" Node {node} says: {why}" for node, why in self._problems.items() if why != SILENT), "")
             raise RoundLost(f"no node answered.{first}")
@@ -86,25 +93,28 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
-                       again: Callable[[], None]) -> list[Tensor]:
+                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
         """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a retry."""
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
+        shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
+        if shares:                                           # beside those of any one node, which knows its own
+            threshold = max(threshold, shares + max(self._counts.values()))
         self._asking = self._asks(questions, encoding)
 
         def repeated() -> bytes:
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
-            return told_digest(self._broadcast, self._asking)
+            return context_digest(self._broadcast, self._asking)
 
         try:
-            self._open_masked(threshold)
-            found = self._masking.sum(sum(widths), encoding.modulus_bits, told_digest(self._broadcast, self._asking), repeated)
+            self._open_masked(threshold, graph)
+            found = self._masking.sum(sum(widths), encoding.modulus_bits, context_digest(self._broadcast, self._asking), repeated)
         except Refused as why:
-            self._report(0)
+            self._report(())
             raise RoundLost(str(why)) from why
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
-        self._report(sum(self._counts[node] for node in found.survivors))
+        self._report(found.survivors)
         return list(torch.from_numpy(found.total).split(widths))
 
     def close(self, finished: bool) -> None:
@@ -112,34 +122,34 @@ class RemoteFleet:
         if not finished:
             self._nodes = replace(self._nodes, lost=(*self._nodes.lost, self._broadcast.round)[-MOST_LOST:])
         for node in self._counts:
-            if not self._untold[node]:                       # who never heard of the round need not hear of its end
-                self._untold[node] = [pack(Close(self._broadcast.round, finished))]
+            if not self._unsent[node]:                       # who never heard of the round need not hear of its end
+                self._unsent[node] = [pack(Close(self._broadcast.round, finished))]
             else:
-                self._untold[node] = self._untold[node][:-1]
+                self._unsent[node] = self._unsent[node][:-1]
         self._counts = {}
 
     def view(self) -> None:
         """None: a server has no view of single clients; `reports` says which answered."""
 
     def finish(self) -> None:
-        """Training is over: tell nodes how their last round ended, so that they keep what it left."""
-        waiting = {node: b"" for node, told in self._untold.items() if told}
+        """Training is over: send nodes how their last round ended, so that they keep what it left."""
+        waiting = {node: b"" for node, broadcasts in self._unsent.items() if broadcasts}
         if waiting:
-            self._exchange_letters(waiting, waiting)
+            self._exchange_messages(waiting, waiting)
 
     def memory(self) -> ClientMemory:
-        """What nodes have to be told to find what their clients keep; none of it is seen here."""
+        """What is sent to nodes so that they find what their clients keep; none of it is seen here."""
         return ClientMemory(self.population.key, {}, self._nodes if self._broadcast.round >= 0 else None)
 
     def recall(self, memory: ClientMemory) -> None:
         """Go on with a training whose nodes remember by themselves; in a new one nobody remembers anything."""
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int) -> None:
+    def _open_masked(self, threshold: int, graph: SparseGraph | None) -> None:
         if self._masked_round == self._broadcast.round:
             return
         upcoming = self._drawn.get(self._broadcast.round + 1)
-        self._masking.open(self._counts, threshold, None if upcoming is None else self.population.counts(upcoming))
+        self._masking.open(self._counts, threshold, None if upcoming is None else self.population.counts(upcoming), graph)
         if isinstance(self._masking, AllOrNothing):
             self._masking.begin(tuple(self.population.node.unique().tolist()))
         self._masked_round = self._broadcast.round
@@ -151,20 +161,20 @@ class RemoteFleet:
     def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Exchange messages of the secure sum; those that ask for a row travel with the question itself."""
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
-        return {node: reply.secure for node, reply in self._exchange_letters(contents, asks).items()}
+        return {node: reply.secure for node, reply in self._exchange_messages(contents, asks).items()}
 
-    def _exchange_letters(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
+    def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
         """Send messages and return the replies in the order of the nodes; a node that failed is left out and noted."""
-        letters = {}
+        messages = {}
         for node, bundle in secure.items():
-            self._letters += 1
-            told = tuple(self._untold[node]) if node in asks else ()
-            letters[node] = written(NodeMessage(self._run, node, self._letters, told, asks.get(node, b""), bundle))
-        came, self._exchanges = self.exchange(letters), self._exchanges + 1
+            self._messages += 1
+            broadcasts = tuple(self._unsent[node]) if node in asks else ()
+            messages[node] = written(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
+        came, self._exchanges = self.exchange(messages), self._exchanges + 1
         replies = {}
-        for node, letter in letters.items():
+        for node, message in messages.items():
             try:
-                reply = replied(letter, came[node]) if node in came else None
+                reply = replied(message, came[node]) if node in came else None
             except Refused as why:
                 self._problems[node] = str(why)
                 continue
@@ -174,7 +184,7 @@ class RemoteFleet:
             if reply.problem:
                 self._problems[node] = reply.problem.decode(errors="replace")[:LONGEST]
             elif node in asks:
-                self._untold[node] = []
+                self._unsent[node] = []
             replies[node] = reply
         return replies
 
@@ -192,21 +202,24 @@ class RemoteFleet:
             return None
         return sums
 
-    def _report(self, answered: int) -> None:
+    def _report(self, nodes: Iterable[int]) -> None:
+        """Note whose answers the sums hold."""
         for node, why in self._masking.refused():
             self._problems.setdefault(node, str(why))
-        self.answered = answered
-        self.reports.append(Answers(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
-                                    dict(self._problems), self._exchanges))
+        counts = [self._counts[node] for node in nodes]
+        self.answered = answered = sum(counts)
+        self.answered_beside_largest = answered - max(counts, default=0)
+        self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
+                                         dict(self._problems), self._exchanges))
 
 
 def asks_for_row(bundle: bytes) -> bool:
-    return any(peek(message)[0] in (MaskedAsk, AskAll) for message in unbundled(bundle))
+    return any(peek(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in unbundled(bundle))
 
 
 def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
     """Refuse an answer that is no sum: another shape or type, numbers that are not finite, integers beyond the modulus."""
-    bits = getattr(encoding, "modulus_bits", None)
+    bits = encoding.modulus_bits
     wanted = torch.float64 if bits is None else torch.int64
     if not isinstance(one, Tensor) or one.dtype != wanted or tuple(one.shape) != (*lead, width):
         raise Refused(f"it should be {(*lead, width)} numbers as {wanted}.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
+from fedtail.experiment.values import fitted, hints_of
+from fedtail.reading import TOML_BYTES, read_text, shortly, toml_tables
+from fedtail.secure.sparse_graph import CORRUPTED
 
 if TYPE_CHECKING:
     from fedtail.data.population import Population
@@ -24,7 +26,12 @@ class NodeSettings:
     `experiment` is this node's copy of the experiment: its model, and the parts it is willing to run. `data` is an `.npz` or
     `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. A row is summed over `minimum`
     nodes or more, and with `masked_only` nothing is answered in the clear. `keys` "name" makes clients' keys from the node's
-    name, so that nodes need not agree on them; "data" takes those of a saved population.
+    name, so that nodes need not agree on them; "data" takes those of a saved population. Models are evaluated on examples
+    that are never trained on: a `test_share` of each client's, or those of a file `test`, whose clients have the same names.
+    What clients keep between rounds is kept for the last `trainings`. Where each node shares masks with few others, this one
+    refuses unless they are enough for rows to stay secret with a share of `corrupted` nodes on the server's side.
+    Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file, "." is its
+    own) and packages that the node's operator lists in `trust`.
     """
 
     folder: Path
@@ -35,12 +42,25 @@ class NodeSettings:
     minimum: int = 3
     masked_only: bool = True
     keys: str = "name"
+    test: str = ""
+    test_share: float = 0.0
+    trainings: int = 3
+    corrupted: float = CORRUPTED
+    trust: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.minimum < 2:
             raise ValueError(f"minimum must be at least 2 nodes, got {self.minimum}: the sum over one node is that node's.")
         if self.keys not in ("name", "data"):
-            raise ValueError(f"keys must be name or data, got {self.keys!r}.")
+            raise ValueError(f"keys must be name or data, got {shortly(repr(self.keys))}.")
+        if not 0 <= self.test_share < 1:
+            raise ValueError(f"test_share must be in [0, 1), got {self.test_share:g}. For a fifth of each client's examples "
+                             "write 0.2.")
+        if self.test and self.test_share:
+            raise ValueError("test names a file of examples to evaluate on, and test_share takes them from data. Write one of "
+                             "them.")
+        if not 0 <= self.corrupted < 1:
+            raise ValueError(f"corrupted must be in [0, 1), got {self.corrupted:g}. It is a share of the nodes.")
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
@@ -48,7 +68,7 @@ class NodeSettings:
         place = Path(path)
         if not place.is_file():
             raise ValueError(f"there is no file {place}. `fedtail deploy init` writes one to start from.")
-        given = tomllib.loads(place.read_text(encoding="utf-8"))
+        given = toml_tables(read_text(place, TOML_BYTES, "the settings of a node"), place.name)
         known = {one.name for one in fields(cls)} - {"folder"}
         for name in given:
             if name not in known:
@@ -56,25 +76,52 @@ class NodeSettings:
         for name, example in WORDS.items():
             if name not in given:
                 raise ValueError(f"{place.name} does not say {name}. Write {example}.")
+        hints = hints_of(cls)
+        for name, value in given.items():
+            problem, _ = fitted(value, hints[name])
+            if problem or (name == "columns" and not isinstance(value, dict)):
+                raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shortly(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
     def site(self, seed: int = 0) -> Site:
         """The node as the transport sees it; data and model are read when they are first needed."""
-        return Site(lambda: self.node(seed), self.minimum, self.masked_only)
+        return Site(lambda: self.node(seed), self.minimum, self.masked_only, corrupted=self.corrupted)
 
     def population(self) -> Population:
-        """The clients of this node, with their data."""
+        """The clients of this node, with the data they train on."""
+        return self.splits()[0]
+
+    def splits(self) -> tuple[Population, Population | None]:
+        """The clients of this node with the data they train on, and with those that models are evaluated on, if any."""
         from fedtail.data.opening import open_any
 
-        return open_any(self.folder / self.data, **self.columns)
+        whole = open_any(self.folder / self.data, **self.columns)
+        if self.test:
+            return whole, named_alike(open_any(self.folder / self.test, **self.columns), whole)
+        return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
     def node(self, seed: int) -> Node:
         """The part that computes: this node's data, with the model and the parts of its own experiment file."""
         from fedtail.deployment.deployed_experiment import deployed_experiments
         from fedtail.deployment.node import Node
         from fedtail.deployment.parts import parts_of
+        from fedtail.experiment.trust import Trust
 
-        experiments = deployed_experiments(self.folder / self.experiment)
+        experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.of(self.trust, self.folder))
         own = {part.__name__: part for one in experiments for part in parts_of(one.algorithm)}
-        return Node(self.population(), experiments[0].task.make(seed), parts=own.values(), workers=1,
-                    folder=self.folder / "memory")
+        population, test = self.splits()
+        return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
+                    test=test, trainings=self.trainings)
+
+
+def named_alike(test: Population, clients: Population) -> Population:
+    """The clients of a population that are among others by their names, with the keys of those."""
+    if test.names is None or clients.names is None:
+        raise ValueError("the clients of test are found by their names, which a population without names does not have. Save "
+                         "both with names, or write test_share.")
+    place = {name: k for k, name in enumerate(clients.names.tolist())}
+    known = [k for k, name in enumerate(test.names.tolist()) if name in place]
+    if not known:
+        raise ValueError(f"no client of test is among those of data: {test.names[0]!r}, say, is not.")
+    found = test.select(known)
+    return replace(found, key=clients.key[[place[name] for name in test.names[known].tolist()]])

@@ -15,6 +15,7 @@ from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
 from fedtail.secure.participant import Participant
+from fedtail.secure.sparse_graph import CORRUPTED
 
 log = logging.getLogger("fedtail.node")
 MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computing part; each beginning holds a model
@@ -60,14 +61,15 @@ class Site:
 
     `node` makes the part that holds the data, when it is first needed. A row is summed over `minimum` nodes or more; with
     `masked_only` nothing is answered in the clear. Between messages the state can be saved and given to a new process; keep
-    only one copy, where only this node reads it. An error is reported to the server by its type only, and logged here in full.
+    only one copy, where only this node reads it. Where nodes share masks with few others, rows must stay secret with a share of
+    `corrupted` nodes on the server's side. An error is reported to the server by its type only, and logged here in full.
     """
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = False,
-                 identity: Identity | None = None, repetitions: int = 1):
+                 identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED):
         self._make, self._identity = node, identity
         self._node: Computing | None = None
-        self.minimum, self.masked_only, self.repetitions = minimum, masked_only, repetitions
+        self.minimum, self.masked_only, self.repetitions, self.corrupted = minimum, masked_only, repetitions, corrupted
         self._run, self._me = b"", 0
         self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
@@ -83,7 +85,8 @@ class Site:
         """Take over a saved state."""
         state = decode(SiteState, saved)
         self._run, self._me, self._broadcasts, self._saved_node = state.run, state.me, list(state.broadcasts), state.node
-        self._participant = Participant.restore(state.participant, self._identity) if state.participant else None
+        self._participant = (Participant.restore(state.participant, self._identity, corrupted=self.corrupted)
+                             if state.participant else None)
         self._node = None
         return self
 
@@ -118,7 +121,8 @@ class Site:
 
     def _masked(self, about: bytes, message: NodeMessage) -> Reply:
         if self._participant is None:
-            self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity)
+            self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
+                                            corrupted=self.corrupted)
         answer, refused = self._participant.answer(message.secure, lambda _, ask: self._row(message, ask))
         return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
 

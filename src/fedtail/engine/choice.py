@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from fedtail.data.population import Population
+from fedtail.engine.engine import KERNELS
 from fedtail.engine.gpu.precision import Precision, check_precision
 from fedtail.engine.kernels import Kernel, ModuleKernel, found_to_draw
 from fedtail.engine.linear import LinearKernel, residual_of
 from fedtail.engine.stacked import StackedKernel, can_be_stacked, pays
 from fedtail.task import Task
 
-KERNELS = ("auto", "closed", "stacked", "module")
 REFUSED = {"closed": "a linear model with its own loss and nothing else in it",
            "stacked": "a module without dropout or tied parameters whose operations torch.func can stack"}
 

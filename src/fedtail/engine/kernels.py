@@ -17,7 +17,7 @@ from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, computing
-from fedtail.modules import call, cast, own_generator, trainable, training_copy
+from fedtail.modules import call, cast, generator_positions, own_generator, trainable, training_copy
 from fedtail.task import Task, in_precision
 from fedtail.types import Examples
 
@@ -32,7 +32,10 @@ def stack_of(dim: int, device: torch.device) -> int:
 
 
 class Kernel(Protocol):
-    """What an engine needs of a model."""
+    """All that engines and client code ask of a model. Every kernel gives all of it, and declares by values what it does faster.
+
+    `outputs` are computed in evaluation mode, all else in training mode.
+    """
 
     task: Task
 
@@ -58,7 +61,15 @@ class Kernel(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether gradients draw from torch's generators, which then have to be seeded for each client."""
+        """Whether gradients draw from torch's generators, which are then seeded for each client (`Clients.reseed`).
+
+        Such a kernel has stacks of one client.
+        """
+        ...
+
+    @property
+    def tells_losses(self) -> bool:
+        """Whether `losses_and_gradients` gives the losses of evaluation, and costs no more than `gradients`."""
         ...
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
@@ -72,8 +83,12 @@ class Kernel(Protocol):
         """
         ...
 
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted loss sums, (clients,) in float64, and their gradients (clients, dim), from one pass; see `gradients`."""
+        ...
+
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The loss of every example, (clients, batch), in training mode; arguments as in `gradients`."""
+        """The loss of every example, (clients, batch); arguments as in `gradients`."""
         ...
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
@@ -104,6 +119,7 @@ class ModuleKernel:
 
     name = "module"
     stack = 1
+    tells_losses = False               # those of evaluation come from the copy in the other mode, in larger batches
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
@@ -127,9 +143,17 @@ class ModuleKernel:
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         rows = []
         for k in range(len(params)):
-            parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            _, parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        sums, rows = [], []
+        for k in range(len(params)):
+            losses, parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            sums.append((losses * weight[k]).sum(dtype=torch.float64))
+            rows.append(torch.cat([part.reshape(-1) for part in parts]))
+        return torch.stack(sums), torch.stack(rows)
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         rows = []
@@ -143,24 +167,25 @@ class ModuleKernel:
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         one = params.new_ones(1)
         alone = [(rows_of(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
-        return torch.stack([torch.cat([part.reshape(-1) for part in self._parts(params, *example, one)]) for example in alone])
+        return torch.stack([torch.cat([part.reshape(-1) for part in self._parts(params, *example, one)[1]]) for example in alone])
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         for k in range(len(params)):
-            parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            _, parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
             with torch.no_grad():
                 torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
 
-    def _parts(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> list[Tensor]:
-        """The gradient of one client, parameter by parameter."""
+    def _parts(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The losses of one client's examples, and the gradient of their weighted sum, parameter by parameter."""
         self._bind(self.trained, params)
         with torch.enable_grad():
             with computing(self.precision, self.device):
                 outputs = call(self.training, inputs).to(params.dtype)
             losses = self.task.loss(outputs, targets)
             parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
-        first = parts[0].to_dense() + 0 * torch.dot(losses.detach(), weight.to(losses.dtype))      # NaN unless the loss is finite
-        return [first, *(part.to_dense() for part in parts[1:])]
+        losses = losses.detach()
+        first = parts[0].to_dense() + 0 * torch.dot(losses, weight.to(losses.dtype))      # NaN unless the loss is finite
+        return losses, [first, *(part.to_dense() for part in parts[1:])]
 
     def reseed(self, bits: int) -> None:
         if not self.draws:
@@ -181,16 +206,11 @@ def found_to_draw(task: Task, device: torch.device, dtype: torch.dtype, populati
     """Whether a gradient moves torch's generators, by trying: dropout does, in whatever form; what fails is taken to."""
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_clients(population, device, dtype)
     with own_generator(device), suppress(Exception):
-        before = _positions(device)
+        before = generator_positions(device)
         kernel.gradients(task.params().to(device, dtype)[None], rows_of(inputs, slice(1)), targets[:1],
                          torch.full((1, 2), 0.5, device=device, dtype=dtype))
-        return not all(map(torch.equal, before, _positions(device)))
+        return not all(map(torch.equal, before, generator_positions(device)))
     return True
-
-
-def _positions(device: torch.device) -> list[Tensor]:
-    """Where torch's generators stand."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def two_clients(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:

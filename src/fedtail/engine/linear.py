@@ -31,6 +31,7 @@ class LinearKernel:
     name = "closed"
     flat = 16384
     draws = False
+    tells_losses = True                # the residual is made of the same exponentials
 
     def __init__(self, task: Task, residual: Residual, device: torch.device):
         linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear

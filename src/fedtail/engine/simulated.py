@@ -8,10 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
+from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, LargeMemory, Memory
 from fedtail.clients import Shard
 from fedtail.data.population import Population
-from fedtail.engine.workers import one_thread
+from fedtail.engine.threads import one_thread
 from fedtail.fleet import Broadcast, RoundView
 from fedtail.questions import Question
 from fedtail.rows import RowFolder, RowPlaces, Rows
@@ -29,12 +30,13 @@ class Simulated:
     in_one_process = False     # those that compute elsewhere, in actors of Ray
     masks_rows = False         # there is nobody to mask them for
     answered = None            # nobody fails to answer
+    loses_clients = False
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None]) -> list[Tensor]:
+                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
     def __init__(self, population: Population, folder: Path | str | None = None):
@@ -50,7 +52,7 @@ class Simulated:
     def close(self, finished: bool) -> None:
         self._restore()
         self._restore = _nothing
-        if self._shard is None or self._cohort is None:      # a round in which nobody was asked
+        if self._shard is None or self._cohort is None:      # a round in which no client was sampled
             self._view = RoundView.of_nobody()
             return
         ids = self._cohort.ids
@@ -62,7 +64,7 @@ class Simulated:
             self._rows.commit(self._shard.places)
         elif self._shard.places is not None:
             self._rows.discard(self._shard.places)
-        self._view = RoundView(ids, self._shard.counted, self._shard.failed)
+        self._view = RoundView(ids, self._shard.contributed, self._shard.failed)
         self._shard = self._cohort = None
 
     def view(self) -> RoundView:
@@ -85,7 +87,16 @@ class Simulated:
 
     def keep_in(self, folder: Path) -> None:
         """Forget everything, and keep what is large in this folder from now on."""
+        self.release()
         self._kept, self._rows = {}, RowFolder(folder)
+
+    def hold(self) -> None:
+        """Be the only writer of the folder for what is large; refused while another fleet or process is."""
+        self._rows.hold()
+
+    def release(self) -> None:
+        """Let others write to that folder; the next round is its only writer again."""
+        self._rows.release()
 
     def sweep(self, names: Collection[str]) -> None:
         """Remove files of rows that are neither in use nor among these names."""

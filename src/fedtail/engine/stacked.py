@@ -40,19 +40,22 @@ class StackedKernel(ModuleKernel):
         self.stack = stack_of(self.dim, device)
         function = StackedGradients(self.training, task.loss, precision, device)
         flat = flat_outputs(self.evaluating, precision, device)
-        on_cpu = device.type == "cpu"
-        self._function = function
-        self._gradients: StackedGradients | Replayed = function if on_cpu else Replayed(function, device)
-        self._outputs: Step = flat if on_cpu else Replayed(flat, device, self.flat // SHAPES, OFTEN)
+        self._function, self._replays = function, device.type != "cpu"
+        self._gradients: Step = Replayed(function, device) if self._replays else function
+        self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         given = {k: v[None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[None]
         outputs = self._outputs(params[None], given)[0]
-        return outputs.clone() if isinstance(self._outputs, Replayed) else outputs
+        return outputs.clone() if self._replays else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         gradients = self._gradients(params, inputs, targets, weight.to(params.dtype))
-        return gradients.clone() if isinstance(self._gradients, Replayed) else gradients      # the next replay writes there
+        return gradients.clone() if self._replays else gradients      # the next replay writes there
+
+    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        losses, gradients = self._function.with_losses(params, inputs, targets, weight.to(params.dtype))
+        return losses.double(), gradients
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         return self._function.losses(params, inputs, targets)
@@ -61,11 +64,11 @@ class StackedKernel(ModuleKernel):
         return self._function.of_examples(params, inputs, targets)
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        if isinstance(self._gradients, Replayed):
+        if self._replays:
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
             return
-        named = self._gradients.named(params)                  # steps on the parameters themselves, not joined to one vector
-        found, losses = self._gradients.by_name(named, inputs, targets, weight.to(params.dtype))
+        named = self._function.named(params)                   # steps on the parameters themselves, not joined to one vector
+        found, losses = self._function.by_name(named, inputs, targets, weight.to(params.dtype))
         torch._foreach_add_(list(named.values()), [found[name] for name in named], alpha=-rate)
         params[:, :1].add_(losses[:, None], alpha=0.0)         # NaN unless the loss is finite
 
@@ -98,10 +101,14 @@ class StackedGradients:
 
     def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         """On flat vectors (clients, dim); not finite where the loss is not."""
+        return self.with_losses(params, inputs, targets, weight)[1]
+
+    def with_losses(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted loss sums, (clients,), and their gradients (clients, dim)."""
         found, losses = self.by_name(self.named(params), inputs, targets, weight)
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
         flat[:, :1].add_(losses[:, None], alpha=0.0)
-        return flat
+        return losses, flat
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
         """The loss of every example, (clients, batch)."""

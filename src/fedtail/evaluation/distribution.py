@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -74,13 +74,7 @@ class Distribution:
 
     def statistic(self, name: str) -> float:
         """A statistic by its name: mean, std, variance, or p90, worst10, best5 with any percentage."""
-        if name in ("mean", "std", "variance"):
-            return getattr(self, name)()
-        known = re.fullmatch(r"(p|worst|best)(\d+(?:\.\d+)?)", name)
-        if not known or not 0 < float(known[2]) <= 100:
-            write = "Write mean, std, variance, or p90, worst10, best10 (any percent)."
-            raise FieldError("statistic", "one there is", name, write, text=f"there is no statistic {name!r}. {write}")
-        return self.percentile(float(known[2])) if known[1] == "p" else getattr(self, known[1])(float(known[2]) / 100)
+        return statistic_of(self, name)
 
     def worst(self, fraction: float) -> float:
         """Mean over the worst `fraction` of the clients."""
@@ -143,6 +137,35 @@ class Distribution:
             return math.nan
         weights = superquantile_weights(sign * values, share, fraction)
         return float((weights * values)[weights > 0].sum())
+
+
+def statistic_named(name: str) -> tuple[str, float | None]:
+    """The method of a distribution that a name means, and its percentage: ("percentile", 90.0) for p90; refused if unknown."""
+    if name in ("mean", "std", "variance"):
+        return name, None
+    known = re.fullmatch(r"(p|worst|best)(\d+(?:\.\d+)?)", name)
+    if not known or not 0 < float(known[2]) <= 100:
+        write = "Write mean, std, variance, or p90, worst10, best10 (any percent)."
+        raise FieldError("statistic", "one there is", name, write, text=f"there is no statistic {name!r}. {write}")
+    return "percentile" if known[1] == "p" else known[1], float(known[2])
+
+
+def statistic_of(distribution: Any, name: str) -> float:
+    """A statistic of a distribution over clients by its name."""
+    kind, percent = statistic_named(name)
+    if percent is None:
+        return getattr(distribution, kind)()
+    return distribution.percentile(percent) if kind == "percentile" else getattr(distribution, kind)(percent / 100)
+
+
+def best_statistic(name: str) -> tuple[str, str]:
+    """The metric and the statistic that `keep_best` names: ("error", "worst10") for worst10, ("loss", "p90") for loss.p90."""
+    metric, _, statistic = name.rpartition(".")
+    try:
+        statistic_named(statistic)
+    except FieldError as reason:
+        raise FieldError("keep_best", reason.needed, name, reason.write, text=str(reason)) from None
+    return metric or "error", statistic
 
 
 def _between(values: Tensor, place: float) -> float:

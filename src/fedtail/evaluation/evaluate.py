@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -14,7 +15,7 @@ from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of
 from fedtail.engine.choice import evaluating_kernel
-from fedtail.engine.gpu.precision import Precision
+from fedtail.engine.engine import Engine, engine_from
 from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import Distribution, table
@@ -29,7 +30,7 @@ COLUMNS = ("mean", "std", "p10", "p50", "p90", "worst10", "worst5", "best10")
 class Evaluation:
     """A distribution over clients for the loss, the error and each metric: `evaluation["error"].worst(0.1)`."""
 
-    distributions: dict[str, Distribution]
+    distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
 
     def __getitem__(self, name: str) -> Distribution:
         if name not in self.distributions:
@@ -53,19 +54,18 @@ class Evaluation:
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
-             device: torch.device | str = "cpu", dtype: torch.dtype | None = None, workers: int | None = None,
-             precision: Precision = "full") -> Evaluation:
+             engine: Engine = Engine(), **old: Any) -> Evaluation:
     """Evaluate a trained module on every client; `weighted` weights clients by mass (training), else equally (test).
 
-    `task` names the loss, the error and the metrics, by default those it was trained with. `dtype` is by default the module's.
-    `workers` processes share long work on a CPU, by default one for each core, without a change in the result; `precision`
-    is how a GPU multiplies.
+    `task` names the loss, the error and the metrics, by default those it was trained with. `engine` says where it is computed;
+    its kernel is for training.
     """
+    engine = engine_from(engine, old, "evaluate")
     task = task_of(model, task)
     check_once(task, population)
-    params = task.params().to(device, dtype)
-    kernel = evaluating_kernel(task, params.device, params.dtype, population, precision)
-    return evaluation_of(task, shared_values(kernel, params, population, task.all_metrics, workers), population, weighted)
+    params = task.params().to(engine.device, engine.dtype)
+    kernel = evaluating_kernel(task, params.device, params.dtype, population, engine.precision)
+    return evaluation_of(task, shared_values(kernel, params, population, task.all_metrics, engine.workers), population, weighted)
 
 
 def task_of(model: Trained | nn.Module, task: Task | None) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, side_by_side
 from fedtail.engine.choice import kernel_for
-from fedtail.engine.fleet import resident
+from fedtail.engine.engine import Engine, engine_from
 from fedtail.engine.kernels import own_randomness
+from fedtail.engine.local_fleet import resident
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import table
 from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
@@ -38,18 +40,18 @@ class FineTuned:
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
-             seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
-             workers: int | None = None) -> FineTuned:
+             seed: int = 0, engine: Engine = Engine(), **old: Any) -> FineTuned:
     """Split each client's examples in two, train a copy of the model on the first part with `local`, evaluate it on the second.
 
     Clients train side by side where the kernel can, as in a round; what a client draws depends on the seed and on itself alone,
-    so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit.
+    so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit, in full precision.
     """
+    engine = engine_from(engine, old, "finetune")
     task = task_of(model, task)
     task.check(population)
-    params = task.params().to(device, dtype)
+    params = task.params().to(engine.device, engine.dtype)
     own, held = (resident(part, params.device) for part in population.split_examples(fraction, seed))
-    kernel = kernel_for(task, params.device, params.dtype, population)
+    kernel = kernel_for(task, params.device, params.dtype, population, engine.kernel)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
     together = max(1, min(side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
     blocks = blocks_of(own.size, kernel.dim, together, params.device)
@@ -66,7 +68,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
                           for k, model in zip(few.tolist(), models, strict=True)]
         return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
-    before = shared_values(kernel, params, held, task.all_metrics, workers)
-    parts = share_out(tuned, len(blocks), workers_for(params.device, workers))
+    before = shared_values(kernel, params, held, task.all_metrics, engine.workers)
+    parts = share_out(tuned, len(blocks), workers_for(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
     return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))

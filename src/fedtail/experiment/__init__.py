@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedtail.experiment.source import ExperimentError, Source
+from fedtail.experiment.trust import AS_WRITTEN, Trust
 
 if TYPE_CHECKING:
     from fedtail.experiment.experiment import Experiment, read_experiment, read_experiments, seeds_of
 
-__all__ = ["Experiment", "ExperimentError", "Source", "read_experiment", "read_experiments", "seeds_of"]
+__all__ = ["AS_WRITTEN", "Experiment", "ExperimentError", "Source", "Trust", "read_experiment", "read_experiments", "seeds_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from fedtail.data import Population, Splits, partition
 from fedtail.errors import FieldError
 from fedtail.experiment import data_sources
 from fedtail.experiment.data_sources import SplitPlan
-from fedtail.experiment.part_tables import PartPlan, arguments, import_named, toml_value
+from fedtail.experiment.part_tables import PartPlan, arguments, import_function, toml_value, unread_part
 from fedtail.experiment.source import Key, Source, nearest
 
 READERS: dict[str, Callable[..., Any]] = {
@@ -119,7 +119,7 @@ def data_plan(source: Source) -> DataPlan:
     if "path" in given:
         given["path"] = _existing_path(source, ("data", "path"), given["path"])
     if reader.name == "leaf" and ":" in str(given.get("encode")):
-        given["encode"] = import_named(source, ("data", "encode"), given["encode"])
+        given["encode"] = import_function(source, ("data", "encode"), given["encode"])
     if reader.name == "huggingface" and (source.folder / given["dataset"]).exists():
         given["dataset"] = source.folder / given["dataset"]
     at_least = table.get("at_least", 1)
@@ -138,7 +138,7 @@ def _reader(source: Source, table: dict[str, Any]) -> PartPlan:
     if not isinstance(kind, str):
         raise source.refuse(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
     if ":" in kind:
-        return PartPlan(kind, import_named(source, ("data", "kind"), kind), {}, source, ("data",))
+        return PartPlan(kind, unread_part(import_function(source, ("data", "kind"), kind)), {}, source, ("data",))
     if kind not in known:
         raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest(kind, known)}")
     target = READERS[kind] if kind in READERS else getattr(generators, kind)
@@ -195,7 +195,8 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
     if "test_path" in table and given.get("test") is not None:
         raise source.refuse(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
     if "train" not in given:
-        given["train"] = 1 - sum(given.get(name) or 0 for name in ("validation", "test"))
+        shares = [given.get(name) or 0 for name in ("validation", "test")]
+        given["train"] = 1 - sum(share for share in shares if isinstance(share, (int, float)))
     return PartPlan("split", SplitPlan, given, source, ("data", "split")).make()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,10 +44,8 @@ class EnginePlan:
         if self.workers is not None and self.workers < 0:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
-    def fleet(self, task: Task, population: Population, folder: Path, memory: Path | None = None) -> AbstractContextManager[Any]:
-        """Who trains; None for this process and its workers. `folder` is that of the experiment, whose modules are sent along."""
-        if self.kind == "local":
-            return nullcontext()
+    def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None) -> AbstractContextManager[Any]:
+        """Actors that train. `folder` is that of the experiment, whose modules are sent along."""
         from fedtail.engine.ray import RayFleet
 
         return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder),

@@ -15,15 +15,18 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
-from fedtail.engine.fleet import LocalFleet
+from fedtail.engine.engine import Engine
+from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
+from fedtail.evaluation.distribution import best_statistic
+from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, data_plan
 from fedtail.experiment.engine_section import UNSET, EnginePlan
 from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, build_part, own_file, toml_value
-from fedtail.experiment.source import ExperimentError, Source, nearest
+from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest
 from fedtail.experiment.task_section import TaskPlan, task_plan
 from fedtail.local import LocalSGD
-from fedtail.privacy.ledger import Terms
+from fedtail.privacy.ledger import PrivacyBudget
 from fedtail.task import Task
 
 METHOD = tuple(f.name for f in fields(FederatedAlgorithm))             # sample, local, risk, ...
@@ -43,7 +46,9 @@ class EvaluationPlan:
 
     `every` so many rounds (by default twenty times in a run), and at the end, all splits are evaluated and a checkpoint is
     written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client at
-    the end, on half of its examples. `tensorboard` writes event files too.
+    the end, on half of its examples. `tensorboard` writes event files too. `keep_best` names a statistic over clients by which
+    the best models are kept beside the last ones, over validation clients where there are any. `on_nodes` is what the clients
+    of a deployment evaluate; the simulator evaluates everything itself.
     """
 
     every: int | None = None
@@ -51,8 +56,12 @@ class EvaluationPlan:
     tail: bool = True
     finetune: LocalSGD | None = None
     tensorboard: bool = False
+    keep_best: str | None = None        # a statistic over clients: "worst10" of the error, or "loss.p90"
+    on_nodes: FederatedEvaluation | None = None
 
     def __post_init__(self) -> None:
+        if self.keep_best is not None:
+            best_statistic(self.keep_best)
         if self.every is not None and self.every < 1:
             raise FieldError("every", "at least 1 round", self.every)
 
@@ -77,7 +86,7 @@ class Experiment:
     task: TaskPlan
     algorithm: FederatedAlgorithm | Family
     channel: Channel
-    privacy: Terms
+    privacy: PrivacyBudget
     family: FamilyPlan | None
     engine: EnginePlan
     evaluate: EvaluationPlan
@@ -91,27 +100,26 @@ class Experiment:
         return [f"{self.family.field.rpartition('.')[2]} {value}" for value in self.family.values]
 
     @property
-    def computing(self) -> dict[str, Any]:
-        """The settings of `train` that say where and how it is computed."""
-        engine = self.engine
-        return {"device": self.device, "kernel": engine.kernel, "precision": engine.precision, "workers": engine.workers}
+    def computing(self) -> Engine:
+        """Where and how it is computed, for `train`."""
+        plan = self.engine
+        return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
 
     def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
-        """Who trains; None for this process and its workers. Nothing is started before the first round.
-
-        In the folder `memory` clients keep what is large; there is a fleet for this process too where it is given.
-        """
+        """Who trains. Nothing is started before the first round; in the folder `memory` clients keep what is large."""
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                          "device = \"cpu\", or kind = \"local\" below [engine].")
-        if self.engine.kind == "local" and memory is not None:
-            return LocalFleet(population, task, folder=memory, **self.computing)
-        return self.engine.fleet(task, population, self.source.folder, memory)
+        if self.engine.kind == "local":
+            at = self.computing
+            return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,
+                              folder=memory)
+        return self.engine.ray_fleet(task, population, self.source.folder, memory)
 
     @property
-    def evaluating(self) -> dict[str, Any]:
-        """The settings of `evaluate` and `finetune` that say where it is computed; they have full precision always."""
-        return {"device": self.device, "workers": self.engine.workers}
+    def evaluating(self) -> Engine:
+        """Where it is computed, for `evaluate` and `finetune`, which have full precision always."""
+        return Engine(self.device, workers=self.engine.workers)
 
     @property
     def evaluate_every(self) -> int:
@@ -120,8 +128,7 @@ class Experiment:
 
     def table(self, seed: int | None = None) -> dict[str, Any]:
         """Everything, with every default, as a file that gives this experiment again."""
-        first = self.algorithm.members[0]
-        method = {name: toml_value(getattr(first, name)) for name in METHOD}
+        method = {name: toml_value(part) for name, part in _parts_of_first(self.algorithm).items()}
         family = {}
         if self.family is not None:
             varied: Any = [toml_value(value) for value in self.family.values]
@@ -143,20 +150,25 @@ class Experiment:
         return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(files)}
 
 
-def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Experiment:
-    """The one experiment of a file; of a file with several methods, the one called `method`."""
+def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None,
+                    trust: Trusted = ()) -> Experiment:
+    """The one experiment of a file; of a file with several methods, the one called `method`.
+
+    Code of your own that the file names is imported only from the folders and packages in `trust`: ".", "torch". Without it
+    such a file is refused.
+    """
     if method is not None:
-        return experiment_of(pick_method(Source.read(path, settings), method), Path(path).stem)
-    found = read_experiments(path, settings)
+        return experiment_of(pick_method(Source.read(path, settings, trust), method), Path(path).stem)
+    found = read_experiments(path, settings, trust)
     if len(found) > 1:
         raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(e.name for e in found)}. Compare them with "
                               "`fedtail compare`, or pick one with --method.")
     return found[0]
 
 
-def read_experiments(path: str | Path, settings: Sequence[str] = ()) -> list[Experiment]:
-    """All methods of a file: its `[[method]]` entries, or the file itself as one."""
-    return experiments(Source.read(path, settings), Path(path).stem)
+def read_experiments(path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> list[Experiment]:
+    """All methods of a file: its `[[method]]` entries, or the file itself as one. `trust` is as for `read_experiment`."""
+    return experiments(Source.read(path, settings, trust), Path(path).stem)
 
 
 def experiments(source: Source, name: str) -> list[Experiment]:
@@ -234,7 +246,7 @@ def experiment_of(source: Source, name: str) -> Experiment:
     algorithm, family = _algorithm(source)
     return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
                       build_part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
-                      _section(source, "privacy", Terms), family, _section(source, "engine", EnginePlan),
+                      _section(source, "privacy", PrivacyBudget), family, _section(source, "engine", EnginePlan),
                       _section(source, "evaluate", EvaluationPlan), source)
 
 
@@ -251,7 +263,7 @@ def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan 
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
     by = source.where("family", *key)
     members = tuple(_member(source.changed(key, value, by)) for value in values)
-    family = PartPlan("family", Family, {"members": members}, source, ("family",)).make()
+    family = PartPlan("family", Family, {"members": members}, source, ("family",)).made()
     return family, FamilyPlan(".".join(key), tuple(values))
 
 
@@ -270,21 +282,31 @@ def _member(source: Source) -> FederatedAlgorithm:
             raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
                                              "part = \"Everyone\".")
         parts[name] = build_part(source, (name,), table, SLOTS[name])
-    return PartPlan("method", FederatedAlgorithm, parts, source, ()).make()
+    return PartPlan("method", FederatedAlgorithm, parts, source, ()).made()
+
+
+def _parts_of_first(algorithm: Any) -> dict[str, Any]:
+    """The parts of a method, or of the first of a family; of one that was read as names only, as far as they were made."""
+    if isinstance(algorithm, PartPlan) and "members" in algorithm.arguments:
+        algorithm = algorithm.arguments["members"][0]
+    if isinstance(algorithm, PartPlan):
+        return {name: algorithm.arguments[name] for name in METHOD}
+    return {name: getattr(algorithm.members[0], name) for name in METHOD}
 
 
 def _section(source: Source, name: str, kind: type) -> Any:
     """A section whose fields are those of a dataclass."""
     given = arguments(source, (name,), source.table(name), kind, f"[{name}]")
-    return PartPlan(name, kind, given, source, (name,)).make()
+    plan = PartPlan(name, kind, given, source, (name,))
+    return kind(**given) if plan.unread else plan.make()      # a section can hold parts as names only, and does not use them
 
 
 def _device(source: Source) -> str:
     """The device a file names, refused where PyTorch has none such."""
     device = source.tables.get("device", "cpu")
     try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError):
+        kind = torch.device(device).type if isinstance(device, str) else ""
+    except (RuntimeError, ValueError):
         raise source.refuse(("device",), FieldError("device", "cpu or cuda", device)) from None
     if kind not in ("cpu", "cuda"):
         raise source.refuse(("device",), FieldError("device", "cpu or cuda", device))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtail.deprecated import new_keywords
 from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest
+from fedtail.experiment.trust import Unread, attribute_of, file_beside, home_of, is_ours
 from fedtail.experiment.values import NONE, fitted, hints_of
+from fedtail.reading import shortly
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Slot:
 
     def fits(self, kind: type) -> bool:
         """Whether a class has the method, itself or from a base."""
+        if self is ANYTHING:
+            return any(slot.fits(kind) for slot in SLOTS.values())
         own = {name for base in kind.__mro__[:-1] for name in vars(base)}
         return self.needs in (own | {""}) and self.without not in own
 
@@ -53,6 +58,7 @@ SLOTS = {
     "server": Slot("fedtail.server", "start", "SGD"),
     "iterate": Slot("fedtail.iterates", "keep", "LastIterate"),
     "channel": Slot("fedtail.channel", "encoding", "PlainChannel"),
+    "graph": Slot("fedtail.channel", "session", "SparseGraph"),
     "quantile": Slot("fedtail.quantiles", "fit"),
     "histogram": Slot("fedtail.quantiles", "ask", "NoisyHistogram"),
     "noise": Slot("fedtail.privacy", "on_server", "GaussianNoise", without="clip"),
@@ -60,6 +66,8 @@ SLOTS = {
     "penalty": Slot("fedtail.local", "add_gradient"),
     "work": Slot("fedtail.local", "steps", without="updates"),
     "finetune": Slot("fedtail.local", "updates", "LocalSGD"),
+    "on_nodes": Slot("fedtail.evaluation", "client_half", "FederatedEvaluation"),
+    "more": Slot("fedtail.evaluation", "edges", "MetricRange"),
     "module": Slot("fedtail.models", "forward"),
 }
 
@@ -74,12 +82,25 @@ class PartPlan:
     source: Source
     key: Key
 
+    @property
+    def unread(self) -> bool:
+        """Whether it is the user's own code, or holds some, and names were not looked up: then it cannot be made."""
+        return self.target is _unread or any(_holds_unread(value) for value in self.arguments.values())
+
+    def made(self) -> Any:
+        """The part; itself where names were not looked up, so that it can be shown as it is written."""
+        return self if self.unread else self.make()
+
     def make(self, **more: Any) -> Any:
         """Call it; an error says which key of the file it is about."""
+        if self.unread:
+            raise self.source.refuse(self.key, f"{self.name} was read as a name only, so it cannot be made.")
         try:
             return self.target(**self.arguments, **more)
-        except (ValueError, TypeError, OSError, ImportError) as reason:
+        except (ValueError, TypeError, OSError, ImportError, OverflowError) as reason:
             raise self.source.refuse((*self.key, *self._fields_of(reason)[:1]), reason) from reason
+        except (RuntimeError, MemoryError) as reason:      # what torch says of a size that no memory holds
+            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {shortly(reason)}.") from reason
         except Exception as reason:
             if ":" not in self.name:
                 raise
@@ -91,7 +112,7 @@ class PartPlan:
             holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
             return [reason.field] if reason.field else holding
         quoted = [name for name, value in self.arguments.items() if isinstance(value, str) and repr(value) in str(reason)]
-        return quoted + [name for name in self.arguments if re.search(rf"\b{name}\b", str(reason))]
+        return quoted + [name for name in self.arguments if re.search(rf"\b{re.escape(name)}\b", str(reason))]
 
     def table(self) -> dict[str, Any]:
         """As a table with every field, as it would be written in a file."""
@@ -102,7 +123,7 @@ class PartPlan:
 
 def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
     """The part that a table describes."""
-    return plan_part(source, key, table, slot).make()
+    return plan_part(source, key, table, slot).made()
 
 
 def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
@@ -116,20 +137,25 @@ def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
         raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example(slot)}\"; there are "
                                  f"{', '.join(slot.candidates())}.")
     target = find_part(source, (*key, "part"), name, slot)
-    given = {field: value for field, value in table.items() if field != "part"}
+    given = new_keywords(name, {field: value for field, value in table.items() if field != "part"})
     return PartPlan(name, target, arguments(source, key, given, target, name), source, key)
 
 
 def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
-    """A part by its public name, or a user's own by `module:Class`."""
+    """A part by its public name, or a user's own by `module:Class`, checked before anything of it is called."""
     if ":" in name:
         own = import_named(source, key, name)
+        if isinstance(own, Unread):
+            return unread_part(own)
+        if not isinstance(own, type) and not (slot is SLOTS["module"] and callable(own)):
+            raise source.refuse(key, f"{name} is not a class, and {key[-2]} needs one with a method {slot.needs or 'of a part'}.")
         if isinstance(own, type) and not slot.fits(own):
-            raise source.refuse(key, f"{name} has no method {slot.needs}, which {key[-2]} needs.")
+            needs = f"no method {slot.needs}, which {key[-2]} needs" if slot.needs else "the methods of no part"
+            raise source.refuse(key, f"{name} has {needs}.")
         if isinstance(own, type) and not (is_dataclass(own) or hasattr(own, "forward")):
             raise source.refuse(key, f"{name} must be a dataclass, so that its fields can be checked and written down. Put "
                                      "@dataclass(frozen=True) above it.")
-        return own
+        return own if isinstance(own, type) else _own_function(source, key, name, own)
     known = slot.candidates()
     if name not in known:
         raise source.refuse(key, f"{slot.room} has no part {name!r} for {key[-2]}. {nearest(name, known)} "
@@ -137,34 +163,88 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
     return known[name]
 
 
+def import_function(source: Source, key: Key, name: str) -> Any:
+    """A user's own function, `module:function`."""
+    found = import_named(source, key, name)
+    return found if isinstance(found, Unread) else _own_function(source, key, name, found)
+
+
 def import_named(source: Source, key: Key, name: str) -> Any:
-    """`module:name`, looked for beside the experiment file too."""
+    """`module:name`, from beside the experiment file or an installed package; `Unread` where names are not looked up.
+
+    Importing runs code, so it is refused unless `source.trust` allows the folder of the file, or the package. A file beside the
+    experiment comes before a package of its name, and a folder that is not trusted is never searched by other imports.
+    """
     module, _, attribute = name.partition(":")
-    if not re.fullmatch(r"[\w.]+:[\w.]+", name) or module.startswith("."):
+    if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):
         raise source.refuse(key, f"{name!r} is not a module and a name. For class Net in mine.py beside this file write "
                                  "\"mine:Net\".")
-    beside = own_file(source.folder, name)
+    beside = None if is_ours(module) else file_beside(source.folder, module)
+    if not is_ours(module):
+        if source.trust.as_written:
+            return Unread(name)
+        _refuse_untrusted(source, key, name, beside)
     try:
-        with _importable(source.folder):
+        with _importable(source.folder) if beside else nullcontext():
             found = importlib.import_module(module)
     except ImportError as reason:
-        raise source.refuse(key, f"{name!r} cannot be imported: {reason}. It is looked for in {source.folder} and among the "
-                                 "installed packages.") from reason
+        where = source.folder if beside else "the installed packages"
+        raise source.refuse(key, f"{name!r} cannot be imported: {reason}. It is looked for in {where}.") from reason
     except Exception as reason:
         raise source.refuse(key, f"importing {module} failed: {type(reason).__name__}: {reason}.") from reason
-    if beside and beside.resolve() != Path(getattr(found, "__file__", None) or "").resolve():
-        raise source.refuse(key, f"{beside} is not what was imported: a module of the same name is loaded from "
+    own = own_file(source.folder, name)
+    if beside and own and own.resolve() != Path(getattr(found, "__file__", None) or "").resolve():
+        raise source.refuse(key, f"{own} is not what was imported: a module of the same name is loaded from "
                                  f"{getattr(found, '__file__', 'elsewhere')}. Give the file another name.")
     try:
-        return functools.reduce(getattr, attribute.split("."), found)
+        return attribute_of(found, attribute, source.trust)
     except AttributeError:
         raise source.refuse(key, f"module {module} has no {attribute}.") from None
+    except PermissionError as through:
+        raise source.refuse(key, f"{name!r} leads into the module {through}, which is not trusted. Name what is defined in "
+                                 f"{module} itself.") from None
+
+
+def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) -> None:
+    """Refuse code that the user has not allowed: what would be imported, and what to write."""
+    module = name.partition(":")[0]
+    if beside is not None and not source.trust.allows_file(beside):
+        place = beside.resolve().parent
+        folder = next((above for above in (place, *place.parents) if source.folder.resolve() == above), place)
+        shown = _from_here(folder)
+        raise source.refuse(key, f"{name!r} is not fedtail's: it would import {beside}, and that runs the code in it. If you "
+                                 f"trust what is in that folder, write --trust {shlex.quote(shown)} (in Python trust={shown!r}; "
+                                 f"in node.toml trust = [\".\"] for the node's own folder).")
+    if beside is None and not source.trust.allows_package(module):
+        package = module.partition(".")[0]
+        raise source.refuse(key, f"{name!r} is not fedtail's: it would import the installed package {package} (there is no "
+                                 f"{package}.py in {source.folder}), and that runs code. If you trust that this file uses it, "
+                                 f"write --trust {package} (in Python trust={package!r}; in node.toml trust = [\"{package}\"]).")
+
+
+def _from_here(folder: Path) -> str:
+    """A folder as it can be typed: relative where it is below the present one."""
+    here = Path.cwd()
+    inner = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    text = str(inner)
+    return text if text == "." or inner.is_absolute() else f"./{text}"
+
+
+def _own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
+    """A function that a file names, refused where it is none, or was written in a module that is not trusted."""
+    if not callable(found):
+        raise source.refuse(key, f"{name} is a {type(found).__name__}, a function is needed.")
+    home = home_of(found)
+    if not (home == "fedtail.losses" or source.trust.allows(home)):
+        raise source.refuse(key, f"{name} is a function of {home}, which is not trusted. Define one of your own that calls it, "
+                                 f"or write --trust {home.partition('.')[0]} too.")
+    return found
 
 
 def own_file(folder: Path, name: str) -> Path | None:
     """The file beside an experiment that `module:name` is in; None for an installed package."""
-    beside = folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
-    return beside if beside.is_file() else None
+    inner = folder.joinpath(*name.partition(":")[0].split("."))
+    return next((file for file in (inner.with_suffix(".py"), inner / "__init__.py") if file.is_file()), None)
 
 
 def arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callable[..., Any], name: str,
@@ -193,16 +273,17 @@ def toml_value(value: Any) -> Any:
     """A value as an experiment file would hold it."""
     if value is None:
         return NONE
+    if isinstance(value, PartPlan):
+        return value.table()
     if is_dataclass(value) and not isinstance(value, type):
         own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"part": name_of(type(value)), **own}
     if isinstance(value, (list, tuple)):
         return [toml_value(entry) for entry in value]
-    if isinstance(value, PartPlan):
-        return value.table()
     if callable(value) and hasattr(value, "__qualname__"):
         return name_of(value)
-    return value if isinstance(value, (bool, int, float, str, dict)) else str(value)
+    plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, Unread)
+    return value if plain else str(value)
 
 
 def name_of(value: Any) -> str:
@@ -218,6 +299,8 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
         return None
     if field in SLOTS and (isinstance(value, Mapping) or (isinstance(value, str) and hint is not str)):
         return build_part(source, key, value, SLOTS[field])
+    if field in SLOTS and isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        return tuple(build_part(source, key, one, SLOTS[field]) for one in value)
     if isinstance(value, Mapping) and "part" in value:
         return build_part(source, key, value, ANYTHING)
     problem, result = fitted(value, hint, lambda name: _function(source, key, name))
@@ -229,7 +312,7 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
 def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     """A function by its name in `fedtail.losses`, or a user's own by `module:function`."""
     if ":" in name:
-        return import_named(source, key, name)
+        return import_function(source, key, name)
     losses = importlib.import_module("fedtail.losses")
     known = [name for name, value in vars(losses).items()
              if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["outputs", "targets"]]
@@ -241,6 +324,25 @@ def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
 def _example(slot: Slot) -> str:
     """A part to name in an error text."""
     return slot.default or next(iter(slot.candidates()), "module:Class")
+
+
+def unread_part(found: Any) -> Callable[..., Any]:
+    """What a plan calls: what was found, or where its name was not looked up, what stands for it."""
+    return _unread if isinstance(found, Unread) else found
+
+
+def _unread(**fields: Any) -> Any:
+    """Stands for a part of the user's own that was not imported: it takes any fields, and is never called."""
+    raise ValueError("a part that was read as a name only cannot be made.")
+
+
+def _holds_unread(value: Any) -> bool:
+    """Whether a value is, or holds, a part whose name was not looked up."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_unread, value))
+    if isinstance(value, Mapping):
+        return any(map(_holds_unread, value.values()))
+    return isinstance(value, PartPlan) and value.unread
 
 
 def _takes_any(target: Callable[..., Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -12,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.errors import FieldError
+from fedtail.experiment.trust import Trust
+from fedtail.reading import TOML_BYTES, Unreadable, read_text, shortly, toml_tables
 
+LONGEST = 2000                   # characters of an error: it may quote what a file says
+Trusted = Trust | str | Path | Iterable[str | Path]
 Key = tuple[str | int, ...]      # ("risk", "tail_fraction"), ("method", 1, "risk")
 
 _WORD = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
@@ -30,7 +33,7 @@ class ExperimentError(ValueError):
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
-        super().__init__(text)
+        super().__init__(shortly(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
@@ -47,32 +50,32 @@ class Source:
     set_by: dict[Key, str]               # keys changed after reading, and where: "--set risk.tail_fraction=0.3"
     method: int | str = ""               # the [[method]] entry that this is the view of
     own: Mapping[str, Any] = field(default_factory=dict)      # what that entry says itself
+    trust: Trust = Trust()               # whose code it may run beside fedtail's
 
     @classmethod
-    def read(cls, path: str | Path, settings: Sequence[str] = ()) -> Source:
-        """Read an experiment file, and apply what `--set` changes."""
+    def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
+        """Read an experiment file, and apply what `--set` changes. Nothing it names is imported here."""
         path = Path(path)
         if path.is_dir():
             raise ExperimentError(f"{path} is a folder, an experiment file is needed. `fedtail init` writes one.")
         if not path.is_file():
             raise ExperimentError(f"there is no file {path}. `fedtail init {path.name}` writes one to start from.")
         try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            raise ExperimentError(f"{path} is not a text file in UTF-8.") from None
-        return cls.parse(text, path.name, path.resolve().parent, settings)
+            text = read_text(path, TOML_BYTES, "an experiment file")
+        except Unreadable as reason:
+            raise ExperimentError(str(reason)) from None
+        return cls.parse(text, path.name, path.resolve().parent, settings, trust)
 
     @classmethod
-    def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = ()) -> Source:
+    def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
         """From the text of a file in `folder`; a resolved experiment with parts of its own says in which folder they are."""
         try:
-            tables = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as reason:
-            hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
-            raise ExperimentError(f"{name} is not valid TOML: {reason}.{hint}") from None
+            tables = toml_tables(text, name)
+        except Unreadable as reason:
+            raise ExperimentError(str(reason)) from None
         elsewhere = tables.pop("folder", None)
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
-        source = cls(name, folder, tables, dict(_lines(text)), {})
+        source = cls(name, folder, tables, dict(_lines(text)), {}, trust=Trust.of(trust))
         for setting in settings:
             source = source.changed(*_setting(setting), f"--set {setting}")
         return source
@@ -144,8 +147,8 @@ def _setting(text: str) -> tuple[Key, Any]:
     if not equals or not all(key):
         raise ExperimentError(f"--set {text}: a key and a value are needed. Write --set risk.tail_fraction=0.3.")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return key, toml_tables(f"value = {value}", "--set")["value"]
+    except Unreadable:
         return key, value.strip()
 
 

@@ -54,7 +54,7 @@ def task_plan(source: Source) -> TaskPlan:
                                        f"features = 64, classes = 10. There are {', '.join(SLOTS['module'].candidates())}; your "
                                        "own is written \"module:Class\".")
     dtype = table.pop("dtype", "float32")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise source.refuse(("task", "dtype"), FieldError("dtype", f"one of {', '.join(DTYPES)}", dtype))
     listed = table.pop("metrics", [])
     if not isinstance(listed, list):

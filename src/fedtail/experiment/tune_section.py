@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,7 +16,10 @@ from fedtail.errors import FieldError
 from fedtail.evaluation import Distribution
 from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, method_names, pick_method
 from fedtail.experiment.part_tables import PartPlan, arguments
-from fedtail.experiment.source import ExperimentError, Source, nearest
+from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest
+
+if TYPE_CHECKING:
+    from fedtail.privacy.noise import Noise
 
 Better = Literal["lower", "higher"]
 SPREADS = ("std", "variance")               # better small, whichever way the metric points
@@ -69,12 +72,18 @@ class TuneSettings:
     By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: a percentile is that of the
     numbers as they are, as in every table, so those who do worst are at its low end. Held-out clients are those of the data's
     validation split; without one, a fraction `holdout` of the training clients. Test clients are never evaluated.
+
+    A search over private trials has a guarantee of its own with `private`: "composition" makes `trials` trials and charges for
+    all; "poisson", "geometric" and "logarithmic" make a random number, `trials` on average, and release the best only. With
+    `noise` held-out clients are covered too: they release a noisy histogram of their errors instead of exact results.
     """
 
     trials: int = 20
     metric: str = "error"
     statistic: str | None = None        # mean, std, p90, worst10, best5, ...
     holdout: float = 0.2
+    private: Literal["composition", "poisson", "geometric", "logarithmic"] | None = None
+    noise: Noise | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -83,6 +92,8 @@ class TuneSettings:
             raise FieldError("holdout", "in (0, 1)", self.holdout)
         if self.statistic is not None:
             Distribution(torch.zeros(1)).statistic(self.statistic)      # refused here if there is none of that name
+        if self.noise is not None and self.private is None:
+            raise FieldError("noise", "without use unless the search is private", self.noise, 'Write private = "poisson" too.')
 
 
 @dataclass(frozen=True)
@@ -130,9 +141,9 @@ class Search:
         return [dict(zip(self.space, chosen, strict=True)) for chosen in values]
 
 
-def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None) -> Search:
-    """The search of a file; where it has several methods, of the one called `method`."""
-    source, name = Source.read(path, settings), Path(path).stem
+def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None, trust: Trusted = ()) -> Search:
+    """The search of a file; where it has several methods, of the one called `method`. `trust` is as for `read_experiment`."""
+    source, name = Source.read(path, settings, trust), Path(path).stem
     if method is not None:
         source = pick_method(source, method)
     elif names := method_names(source):

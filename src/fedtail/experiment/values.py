@@ -57,6 +57,7 @@ def fitted(value: Any, hint: Any, function: FindFunction | None = None) -> tuple
 def _fit_plain(value: Any, hint: type) -> tuple[str, Any]:
     """A number, whole number, truth value or text; whole numbers fit where numbers are needed."""
     right = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
+    right = right and value == value      # NaN is no number
     return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
 
 

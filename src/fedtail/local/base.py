@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedtail.base_part import Part
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
-from fedtail.part import Part
 from fedtail.questions import Conversation
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ class LocalTraining(Part):
     On the client, `models` trains a batch of clients from `start`, penalties being relative to `anchor`; `steps` says how many
     steps each takes, and whoever takes none contributes nothing. On the server, `prepare` is a conversation that makes the part
     of this round: a strength that adapts, a gradient that clients correct theirs by. `objective` is what risks see; None is the
-    mean loss.
+    mean loss. A part that keeps something on its clients between rounds declares `keeps`, reads it as `clients.kept()` and writes
+    it by `clients.keep(rows)`; each model of a family has memory of its own. A kernel that draws (dropout) is seeded for each
+    client by `clients.reseed(name)`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -88,18 +90,21 @@ class LocalTraining(Part):
     def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
         """Client: one update per client, w_k - w, (clients, dim), from one of the broadcast models."""
         anchor = clients.params(model)
+        if self.declares.keeps:
+            clients = clients.with_memory(f"local {model}")
         return self.models(clients, anchor, anchor, first).sub_(anchor)
 
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
         raise TypeError(f"{type(self).__name__} has no learning rate. Give the aggregator its lipschitz.")
 
-    def in_one_pass(self, kernel: Kernel) -> bool:
+    def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
         """Whether a client's first gradient tells its loss, so that both come from one pass over its data."""
         return False
 
-    def first_pass(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
-        """Losses (clients,), rounded once to float32, and first gradients (clients, dim); where `in_one_pass`."""
+    def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
+        """Client: losses at the model received, (clients,) float64 of numbers rounded to float32, and the gradients of the first
+        step, (clients, dim). Called only where `first_gradient_tells_loss`."""
         raise NotImplementedError
 
 
@@ -107,6 +112,10 @@ def full_gradients(clients: Clients, params: Tensor) -> Tensor:
     """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each (clients, dim)."""
     from fedtail.local.batches import batches
 
+    if clients.kernel.draws and len(clients) > 1:
+        parts = enumerate(clients.one_by_one())
+        return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k]) for k, alone in parts])
+    clients.reseed("full gradients")
     one = torch.ones(len(clients), dtype=torch.int64)
     batch = next(iter(batches(clients, one, one, None)))
     return clients.kernel.gradients(params.expand(len(clients), -1), batch.inputs, batch.targets, batch.weight)

@@ -54,7 +54,7 @@ def _by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int
             low = (step - first) * batch_size
             some = (slice(active[step - done]), slice(low, min(low + batch_size, width)))
             yield _slice(gathered, *some) if gathered else Batch(
-                active[step - done], *clients.take(some[0]).examples(order[some]), weight[some])      # type: ignore[arg-type]
+                active[step - done], *clients.take(some[0]).examples(order[some]), weight[some])
 
 
 def _one_by_one(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
@@ -72,7 +72,7 @@ def _one_by_one(clients: Clients, epoch: Tensor, batch_size: int, active: list[i
         weight = (place < some).double()
         fullest = int(weight.sum(1).max())                     # the last batch of an epoch may be smaller
         place, weight = place[:, :fullest], weight[:, :fullest]
-        inputs, targets = clients.take(slice(count)).examples(shuffled[:count].gather(1, place.minimum(some - 1)))  # type: ignore[arg-type]
+        inputs, targets = clients.take(slice(count)).examples(shuffled[:count].gather(1, place.minimum(some - 1)))
         yield Batch(count, inputs, targets, (weight / weight.sum(1, keepdim=True)).to(clients.shard.params))
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from fedtail.base_part import Part
 from fedtail.clients import Clients
-from fedtail.part import Part
 
 
 class Penalty(Part):
     """Something that is added to each client's own loss."""
+
+    adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
 
     def of(self, clients: Clients, anchor: Tensor) -> Penalty:
         """The penalty of these clients, which may depend on their data and on the model received: made once, before they step.
@@ -29,6 +32,8 @@ class Penalty(Part):
 @dataclass(frozen=True)
 class NoPenalty(Penalty):
     """Nothing is added."""
+
+    adds: ClassVar[bool] = False
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
         return gradients

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedtail.part import Part
+from fedtail.base_part import Part
 
 
 class Schedule(Protocol):

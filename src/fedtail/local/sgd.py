@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,19 +19,9 @@ from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
 from fedtail.local.schedules import Constant, Schedule
 from fedtail.local.work import FullWork, Work
-from fedtail.types import Examples
 
 if TYPE_CHECKING:
     from fedtail.engine.kernels import Kernel
-
-
-@runtime_checkable
-class TellsLosses(Protocol):
-    """A kernel whose gradients come with the losses of evaluation, at no further price."""
-
-    def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums, (clients,), and the gradients; arguments as in `gradients`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,17 +76,16 @@ class LocalSGD(LocalTraining):
         """The learning rate of a round."""
         return self.learning_rate * self.schedule(round)
 
-    def in_one_pass(self, kernel: Kernel) -> bool:
+    def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
         """Whether a client's first gradient tells its loss: it is that of all its examples, at the model it received."""
-        return self.batch_size is None and isinstance(kernel, TellsLosses)
+        return self.batch_size is None and kernel.tells_losses
 
-    def first_pass(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
+    def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
         """Losses (clients,), rounded once to float32, and first gradients (clients, dim)."""
         one = torch.ones(len(clients), dtype=torch.int64)
         batch = next(iter(batches(clients, one, one, None)))
         params = clients.params(model).expand(len(clients), -1)
-        kernel = cast(TellsLosses, clients.kernel)
-        losses, gradients = kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
+        losses, gradients = clients.kernel.losses_and_gradients(params, batch.inputs, batch.targets, batch.weight)
         return losses.cpu().float().double(), gradients
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
@@ -107,10 +96,12 @@ class LocalSGD(LocalTraining):
         steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
         clients = clients.take(order)
         params = (start.expand(len(clients), -1) if start.ndim == 1 else start[sent(order, start.device)]).clone()
+        stream = [done] if done else []
+        if self.penalty.adds:
+            clients.reseed("penalty", *stream)
         penalty = self.penalty.of(clients, anchor)
         velocity = torch.zeros_like(params) if self.momentum else None
-        if clients.kernel.stack == 1:
-            clients.kernel.reseed(int(clients.draws("dropout", *([done] if done else []))[0]))
+        clients.reseed("dropout", *stream)
         if first is not None:
             self._apply(clients, params, anchor, velocity, first[sent(order, first.device)], penalty)
             steps = steps - 1
@@ -123,7 +114,7 @@ class LocalSGD(LocalTraining):
               penalty: Penalty) -> None:
         """One step of the active clients, in place."""
         rate, kernel = self.rate(clients.round), clients.kernel
-        if velocity is None and not self.weight_decay and type(penalty) is NoPenalty:
+        if velocity is None and not self.weight_decay and not penalty.adds:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return
         self._apply(clients, local, anchor, velocity, kernel.gradients(local, batch.inputs, batch.targets, batch.weight), penalty)

@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from fedtail.base_part import Part
 from fedtail.clients import Clients
 from fedtail.draws import integers, uniform
-from fedtail.part import Part
 
 
 class Work(Protocol):
@@ -41,7 +41,7 @@ class Stragglers(Part):
     """Some clients manage only part of the work [Li23, section 3.4].
 
     Each client is a straggler this round with probability `fraction`, by its own stream, and then does a uniform number of
-    epochs from 1 to all of them; where one epoch is asked, a uniform number of mini-batches. `drop=True` leaves stragglers
+    epochs from 1 to all of them; where one epoch is set, a uniform number of mini-batches. `drop=True` leaves stragglers
     out (FedAvg), `drop=False` keeps their partial work (FedProx).
     """
 

@@ -1,9 +1,10 @@
 """Differential privacy: mechanisms, accountants and one ledger."""
 
+from fedtail.deprecated import old_names
 from fedtail.privacy.accounting import Guarantee, delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.audit import Attack, gaussian_epsilon
 from fedtail.privacy.calibration import NoiseLevels, noise_for, smallest_noise
-from fedtail.privacy.discrete_gaussian import Table, exact, probability
+from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable, discrete_gaussian_probability, exact_discrete_gaussian
 from fedtail.privacy.events import (
     FixedSampling,
     GaussianRelease,
@@ -13,16 +14,18 @@ from fedtail.privacy.events import (
     PoissonSampling,
     RoundEvent,
 )
-from fedtail.privacy.ledger import BudgetSpent, Ledger, Terms
+from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
 from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
-from fedtail.privacy.minimum_cohort import decisive_share, minimum_for
+from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability
 from fedtail.privacy.noise import DiscreteNoise, GaussianNoise, Noise
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
 
 __all__ = [
-    "Attack", "BudgetSpent", "DiscreteNoise", "FixedSampling", "GaussianNoise", "GaussianRelease", "Guarantee",
-    "LatticeRelease", "Ledger", "Mechanism", "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum",
-    "NonPrivateRelease", "PoissonSampling", "Randomness", "RoundEvent", "SeededRandomness", "SystemRandomness", "Table",
-    "Terms", "decisive_share", "delta_at", "epsilon_at", "exact", "gaussian_epsilon", "guarantee", "minimum_for", "noise_for",
-    "probability", "rounds_affordable", "smallest_noise",
+    "Attack", "BudgetSpent", "DiscreteGaussianTable", "DiscreteNoise", "FixedSampling", "GaussianNoise", "GaussianRelease",
+    "Guarantee", "LatticeRelease", "Ledger", "Mechanism", "NoPrivacy", "NoSampling", "Noise", "NoiseLevels", "NoisySum",
+    "NonPrivateRelease", "PoissonSampling", "PrivacyBudget", "Randomness", "RoundEvent", "SeededRandomness",
+    "SystemRandomness", "delta_at", "discrete_gaussian_probability", "epsilon_at", "exact_discrete_gaussian",
+    "gaussian_epsilon", "guarantee", "minimum_for", "noise_for", "reveal_probability", "rounds_affordable", "smallest_noise",
 ]
+
+__getattr__ = old_names(__name__)

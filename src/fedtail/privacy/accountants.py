@@ -187,20 +187,21 @@ class RenyiDivergences:
         """Epsilon at `delta`, by the best order."""
         from dp_accounting.rdp import compute_epsilon
 
-        orders, divergences = self._total()
+        orders, divergences = self.curve()
         return float(compute_epsilon(orders, divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
         """Delta at `epsilon`, by the best order."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
-        orders, divergences = self._total()
+        orders, divergences = self.curve()
         return float(compute_delta(orders, divergences, epsilon)[0])
 
-    def _total(self) -> tuple[np.ndarray, np.ndarray]:
+    def curve(self, at: tuple[float, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Orders, those given or those that suit the steps, and the divergence of all steps together at each."""
         schemes = {step.scheme for step, _ in self.steps}
-        orders = HALF_ORDERS if "poisson-exchange" in schemes else FEW_ORDERS if "fixed" in schemes else \
-            WHOLE_ORDERS if self.whole else ORDERS
+        orders = at or (HALF_ORDERS if "poisson-exchange" in schemes else FEW_ORDERS if "fixed" in schemes else
+                        WHOLE_ORDERS if self.whole else ORDERS)
         return np.array(orders), sum((count * _divergences(step, orders) for step, count in self.steps), np.zeros(len(orders)))
 
 

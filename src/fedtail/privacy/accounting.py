@@ -11,26 +11,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fedtail.privacy.composition import AccountantName, compose_rounds
+from fedtail.deprecated import with_old_names
+from fedtail.privacy.composed_mechanism import AccountantName, compose_rounds
 from fedtail.privacy.concentrated import check_delta
 from fedtail.privacy.events import Adjacency, RoundEvent
+from fedtail.privacy.history import EarlierHistory, joined
 
 Rounds = Sequence[tuple[RoundEvent, int]]
 SAMPLED = {"fixed": "fixed-size", "poisson": "Poisson"}
+UNIT = "client"                 # with all its examples
 NEIGHBOURS = {"zero-out": "add-or-remove-one-client", "replace-one": "replace-one-client"}
+ONLY = "private with respect to these rounds only"
 MOST = 1_000_000                # rounds: more are not looked for
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Guarantee:
     """(`epsilon`, `delta`)-differential privacy of one client, with amplification by sampling that is kept secret.
 
     It holds against an observer of every release who does not know the cohorts. `adjacency` is the neighbouring relation:
     zero-out (one client added or removed, by zeroing its rows) or replace-one (its data exchanged). `second_opinion` is another
-    accountant's epsilon. `against_server` is epsilon without amplification, against a server that knows the cohorts, for a
-    client that participates in every round; `one_participation` for one that participates once. Both are infinite where draws of
+    accountant's epsilon. `without_amplification` is epsilon against a server that knows the cohorts, for a client
+    that participates in every round; `one_participation` for one that participates once. Both are infinite where draws of
     integer noise are not exact and e^epsilon times their error exceeds delta. `non_private` names what was released without
-    noise, and then every epsilon is infinite. `notes` say what was not claimed, or is experimental.
+    noise, and then every epsilon is infinite. `notes` say what was not claimed, or is experimental. Where the rounds began with
+    a model that was trained elsewhere, it is about these rounds only, and `only` says what is known of that model.
     """
 
     epsilon: float
@@ -39,10 +45,11 @@ class Guarantee:
     sampling: str
     accountant: str
     second_opinion: tuple[str, float] | None
-    against_server: float
+    without_amplification: float
     one_participation: float
     non_private: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    only: str = ""
 
     @property
     def experimental(self) -> bool:
@@ -50,24 +57,29 @@ class Guarantee:
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
-        found = in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.against_server)
+        found = in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only)
         return found + (f"; released without noise: {', '.join(self.non_private)}" if self.non_private else "")
 
 
-def in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, against_server: float | str) -> str:
-    """The privacy statement in one line: epsilon with amplification by secret sampling, then epsilon without it.
+def in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, without_amplification: float | str,
+             only: str = "") -> str:
+    """The privacy statement in one line: epsilon, the unit, the neighbouring relation and the observer, then epsilon without
+    amplification by sampling, and what came before the rounds it is about (`only`).
 
     `sampling` names the kinds of sampling as `Guarantee.sampling` does; an infinite epsilon may be the word "infinity".
 
     >>> in_words(5.0, 1e-4, "replace-one", "none", 5.0)
-    'epsilon 5 at delta 0.0001 (no sampling, replace-one-client)'
+    'epsilon 5 at delta 0.0001 (client-level, replace-one-client; no sampling), against an observer of all releases'
     """
     kinds = [SAMPLED[name] for name in sampling.split(" and ") if name in SAMPLED]
-    start, end = f"epsilon {_digits(epsilon)} at delta {delta:g}", NEIGHBOURS[adjacency]
-    if not kinds or epsilon == against_server:
-        return f"{start} ({'no amplification by sampling' if kinds else 'no sampling'}, {end})"
-    return (f"{start} ({' and '.join(kinds)} sampling kept secret, {end}); without amplification, against a server that knows "
-            f"the cohort, {_digits(against_server)}")
+    hidden = bool(kinds) and epsilon != without_amplification
+    how = f"{' and '.join(kinds)} sampling kept secret" if hidden else "no amplification by sampling" if kinds else "no sampling"
+    text = (f"epsilon {_digits(epsilon)} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against an observer "
+            "of all releases")
+    if hidden:
+        text += (" who does not know the cohorts; without amplification, against a server that knows the cohorts, "
+                 f"{_digits(without_amplification)}")
+    return f"{ONLY}: {text}; {only}" if only else text
 
 
 def _digits(epsilon: float | str) -> str:
@@ -89,7 +101,7 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
         epsilon=mechanism.epsilon(chosen, delta), delta=delta, adjacency=adjacency, sampling=mechanism.sampling,
         accountant=chosen.name,
         second_opinion=(other.name, mechanism.epsilon(other, delta, math.inf)) if other else None,
-        against_server=mechanism.epsilon(mechanism.without_amplification, delta, math.inf),
+        without_amplification=mechanism.epsilon(mechanism.without_amplification, delta, math.inf),
         one_participation=mechanism.worst_round(delta),
         non_private=mechanism.non_private, notes=mechanism.notes)
 
@@ -100,6 +112,31 @@ def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     return mechanism.epsilon(mechanism.accountant(accountant, delta), delta)
+
+
+def within(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacency = "zero-out") -> bool:
+    """Whether `rounds` are (`epsilon`, `delta`)-private, by the accountant that `guarantee` takes."""
+    check_delta(delta)
+    mechanism = compose_rounds(tuple(rounds), adjacency)
+    return mechanism.delta(mechanism.accountant(None, delta), epsilon) <= delta
+
+
+def with_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: float, adjacency: Adjacency = "zero-out") -> str:
+    """What a guarantee for `rounds` leaves out of the history of the model, in words; empty where nothing came before.
+
+    Where the rounds before are known, epsilon for all of them together is given.
+    """
+    if not before:
+        return ""
+    whole = joined(rounds, before)
+    unknown = "; ".join(one.what for one in before if not one.known)
+    exposed = tuple(dict.fromkeys(what for one in before for what in one.non_private))
+    if exposed:
+        return f"they began with {before[0].what}, which was trained without privacy ({'; '.join(exposed)})"
+    if whole is None:
+        return f"they began with {unknown}"
+    total = epsilon_at(whole, delta, adjacency)
+    return f"they began with {before[0].what}; together with the rounds that made it, epsilon is {_digits(total)}"
 
 
 def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedtail.privacy.accounting import Guarantee, epsilon_at, guarantee
-from fedtail.privacy.composition import AccountantName, sampling_rate
+from fedtail.privacy.composed_mechanism import AccountantName, sampling_rate
 from fedtail.privacy.concentrated import check_target
 from fedtail.privacy.discrete_gaussian import as_fraction
 from fedtail.privacy.events import Adjacency, GaussianRelease, LatticeRelease, RoundEvent, Sampling
@@ -88,7 +88,7 @@ def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None =
 
 def _in_integers(noise: float, exchange: float, what: str) -> LatticeRelease:
     """Shares so large that their sum is a discrete Gaussian to all digits: nothing then depends on how many there are."""
-    return LatticeRelease(LARGE, as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what)
+    return LatticeRelease(LARGE, as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what, constant=True)
 
 
 def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: float, delta: float,

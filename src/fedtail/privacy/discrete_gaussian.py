@@ -1,8 +1,8 @@
 """The discrete Gaussian N_Z(0, sigma^2): integers with probability proportional to exp(-x^2 / (2 sigma^2)).
 
-Two samplers, both exact and from uniform integers alone: `exact` rejects (Canonne, Kamath and Steinke 2020); `Table` inverts
-the distribution function, several times faster, by comparing 63 random bits with thresholds and, where those do not decide,
-as many more as it takes.
+Two samplers, both exact and from uniform integers alone: `exact_discrete_gaussian` rejects (Canonne, Kamath and Steinke 2020);
+`DiscreteGaussianTable` inverts the distribution function, several times faster, by comparing 63 random bits with thresholds and,
+where those do not decide, as many more as it takes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def as_fraction(variance: float | Fraction) -> Fraction:
     return Fraction(math.ceil(variance * scale), scale)
 
 
-def exact(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
+def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
     """`count` draws, int64, with exactly the probabilities of the definition.
 
     Where 63 bits do not hold the products (from sigma = 5800 or so), it counts in Python's integers: a hundred times slower.
@@ -57,7 +57,7 @@ def exact(variance: float | Fraction, count: int, random: Randomness) -> np.ndar
 
 
 def _exact_one(p: int, q: int, t: int, random: Randomness) -> int:
-    """One draw by the steps of `exact`, in integers of any size."""
+    """One draw by the steps of `exact_discrete_gaussian`, in integers of any size."""
     while True:
         low = wide_below(t, random)
         if not _happens(low, t, random):
@@ -132,7 +132,7 @@ def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Random
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class DiscreteGaussianTable:
     """The first 63 bits of the distribution function.
 
     A draw is where a uniform number falls between its values. 63 random bits decide that unless they equal the first bits of
@@ -145,7 +145,7 @@ class Table:
     leading: np.ndarray = field(repr=False)          # (2 reach + 1,) uint64: floor(2^63 P(X <= x))
 
     @classmethod
-    def of(cls, variance: float | Fraction) -> Table:
+    def of(cls, variance: float | Fraction) -> DiscreteGaussianTable:
         """The table for a variance, cached."""
         return _table(as_fraction(variance))
 
@@ -160,14 +160,14 @@ class Table:
 
 
 @lru_cache(maxsize=16)
-def _table(variance: Fraction) -> Table:
+def _table(variance: Fraction) -> DiscreteGaussianTable:
     if variance > LONGEST:
         raise ValueError(f"a table for variance {float(variance):g} would be too long. Use the exact sampler.")
     for bits in counting(BITS, BITS):
         reach, (lower, upper) = _reach(variance, bits), _leading_bits(variance, bits)
         if lower == upper:                                        # else a value is so near to a multiple of 2^-63 that
             break                                                 # more bits must tell on which side it is
-    return Table(variance, reach, np.array(lower, dtype=np.uint64))
+    return DiscreteGaussianTable(variance, reach, np.array(lower, dtype=np.uint64))
 
 
 def _leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
@@ -241,7 +241,7 @@ def _weights(variance: Fraction, reach: int) -> list[Decimal]:
     return weights
 
 
-def probability(x: int, variance: float | Fraction) -> float:
+def discrete_gaussian_probability(x: int, variance: float | Fraction) -> float:
     """P(X = x) for the discrete Gaussian X of this variance."""
     ratio = as_fraction(variance)
     reach = max(abs(x), _table(ratio).reach)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.shares import NoiseShares
 
 Adjacency = Literal["zero-out", "replace-one"]
@@ -31,7 +32,13 @@ class GaussianRelease:
 
 @dataclass(frozen=True)
 class LatticeRelease:
-    """A sum of integers with a share of discrete Gaussian noise from each client, as planned."""
+    """A sum of integers with a share of discrete Gaussian noise from each of at least `honest` clients.
+
+    `constant` says whether as many shares are in the sum whatever the size of the cohort. Where they are not, the variance of a
+    long sum reveals that size, and sampling earns no amplification. `DiscreteNoise` says False, and a channel by which every
+    sampled client answers makes it True (`with_constant_noise`). None is unknown, as in ledgers from before it was recorded, and
+    earns no amplification either.
+    """
 
     sensitivity: float                  # L2 norm of one client's integer row, at most
     variance: Fraction                  # of a share
@@ -40,6 +47,7 @@ class LatticeRelease:
     exchange: float = 2.0
     error: float = 0.0                  # total variation distance of all its draws together from exact ones
     what: str = "a sum of integers"
+    constant: bool | None = None
 
     @cached_property
     def shares(self) -> NoiseShares:
@@ -61,16 +69,25 @@ class NonPrivateRelease:
 Release = GaussianRelease | LatticeRelease | NonPrivateRelease
 
 
+def with_constant_noise(release: Release) -> Release:
+    """A release whose number of noise shares is made the same for every cohort, where it is one of those for which it can be."""
+    if isinstance(release, LatticeRelease) and release.constant is False:
+        return replace(release, constant=True)
+    return release
+
+
+@with_old_names
 @dataclass(frozen=True)
 class PoissonSampling:
     """Every client participates independently with probability `rate` (q).
 
-    Where rounds with too small a cohort are skipped, `decisive` is the probability that this minimum-cohort rule reveals the
-    participation of a given client: that a round was held only because it was sampled. See `decisive_share`.
+    Where rounds with too small a cohort are skipped, `revealed` is the probability that this minimum-cohort rule reveals the
+    participation of a given client: that a round was held only because it was sampled. See `reveal_probability`. It is 1, and
+    nothing is amplified, where nobody can bound it: over nodes, which may fail.
     """
 
     rate: float
-    decisive: float = 0.0
+    revealed: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The privacy ledger of a run: every release is written down, private or not, before the clients are asked for it."""
+"""The privacy ledger of a run: every release is written down, private or not, before it is made."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedtail.deprecated import with_old_names
 from fedtail.privacy.events import Adjacency, NonPrivateRelease, Release, RoundEvent
-from fedtail.privacy.ledger_file import LedgerFile
+from fedtail.privacy.history import UNRECORDED, EarlierHistory, joined
+from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, Record
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
 
 
 class BudgetSpent(Exception):
-    """Another round would exceed the privacy budget; nothing of it was released."""
+    """Another round, or another release of a round, would exceed the privacy budget; it was not made."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class PrivacyBudget:
     """The privacy budget of a run, (`epsilon`, `delta`) for any one client, and where its randomness comes from.
 
     Without `epsilon` there is no limit, and the ledger says what was spent. With `randomness` "seed" cohorts and noise follow
@@ -52,33 +54,65 @@ class Terms:
         return self.randomness == "seed"
 
 
+@with_old_names
 class Ledger:
     """Records the releases of every round; with a `path` also in a file, on disk before a question is sent.
 
-    A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `terms`) nothing is released
-    that would exceed it, and nothing without a mechanism.
+    A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `budget`) nothing is released
+    that would exceed it, and nothing without a mechanism. Its guarantee is about its own rounds: what the model was before them
+    is kept in words and, where it is known, in rounds (`before`). A file is read as it is, and changes only when it is written.
+    Until version 0.2.0 a file did not say where the randomness of its rounds came from: `unrecorded` says it, where it is known.
     """
 
-    def __init__(self, terms: Terms = Terms(), path: Path | None = None):
-        self.terms = terms
+    def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
+        self.budget = budget
         self._file = LedgerFile(path) if path else None
-        self._done: Counter[RoundEvent] = Counter(self._file.read() if self._file else ())
-        self.channels: tuple[str, ...] = self._file.channels if self._file else ()      # what the server saw, in words
+        self._record = self._file.read(unrecorded=unrecorded) if self._file else Record()
         self._planned: RoundEvent | None = None
         self._asked: tuple[Release, ...] = ()
-        self._left: tuple[RoundEvent, int] | None = None       # rounds of one kind that still fit the budget
+        self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget
 
     def copy(self) -> Ledger:
         """A ledger in memory with this history, to go on from without writing to this one's file."""
-        twin = Ledger(self.terms)
-        twin._done, twin.channels = Counter(dict(self.rounds)), self.channels
+        twin = Ledger(self.budget)
+        twin._record = self._record.copy()
+        if self._planned:
+            twin._record.add(self._event(), self.budget.randomness)
+        return twin
+
+    def as_of(self, size: int) -> Ledger:
+        """This ledger as it was when its file had so many bytes, in memory."""
+        twin = self.copy()
+        if self._file:
+            twin._record = LedgerFile(self._file.path).read(size, unrecorded=self._file.unrecorded)
         return twin
 
     @property
     def rounds(self) -> tuple[tuple[RoundEvent, int], ...]:
         """The rounds so far, the one under way included, each with how often it was held."""
         under_way = Counter([self._event()] if self._planned and self._asked else [])
-        return tuple((self._done + under_way).items())
+        return tuple((self._record.rounds + under_way).items())
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the randomness of these rounds came from, each once: "seed", "os", or "" where that was not written down."""
+        under_way = [self.budget.randomness] if self._planned and self._asked else []
+        return tuple(dict.fromkeys([*self._record.sources, *under_way]))
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of all rounds that are written down, of those that were skipped too."""
+        return frozenset(self._record.numbers)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """What the server saw, in words, each once."""
+        return self._record.channels
+
+    @property
+    def before(self) -> tuple[EarlierHistory, ...]:
+        """What the rounds began with, where that was not the task's own module."""
+        return self._record.before
 
     @property
     def non_private(self) -> tuple[str, ...]:
@@ -92,66 +126,132 @@ class Ledger:
         `channel` says in words what the server sees.
         """
         self.close()
-        if self.terms.epsilon is not None:
+        if self.budget.epsilon is not None:
             left = self._affords(planned)
             if left < 1:
-                raise BudgetSpent(f"round {round} would exceed epsilon = {self.terms.epsilon:g} at delta = {self.terms.delta:g}")
-            self._left = (planned, left - 1)
-        self._planned = planned
-        self.channels = tuple(dict.fromkeys([*self.channels, *filter(None, [channel])]))
+                raise BudgetSpent(f"round {round} would exceed epsilon = {self.budget.epsilon:g} "
+                                  f"at delta = {self.budget.delta:g}")
+            self._proven = (self.budget, planned, left - 1)
         if self._file:
-            self._file.open(round, planned.sampling, channel)
+            self._file.open(round, planned.sampling, channel, self.budget.randomness)
+        self._planned = planned
+        self._record.saw(channel)
+        self._record.numbers.add(round)
+
+    def skip(self, round: int) -> None:
+        """Write down that a round was skipped: its cohort was too small, and nothing was asked."""
+        self.close()
+        if self._file:
+            self._file.skip(round)
+        self._record.numbers.add(round)
 
     def charge(self, releases: Sequence[Release]) -> None:
-        """Charge releases before clients are asked for them. When this returns they are on the ledger, and on disk."""
+        """Charge releases before they are made. When this returns they are on the ledger, and on disk."""
         if self._planned is None:
             raise RuntimeError("something was released outside a round. Ask through Channel.open.")
-        if self.terms.epsilon is not None:
+        if self.budget.epsilon is not None:
             self._refuse_unplanned(releases)
         if self._file:
             self._file.charge(releases)
         self._asked += tuple(releases)
-        if self._planned and Counter(self._asked) - Counter(self._planned.releases):
-            self._left = None                          # more than was planned: how many rounds still fit is to be found anew
+        if self._proven is not None and self._more_than_planned(self._asked):
+            self._proven = None                        # how many rounds still fit is to be found anew
 
     def close(self) -> None:
         """End the round, however it went: what was charged stays charged."""
-        if self._planned and self._asked:
-            self._done[self._event()] += 1
+        if self._planned:
+            self._record.add(self._event(), self.budget.randomness)
         self._planned, self._asked = None, ()
 
+    def began_with(self, earlier: EarlierHistory) -> None:
+        """Write down what the rounds that follow begin with: a model that was trained elsewhere, or rounds that are not here."""
+        here = earlier.known and not Counter(dict(earlier.rounds or ())) - Counter(dict(self.rounds))
+        if not here and earlier not in self.before:
+            if self._file:
+                self._file.began_with(earlier)
+            self._record.before += (earlier,)
+
+    def vouches_for(self, rounds: int) -> bool:
+        """Whether each of so many first rounds is written down here, or said not to be."""
+        told = max((earlier.round for earlier in self.before), default=0)
+        return self._record.numbers.issuperset(range(told, rounds))
+
+    def history(self, what: str, rounds: int) -> EarlierHistory:
+        """These rounds, and all that is known of those before, for a run that begins with the model they made after `rounds`."""
+        whole = joined(self.rounds, self.before) if self.vouches_for(rounds) else None
+        sources = dict.fromkeys([*self.sources, *(source for one in self.before for source in one.sources)])
+        return EarlierHistory(what, 0, whole, tuple(sources))
+
+    def mark(self, safely: bool = False) -> LedgerMark | None:
+        """How much of its file is written, for a checkpoint with `safely`, on disk; None for a ledger in memory."""
+        return self._file.mark(len(self.numbers), safely) if self._file else None
+
+    def check(self, mark: LedgerMark, round: int) -> None:
+        """Refuse to go on after `round` where the file is not what it was at a mark; it may have grown since."""
+        if self._file is None or not self._file.agrees(mark) or not self.vouches_for(round):
+            raise LedgerError(f"{self._file.path if self._file else 'the ledger'} does not hold what it held when the checkpoint "
+                              f"of round {round} was written ({mark.size} bytes about {mark.rounds} rounds): it was deleted, cut "
+                              f"or changed. {LOST}")
+
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """The privacy guarantee of the run so far, at `delta` (by default that of its budget)."""
+        """The privacy guarantee of the rounds so far, at `delta` (by default that of its budget)."""
         from fedtail.privacy.accounting import guarantee
 
-        chosen = delta if delta is not None else self.terms.delta
+        chosen = delta if delta is not None else self.budget.delta
         if chosen is None:
             raise ValueError("at which delta? Write guarantee(delta=...), below one over the number of clients, or give the run "
-                             "Terms(delta=...).")
-        return guarantee(self.rounds, chosen, self.terms.adjacency)
+                             "PrivacyBudget(delta=...).")
+        return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.limits(chosen))
+
+    def limits(self, delta: float) -> str:
+        """What the guarantee does not cover because it lies before these rounds, in words; empty where there is nothing."""
+        from fedtail.privacy.accounting import with_earlier
+
+        return with_earlier(self.rounds, self.before, delta, self.budget.adjacency)
 
     def affordable(self, planned: RoundEvent) -> int:
         """How many more rounds like `planned` the privacy budget allows."""
         from fedtail.privacy.accounting import rounds_affordable
 
-        if self.terms.epsilon is None or self.terms.delta is None:
-            raise ValueError("there is no privacy budget. Give the run Terms(epsilon=..., delta=...).")
-        return rounds_affordable(self.rounds, planned, self.terms.epsilon, self.terms.delta, self.terms.adjacency)
+        if self.budget.epsilon is None or self.budget.delta is None:
+            raise ValueError("there is no privacy budget. Give the run PrivacyBudget(epsilon=..., delta=...).")
+        return rounds_affordable(self.rounds, planned, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
 
     def _affords(self, planned: RoundEvent) -> int:
-        known, left = self._left or (None, 0)
-        return left if known == planned and left > 0 else self.affordable(planned)
+        """How many rounds like `planned` are known to fit, at least. What is known holds while rounds release no more than was
+        planned, and the last of them is priced again, with all that was released."""
+        budget, known, left = self._proven or (None, None, 0)
+        if budget == self.budget and known == planned and left > 1:
+            return left
+        if all(event == planned for event, _ in self.rounds):
+            return self.affordable(planned)
+        ahead = 1 + sum(count for _, count in self.rounds) // 8        # priced together, so that rounds are not priced one by one
+        while ahead and not self._within(*self.rounds, (planned, ahead)):
+            ahead //= 2
+        return ahead
 
     def _refuse_unplanned(self, releases: Sequence[Release]) -> None:
-        assert self._planned is not None
+        """Refuse releases without noise, and those beyond the plan of the round where the budget does not cover them."""
         for release in releases:
             if isinstance(release, NonPrivateRelease):
                 raise ValueError(f"{release.what} would be released without noise, which no epsilon covers. Use private parts "
                                  "(PrivateMean, Binned), or leave epsilon out of the privacy budget.")
-        more = Counter(self._asked) + Counter(releases) - Counter(self._planned.releases)
-        if more and self.affordable(replace(self._event(), releases=self._asked + tuple(releases))) < 1:
+        more = self._more_than_planned((*self._asked, *releases))
+        grown = replace(self._event(), releases=(*self._asked, *releases))
+        if more and not self._within(*self._record.rounds.items(), (grown, 1)):
             raise BudgetSpent(f"{', '.join(release.what for release in more)} was not planned, and would exceed epsilon = "
-                              f"{self.terms.epsilon:g}")
+                              f"{self.budget.epsilon:g}")
+
+    def _within(self, *rounds: tuple[RoundEvent, int]) -> bool:
+        from fedtail.privacy.accounting import within
+
+        assert self.budget.epsilon is not None
+        assert self.budget.delta is not None
+        return within(rounds, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
+
+    def _more_than_planned(self, releases: Sequence[Release]) -> Counter[Release]:
+        assert self._planned is not None
+        return Counter(releases) - Counter(self._planned.releases)
 
     def _event(self) -> RoundEvent:
         assert self._planned is not None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedtail.part import Part
+from fedtail.base_part import Part
 from fedtail.privacy.events import NonPrivateRelease, Release
 from fedtail.privacy.noise import Noise
 from fedtail.privacy.randomness import Randomness
@@ -114,10 +114,11 @@ class NoisySum(Part):
         """Whether the noise is added by the server only."""
         return self.noise.reveals_exact_sum
 
-    def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
-        """Clip the rows, and add the clients' shares of the noise."""
+    def on_client(self, rows: Tensor, random: Randomness, adding: Tensor | None = None) -> Tensor:
+        """Clip the rows, and add the clients' shares of the noise, or the shares of those at `adding`, (clients,) bool."""
         kept = rows.where(rows.norm(dim=1, keepdim=True) <= self.clip_norm * (1 + 1e-12), 0.0) if self.whole else self.clip(rows)
-        return self.noise.on_client(kept, self.clip_norm, self.whole, random)
+        more: Any = {} if adding is None else {"adding": adding}
+        return self.noise.on_client(kept, self.clip_norm, self.whole, random, **more)
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
         """Add the server's part of the noise, and undo the scaling to integers."""

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @lru_cache(maxsize=64)
-def decisive_share(rate: float, population: int, minimum: int) -> float:
+def reveal_probability(rate: float, population: int, minimum: int) -> float:
     """The probability that the minimum-cohort rule reveals a given client's participation in a round that is held.
 
     q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients, rounds

@@ -10,8 +10,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedtail.part import Part
-from fedtail.privacy.discrete_gaussian import Table
+from fedtail.base_part import Part
+from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import GaussianRelease, LatticeRelease, Release
 from fedtail.privacy.randomness import Randomness
 from fedtail.privacy.shares import SMALLEST, NoiseShares
@@ -96,8 +96,9 @@ class DiscreteNoise(Part):
 
     Rows are scaled, rounded to the nearest integer, and given noise so that the sum of `planned_clients` shares has standard
     deviation noise_multiplier times the sensitivity of the integer rows. A round with fewer than `planned_clients` +
-    `colluders` clients (who know their own shares) is skipped. `scale` is by default the smallest power of two at which
-    rounding adds less than a hundredth to the sensitivity.
+    `colluders` clients (who know their own shares) is skipped. Where every sampled client answers, exactly so many of them add
+    a share, so that the noise of the sum does not tell the size of the cohort; elsewhere all do. `scale` is by default the
+    smallest power of two at which rounding adds less than a hundredth to the sensitivity.
     """
 
     reveals_exact_sum: ClassVar[bool] = False
@@ -119,13 +120,16 @@ class DiscreteNoise(Part):
         """The planned clients and the colluders."""
         return self.planned_clients + self.colluders
 
-    def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """Integer rows, each with its client's share of discrete Gaussian noise."""
+    def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness, adding: Tensor | None = None) -> Tensor:
+        """Integer rows, each with its client's share of discrete Gaussian noise, or those at `adding`, (clients,) bool."""
         grid = _grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
         integers = integers.where(integers.norm(dim=1, keepdim=True) <= grid.sensitivity, 0.0)
-        share = grid.table.sample(integers.numel(), random).reshape(tuple(integers.shape))
-        return integers + torch.from_numpy(share).to(integers)
+        where = torch.arange(len(rows)) if adding is None else adding.nonzero().flatten()
+        if not len(where):
+            return integers
+        share = grid.table.sample(len(where) * rows.shape[1], random).reshape(len(where), rows.shape[1])
+        return integers.index_add(0, where.to(integers.device), torch.from_numpy(share).to(integers))
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
         """The sum in the units of the rows; the noise is in it already."""
@@ -137,9 +141,10 @@ class DiscreteNoise(Part):
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """The release of a sum of integers with the planned shares, for the ledger."""
+        """The release of a sum of integers with the planned shares or more, for the ledger."""
         grid = _grid(self, width, clip_norm, whole)
-        return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what)
+        return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what,
+                              constant=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +154,7 @@ class Grid:
     scale: float
     sensitivity: float              # L2 norm of an integer row, at most
     shares: NoiseShares
-    table: Table
+    table: DiscreteGaussianTable
 
 
 @lru_cache(maxsize=64)
@@ -160,7 +165,7 @@ def _grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: bool) -> Gr
         raise ValueError(f"rows of whole numbers need a whole scale, got {scale:g}.")
     sensitivity = (scale * clip_norm + slack) * (1 + 1e-12)         # norms are computed in float64
     shares = NoiseShares.summing_to(noise.noise_multiplier * sensitivity, noise.planned_clients, width)
-    return Grid(scale, sensitivity, shares, Table.of(shares.variance))
+    return Grid(scale, sensitivity, shares, DiscreteGaussianTable.of(shares.variance))
 
 
 def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:

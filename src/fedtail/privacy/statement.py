@@ -4,58 +4,120 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from fedtail.privacy.accounting import in_words
+from fedtail.privacy.accounting import NEIGHBOURS, ONLY, UNIT
 from fedtail.privacy.events import GaussianRelease
+from fedtail.privacy.history import SEEDED, SYSTEM, UNRECORDED
 from fedtail.privacy.ledger import Ledger
+from fedtail.version import __version__
 
 SIMULATED = "simulated guarantee: the seed is in this folder"
 FLOATING = "simulated guarantee: noise was added in floating point, by the server"
+UNTOLD = "simulated guarantee: where cohorts and noise came from is not written down for some rounds"
 REAL = "cohorts and noise came from the operating system, and are stored nowhere"
 OBSERVER = "an observer of every release who does not know the cohorts"
 SEARCHED = "the choice of settings by earlier runs on the same clients is not covered"
+CLOSE = 1e-4                # two prices of the same rounds that differ by less are one
 
 
-def statement(ledger: Ledger, rounds: int, delta: float | None = None) -> dict[str, Any]:
+def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charged: Sequence[str] = ()) -> dict[str, Any]:
     """The privacy statement as plain values, for privacy.json; infinite numbers are the word "infinity".
 
-    `statement` is the guarantee in one line, and the other values are its parts: `epsilon` with amplification by secret sampling,
-    `against_server` without amplification, both at `delta`.
+    `statement` is the guarantee in one line, and the other values are its parts: the `unit` that is protected, the neighbouring
+    relation (`adjacency`), against whom (`observer`), `epsilon` with amplification by secret sampling, `without_amplification`
+    that without, both at `delta`. `only` says what the guarantee leaves out because the rounds began with a model that was
+    trained elsewhere, `not_charged` what was computed from the same clients and is on no ledger.
     """
-    exposed = ledger.non_private
+    exposed, mark = ledger.non_private, ledger.mark()
+    about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
+             "observer": OBSERVER}
+    priced = {"fedtail": __version__, "ledger": list(mark) if mark else None}
+    if exposed or not ledger.rounds:
+        why = f"released without a mechanism: {'; '.join(exposed)}" if exposed else "nothing was released yet"
+        return {"private": False, "epsilon": "infinity" if exposed else 0.0, **about, "rounds": rounds, "why": why,
+                "channel": "; ".join(ledger.channels)}
+    found = ledger.guarantee(delta)
+    numbers = {"epsilon": found.epsilon, "delta": found.delta, **about, "sampling": found.sampling,
+               "accountant": found.accountant, "without_amplification": found.without_amplification,
+               "one_participation": found.one_participation,
+               "second_opinion": list(found.second_opinion) if found.second_opinion else None}
+    return {"private": True, "statement": str(found), **{name: _written(value) for name, value in numbers.items()},
+            "rounds": rounds, "only": found.only, "releases": releases(ledger), "channel": "; ".join(ledger.channels),
+            "randomness": " and ".join(_sources(ledger)), "guarantee": "; ".join(standing(ledger)),
+            "not_charged": list(not_charged), "notes": [*found.notes, SEARCHED], **priced}
+
+
+def releases(ledger: Ledger) -> list[dict[str, Any]]:
+    """What was released, and how often."""
     counts = Counter[str]()
     for event, times in ledger.rounds:
         for release in event.releases:
             counts[release.what] += times
-    releases = [{"what": what, "times": times} for what, times in counts.items()]
-    if exposed or not ledger.rounds:
-        why = f"released without a mechanism: {'; '.join(exposed)}" if exposed else "nothing was released yet"
-        return {"private": False, "epsilon": "infinity" if exposed else 0.0, "rounds": rounds, "why": why,
-                "channel": "; ".join(ledger.channels)}
-    found = ledger.guarantee(delta)
-    numbers = {"epsilon": found.epsilon, "delta": found.delta, "adjacency": found.adjacency, "sampling": found.sampling,
-               "accountant": found.accountant, "observer": OBSERVER, "against_server": found.against_server,
-               "one_participation": found.one_participation,
-               "second_opinion": list(found.second_opinion) if found.second_opinion else None}
-    line = in_words(found.epsilon, found.delta, found.adjacency, found.sampling, found.against_server)
-    return {"private": True, "statement": line, **{name: _written(value) for name, value in numbers.items()}, "rounds": rounds,
-            "releases": releases, "channel": "; ".join(ledger.channels),
-            "randomness": ledger.terms.randomness, "guarantee": "; ".join(standing(ledger)),
-            "notes": [*found.notes, SEARCHED]}
+    return [{"what": what, "times": times} for what, times in counts.items()]
 
 
 def standing(ledger: Ledger) -> list[str]:
-    """Why the guarantee is only simulated, or that it is not."""
+    """Why the guarantee is only simulated or partial, or that it is not."""
     problems = obstacles(ledger)
     return problems or [REAL]
 
 
 def obstacles(ledger: Ledger) -> list[str]:
     """Why the models of a run may not be released; empty where they may."""
-    floating = any(isinstance(release, GaussianRelease) for event, _ in ledger.rounds for release in event.releases)
+    everything = [*ledger.rounds, *(one for earlier in ledger.before for one in earlier.rounds or ())]
+    floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
+    sources = {*_sources(ledger), *(source for earlier in ledger.before for source in earlier.sources)}
+    partial = [earlier for earlier in ledger.before if not earlier.known or earlier.non_private]
     found = [f"epsilon is infinite: released without a mechanism: {'; '.join(ledger.non_private)}"] if ledger.non_private else []
-    return found + ([SIMULATED] if ledger.terms.replayable else []) + ([FLOATING] if floating else [])
+    found += [f"{ONLY}: they began with {partial[0].what}"] if partial else []
+    return found + [text for source, text in ((SEEDED, SIMULATED), (UNRECORDED, UNTOLD)) if source in sources] + \
+        ([FLOATING] if floating else [])
+
+
+def repriced(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier statement said of rounds that are priced otherwise now, and their price now; None where nothing changed.
+
+    `earlier` is the contents of a privacy.json. One that does not say how much of the ledger it was about (until version 0.2.0)
+    is compared where its releases are those of the ledger.
+    """
+    if not earlier.get("private"):
+        return None
+    then = ledger.as_of(earlier["ledger"][0]) if earlier.get("ledger") else ledger
+    if releases(then) != earlier["releases"]:
+        return None
+    now = then.guarantee(earlier["delta"])
+    prices = {name: (earlier[name], _written(getattr(now, name))) for name in ("epsilon", "without_amplification")}
+    if all(_same(*pair) for pair in prices.values()):
+        return None
+    return {"rounds": earlier["rounds"], "delta": earlier["delta"], "by": earlier.get("fedtail", "an earlier version"),
+            **{name: {"was": was, "is": new} for name, (was, new) in prices.items()}}
+
+
+def in_one_sentence(change: dict[str, Any]) -> str:
+    """A change of price for people.
+
+    >>> in_one_sentence({"rounds": 9, "delta": 1e-5, "by": "0.1", "epsilon": {"was": 5.0, "is": 6.5},
+    ...                  "without_amplification": {"was": 7.0, "is": 7.0}})
+    'the first 9 rounds were stated as epsilon 5 at delta 1e-05 by fedtail 0.1, and are priced at 6.5 now'
+    """
+    name = "epsilon" if not _same(*change["epsilon"].values()) else "without_amplification"
+    was, now = (value if isinstance(value, str) else f"{value:.4g}" for value in change[name].values())
+    what = "epsilon" if name == "epsilon" else "epsilon without amplification"
+    return (f"the first {change['rounds']} rounds were stated as {what} {was} at delta {change['delta']:g} by fedtail "
+            f"{change['by']}, and are priced at {now} now")
+
+
+def _sources(ledger: Ledger) -> tuple[str, ...]:
+    """Where the randomness of a ledger's rounds came from; of a ledger without rounds, where it would."""
+    return ledger.sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
+
+
+def _same(one: float | str, other: float | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
 def _written(value: Any) -> Any:

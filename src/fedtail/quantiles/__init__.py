@@ -1,6 +1,7 @@
 """Quantiles of one number per client, through sums only."""
 
-from fedtail.quantiles.base import Quantile, boundary, check_quantile, nobody
+from fedtail.deprecated import old_names
+from fedtail.quantiles.base import Quantile, boundary, check_quantile, empty_tail
 from fedtail.quantiles.histogram import Edges, tail_boundary
 from fedtail.quantiles.majorise import MajoriseMinimise
 from fedtail.quantiles.noisy_histogram import NoisyHistogram
@@ -10,7 +11,9 @@ from fedtail.quantiles.radix import ExactQuantile, extreme_loss, loss_range
 from fedtail.quantiles.strategies import Strategy, flat, optimal, tree
 
 __all__ = [
-    "Edges", "ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "Quantile", "QuantilePlan",
-    "QuantileRelease", "Strategy", "boundary", "check_quantile", "extreme_loss", "flat", "loss_range",
-    "nobody", "optimal", "plan_quantiles", "private_quantiles", "tail_boundary", "tree",
+    "Edges", "ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "Quantile", "QuantilePlan", "QuantileRelease", "Strategy",
+    "boundary", "check_quantile", "empty_tail", "extreme_loss", "flat", "loss_range", "optimal", "plan_quantiles",
+    "private_quantiles", "tail_boundary", "tree",
 ]
+
+__getattr__ = old_names(__name__)

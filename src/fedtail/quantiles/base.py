@@ -17,7 +17,7 @@ class Quantile(Protocol):
     """Finds where the worst `tail_fraction` of the mass begins, by questions whose answers are sums.
 
     The result is a dual of four numbers, (low, high, share, tail mass): clients at or above `high` are in the tail, those
-    in [low, high) are its boundary and count by `share`, so that the mass that counts is exactly `tail_fraction` of all.
+    in [low, high) are its boundary and contribute by `share`, so that exactly `tail_fraction` of all mass contributes.
     A bare threshold can select nobody, or everybody, when losses are equal, as at a zero start.
     """
 
@@ -37,6 +37,6 @@ def check_quantile(quantile: Any) -> None:
                         "MajoriseMinimise().")
 
 
-def nobody() -> Tensor:
-    """The dual of a round in which no client has a finite loss: nobody counts."""
+def empty_tail() -> Tensor:
+    """The dual of a round in which no client has a finite loss: the tail is empty."""
     return torch.tensor([float("inf"), float("inf"), 0.0, 0.0], dtype=torch.float64)

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from fedtail.quantiles.base import ROUNDING, boundary, nobody
+from fedtail.quantiles.base import ROUNDING, boundary, empty_tail
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def tail_boundary(histogram: np.ndarray, edges: Edges, tail_fraction: float) -> 
     """
     total = float(histogram.sum())
     if not total > 0:
-        return nobody()
+        return empty_tail()
     tail = tail_fraction * total
     from_top = np.cumsum(histogram[::-1])[::-1]
     over = np.flatnonzero(from_top > tail + ROUNDING * total)

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedtail.base_part import Part
 from fedtail.client_statistics import ClientStatistics
-from fedtail.part import Part
-from fedtail.quantiles.base import boundary, nobody
+from fedtail.quantiles.base import boundary, empty_tail
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation, Statistic, StatisticPart
 
@@ -47,7 +47,7 @@ class MajoriseMinimise(Part):
     are floored. Dozens of questions, four digits in a hundred: offered for fidelity, `ExactQuantile` takes four.
 
     The last question counts the mass above a ladder of thresholds around the result, which gives the boundary its share.
-    What it reveals: each answer is a sum over clients, but every mu told leaks about a scalar per step, and the ladder is
+    What it reveals: each answer is a sum over clients, but every broadcast mu leaks about a scalar per step, and the ladder is
     a coarse histogram. Nothing is noised.
     """
 
@@ -61,7 +61,7 @@ class MajoriseMinimise(Part):
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
         ends = yield from loss_range()
         if ends is None:
-            return nobody()
+            return empty_tail()
         low, high, mass = ends
         floor = 1e-9 * max(high - low, abs(high), 1e-30)
         middle, width = (low + high) / 2, high - low

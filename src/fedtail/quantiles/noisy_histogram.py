@@ -26,7 +26,7 @@ TOLD_APART = 2.0      # times the noise of a count: less mass than that, at eith
 class NoisyHistogram(StatisticPart):
     """How many clients have a loss in each of `bins` equal bins over [0, `loss_bound`], with noise.
 
-    Every client counts one, whatever its size; losses beyond the bound are in the last bin. Both the bound and the number of
+    Every client contributes one, whatever its size; losses beyond the bound are in the last bin. Both the bound and the number of
     `expected_clients` (m) must be known without looking at the data. `method` is how a client writes its bin: "flat", a "tree",
     or the "optimal" rows for cumulative counts, for the one at `level` (p) where that is given.
     """

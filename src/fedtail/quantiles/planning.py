@@ -11,7 +11,7 @@ from typing import cast, get_args
 import numpy as np
 
 from fedtail.privacy.concentrated import check_target, epsilon_of, rho_for
-from fedtail.privacy.discrete_gaussian import Table
+from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import Adjacency, LatticeRelease
 from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles.expected_error import enough_bins, enough_clients, enough_noise, expected_error
@@ -48,9 +48,9 @@ class QuantilePlan:
         return self.strategy.name
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> DiscreteGaussianTable:
         """The exact sampler of one client's share of noise."""
-        return Table.of(self.shares.variance)
+        return DiscreteGaussianTable.of(self.shares.variance)
 
     @cached_property
     def event(self) -> LatticeRelease:

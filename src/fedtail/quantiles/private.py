@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtail.privacy.accounting import NEIGHBOURS
+from fedtail.privacy.accounting import NEIGHBOURS, UNIT
 from fedtail.privacy.events import LatticeRelease
 from fedtail.privacy.randomness import Randomness, SystemRandomness
 from fedtail.quantiles.histogram import Edges
@@ -86,9 +86,9 @@ class QuantileRelease:
     def statement(self) -> str:
         """The privacy statement in a line."""
         plan = self.plan
-        text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} (no sampling, {NEIGHBOURS[plan.adjacency]}), by concentrated "
-                f"privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, and of no "
-                "single row")
+        text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} ({UNIT}-level, {NEIGHBOURS[plan.adjacency]}; no sampling), by "
+                f"concentrated privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, "
+                "and of no single row")
         return f"simulated guarantee, the seed is known: {text}" if self.simulated else text
 
 

@@ -58,9 +58,9 @@ class _Identity:
 
 
 def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
-    """Everybody in the split, from the finished runs; None where no run is finished."""
+    """Everybody in the split, from the finished runs of the simulator; None where there is none."""
     known: dict[int, tuple[RunFolder, _Identity]] = {}
-    for run in {run.path: run for m in methods for run in m.finished.values()}.values():
+    for run in {run.path: run for m in methods for run in m.tabled.values()}.values():
         mine = _identity(run, split)
         first, theirs = known.setdefault(run.seed, (run, mine))
         if not mine.is_same(theirs):
@@ -79,7 +79,7 @@ def column(run: RunFolder, split: str, member: int, name: str) -> np.ndarray:
 
 def by_seed(method: Method, clients: PageClients, name: str) -> dict[int, np.ndarray]:
     """A column of each finished run, in the rows of all clients."""
-    return {seed: clients.place(seed, column(run, clients.split, method.member, name)) for seed, run in method.finished.items()}
+    return {seed: clients.place(seed, column(run, clients.split, method.member, name)) for seed, run in method.tabled.items()}
 
 
 def mean_by_client(values: Mapping[int, np.ndarray], clients: PageClients) -> np.ndarray:
@@ -116,12 +116,24 @@ def _joined(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
     return PageClients(split, np.array(names, dtype=object), sizes, groups, dict(zip(by_seed, starts, strict=True)), count)
 
 
-def distributions(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
-    """Histogram and distribution function, the clients of all seeds pooled."""
-    values = [pooled_over_seeds(by_seed(m, clients, "error")) for m in methods]
+def distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
+    """Histogram and distribution function, the clients of all seeds pooled; None where no run is finished.
+
+    Of a run on a deployment a histogram is known, and clients are spread evenly within its bins.
+    """
+    values = [_pooled(m, clients) for m in methods]
+    if not any(map(len, values)):
+        return None
     edges = bins(np.concatenate(values))
     return {"edges": page_numbers(edges), "shares": [page_numbers(shares(v, edges)) for v in values],
             "functions": [distribution_function(v) for v in values], "clients": [len(v) for v in values]}
+
+
+def _pooled(method: Method, clients: PageClients | None) -> np.ndarray:
+    """The errors of all clients of a method's finished runs."""
+    known = by_seed(method, clients, "error") if clients else {}
+    deployed = [run.from_histogram("error", method.member) for run in method.finished.values() if run.deployed]
+    return np.concatenate([pooled_over_seeds(known), *deployed])
 
 
 def by_client(methods: Sequence[Method], baseline: int, clients: PageClients) -> dict[str, Any]:

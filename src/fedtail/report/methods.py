@@ -24,8 +24,13 @@ class Method:
 
     @property
     def finished(self) -> dict[int, RunFolder]:
-        """By seed, the runs that have a table over clients."""
+        """By seed, the runs that have ended."""
         return {run.seed: run for run in self.runs if is_finished(run)}
+
+    @property
+    def tabled(self) -> dict[int, RunFolder]:
+        """By seed, the runs that have a table over clients: those that ended, in the simulator."""
+        return {run.seed: run for run in self.runs if run.tabled}
 
     @property
     def averaged(self) -> tuple[RunFolder, ...]:
@@ -43,8 +48,8 @@ class MethodFamily:
 
 
 def is_finished(run: RunFolder) -> bool:
-    """Whether a run ended and left its table over clients."""
-    return run.finished and (run.path / "clients.parquet").is_file()
+    """Whether a run ended and left its table over clients, or on a deployment what its clients found."""
+    return run.finished and (run.tabled or run.deployed)
 
 
 def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
@@ -72,7 +77,8 @@ def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
     if not own:
         raise ValueError(f"there is no method {name!r} to be the baseline; there are "
                          f"{', '.join(dict.fromkeys(repr(m.name) for m in methods))}.")
-    by_tail = _field(methods[own[0]].runs[0]) == TAIL_FRACTION
+    numbers = all(isinstance(methods[k].value, (int, float)) for k in own)
+    by_tail = numbers and _field(methods[own[0]].runs[0]) == TAIL_FRACTION
     return max(own, key=lambda k: methods[k].value) if by_tail else own[0]
 
 

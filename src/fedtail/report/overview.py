@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtail.report.client_errors import PageClients, by_seed, column
 from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick
-from fedtail.report.statistics import STATISTICS, classes, over_seeds, page_numbers, paired, summary
+from fedtail.report.statistics import STATISTICS, classes, mean_and_std_over_seeds, page_numbers, paired, summary
 from fedtail.runs import RunFolder
 
 JUDGED = ("mean", "p90", "worst10")
@@ -36,9 +36,10 @@ def _privacy_line(run: RunFolder) -> str:
 def notes(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
     """What a reader must know before believing the page."""
     found = [_unfinished(run) for run in runs if not is_finished(run)]
-    if clients is None:
+    found += [text for run in runs if run.deployed and (text := _from_sums(run))]
+    if clients is None and not any(run.deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
-    elif not clients.shared:
+    elif clients is not None and not clients.shared:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
     return found
@@ -61,7 +62,7 @@ def last_summary(run: RunFolder, member: int) -> dict[str, float]:
     line = run.metrics[-1]["members"][member].get(run.tested, {}) if run.metrics else {}
     if "error" in line:
         return {name: math.nan if line["error"].get(name) is None else line["error"][name] for name in STATISTICS}
-    if is_finished(run):
+    if run.tabled:
         return summary(column(run, run.tested, member, "error"))
     return dict.fromkeys(STATISTICS, math.nan)
 
@@ -69,7 +70,7 @@ def last_summary(run: RunFolder, member: int) -> dict[str, float]:
 def _row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
     """The row of a method: statistics over seeds, and paired differences to the baseline."""
     common = [seed for seed in mine if seed in baseline]
-    statistics = {name: over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
+    statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
     for name, cell in statistics.items():
         cell["difference"] = paired([mine[s][name] for s in common], [baseline[s][name] for s in common])
     last = max((run.metrics[-1]["round"] for run in method.averaged if run.metrics), default=None)
@@ -80,6 +81,17 @@ def _unfinished(run: RunFolder) -> str:
     """A note about a run that is not finished."""
     done = f"round {run.metrics[-1]['round']} of {run.about['rounds']}" if run.metrics else "before its first evaluation"
     return f"{run.name}, seed {run.seed}, is not finished ({done}); it joins no average of finished runs."
+
+
+def _from_sums(run: RunFolder) -> str:
+    """What a reader must know of a run whose clients are known by sums only."""
+    about = next((line["members"][0][run.tested].get("error") for line in reversed(run.metrics) if line["members"]), None)
+    if not about:
+        return ""
+    noise = f", and noise of standard deviation {about['noise']:.3g} in each count" if about.get("noise") else ""
+    return (f"{run.name}, seed {run.seed}, ran on nodes that keep their data: of the errors of its clients a histogram is known, "
+            f"with bins of width {about['resolution']:.3g}{noise}. Percentiles and tails are exact to a bin. Each evaluation is "
+            f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested]} clients.")
 
 
 def _distinct(texts: Iterable[str]) -> str:
@@ -111,17 +123,17 @@ def choice(members: Sequence[Method], clients: PageClients, percent: bool) -> di
     sizes = np.concatenate([clients.sizes[clean[s]] for s in seeds])
     return {
         "counts": np.bincount(which, minlength=len(members)).tolist(), "clients": len(which), "seeds": len(seeds),
-        "judged": [_over_seeds([errors[s][k, clean[s]] for s in seeds]) for k in range(len(members))],
-        "own": _over_seeds([own[s][clean[s]] for s in seeds]),
+        "judged": [_summary_over_seeds([errors[s][k, clean[s]] for s in seeds]) for k in range(len(members))],
+        "own": _summary_over_seeds([own[s][clean[s]] for s in seeds]),
         "by_error": _split(which, widest, 5, len(members), "{:.0f}%" if percent else "{:.3g}", 100 if percent else 1),
         "by_size": _split(which, sizes, 4, len(members), "{:,.0f}", 1),
     }
 
 
-def _over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
+def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
     """Statistics over clients, each as its mean and deviation over seeds."""
     each = [summary(v) for v in values]
-    return {name: over_seeds([numbers[name] for numbers in each]) for name in JUDGED}
+    return {name: mean_and_std_over_seeds([numbers[name] for numbers in each]) for name in JUDGED}
 
 
 def _split(which: np.ndarray, by: np.ndarray, parts: int, members: int, show: str, scale: float) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
     percent, rounds = bool(runs[0].about["rates"]), [contributors(m) for m in methods]
     return {
-        "facts": facts(runs), "notes": notes(runs, clients), "tested": tested, "percent": percent,
+        "deployed": any(run.deployed for run in runs), "facts": facts(runs), "notes": notes(runs, clients),
+        "tested": tested, "percent": percent,
         "methods": _method_entries(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
         "table": methods_table(methods, first),
         "splits": splits(methods), "metrics": metrics(methods), "curves": [curves(m) for m in methods],
@@ -87,7 +88,7 @@ def _over_clients(methods: Sequence[Method], baseline: int, clients: PageClients
                   training: PageClients | None) -> dict[str, Any]:
     """What needs the table over clients; nothing where no run is finished."""
     return {
-        "distributions": distributions(methods, clients) if clients else None,
+        "distributions": distributions(methods, clients),
         "clients": by_client(methods, baseline, clients) if clients else None,
         "tail": tail(methods, training) if training else None,
     }

@@ -30,8 +30,11 @@ def worst(values: np.ndarray, fraction: float) -> float:
     return float((weights * np.sort(values)[::-1]).sum() / weights.sum())
 
 
-def over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds; one seed has no deviation."""
+def mean_and_std_over_seeds(values: Sequence[float]) -> dict[str, Any]:
+    """`mean`, sample `std` and the number of `seeds` they are over; None and what is not finite is left out.
+
+    `std` is None for fewer than two seeds, `mean` for none.
+    """
     known = np.array([v for v in values if v is not None and math.isfinite(v)])
     return {"mean": float(known.mean()) if len(known) else None, "seeds": len(known),
             "std": float(known.std(ddof=1)) if len(known) > 1 else None}

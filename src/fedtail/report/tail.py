@@ -54,7 +54,7 @@ def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
 
 def participation(method: Method, clients: PageClients) -> Participation | None:
     """Participation over the finished runs that recorded their rounds; None where there is none."""
-    runs = [run for run in method.finished.values() if run.rounds]
+    runs = [run for run in method.tabled.values() if run.rounds]
     if not runs:
         return None
     rounds = max(run.about["rounds"] for run in runs)
@@ -85,7 +85,8 @@ def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, ki
     return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(shares(known, edges)),
             "points": page_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
             "composition": {kind: _composition(found, *made) for kind, made in kinds.items() if found and len(made[0]) > 1},
-            "ends": found.ends.tolist() if found else [], "frequent": _frequent(found, clients) if found else None}
+            "ends": found.ends.tolist() if found else [],
+            "frequent": _most_frequent_contributors(found, clients) if found else None}
 
 
 def tail_share(method: Method, clients: PageClients) -> np.ndarray:
@@ -109,7 +110,7 @@ def _composition(found: Participation, labels: list[str], which: np.ndarray) -> 
     return {"contributed": [page_numbers(row) for row in part.T], "sampled": page_numbers(sampled / max(sampled.sum(), 1))}
 
 
-def _frequent(found: Participation, clients: PageClients) -> dict[str, Any]:
+def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
     """The clients that contributed most often: the share of the rounds they were sampled for, by window."""
     often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]

@@ -1,4 +1,4 @@
-"""Risks: how the losses of many become one number, and how much each counts."""
+"""Risks: how the losses of many become one number, and how much each contributes."""
 
 from fedtail.risk.ascent import Ascent, GroupAscent, project_to_simplex
 from fedtail.risk.base import Risk

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import Keeps, RiskDeclaration
-from fedtail.quantiles.base import nobody
+from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation, Statistic, StatisticPart
 from fedtail.risk.base import Present, Risk, check_positive
 from fedtail.types import Density, Losses, Mass, Weights
 
+NOT_BATCHED = "its weights live on from round to round, and those of several sets of clients have no one past"
 NOT_PRIVATE = "its weights live on from round to round, and nothing bounds what one client moves"
 LOST = ("a client that lost its lambda starts again at one, so the lambdas no longer sum to the number of clients and the "
         "weights are no longer a projection; use GroupAscent, whose lambda lives on the server")
@@ -47,7 +48,7 @@ class Ascent(Risk):
 
     Its limit is the worst client. A client keeps its own lambda (relative to equal: they start at one, and their sum never
     changes); the server finds the projection's shift by sums of the surplus at trial shifts, and sends only that. This
-    round counts lambda as it was; the ascent takes effect next round. Needs everybody every round: use `Everyone`.
+    round weights clients by lambda as it was; the ascent takes effect next round. Needs everybody every round: use `Everyone`.
     """
 
     sends: ClassVar[tuple[type, ...]] = (Digit, Surplus)
@@ -60,20 +61,21 @@ class Ascent(Risk):
     @cached_property
     def declares(self) -> RiskDeclaration:
         keeps = Keeps(LOST, may_be_lost=False)
-        return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE)
+        return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE,
+                               not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The largest loss, which the ascent climbs to."""
-        return largest_loss(losses, mass)
+        return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """After one step from equal weights."""
-        return one_step(losses, mass, self.step)
+        return one_step(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
         if ends is None:
-            return nobody()
+            return empty_tail()
         clients = float((yield Statistic(self, torch.zeros(0, dtype=torch.float64)))[0])
         rate = self.step * clients                               # the step in units of lambda relative to equal
         bracket = yield from multisect(Surplus(rate, self.loss_bound), rate * ends.low, rate * ends.high, 0.0, resolution=1e-8)
@@ -102,7 +104,7 @@ class GroupAscent(Risk):
     r"""AFL by group: one lambda for each group of clients, kept on the server; any sampler works.
 
     A group's loss is the mass-weighted mean over its clients in the cohort; lambda <- Proj(lambda + step * loss). Groups with
-    nobody in the cohort keep their lambda. Within a group clients count by mass.
+    no client in the cohort keep their lambda. Within a group clients contribute by mass.
     """
 
     groups: int
@@ -115,15 +117,15 @@ class GroupAscent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE)
+        return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The largest loss; the losses here are those of the groups."""
-        return largest_loss(losses, mass)
+        return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """After one step from equal weights."""
-        return one_step(losses, mass, self.step)
+        return one_step(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
@@ -148,14 +150,13 @@ class GroupAscent(Risk):
         return dual[_group(clients)]
 
 
-def largest_loss(losses: Losses, mass: Mass | None) -> Tensor:
+def largest_loss(present: Present) -> Tensor:
     """The largest loss of those who have mass."""
-    return Present.of(losses, mass).losses.max().to(losses.dtype)
+    return present.losses.max()
 
 
-def one_step(losses: Losses, mass: Mass | None, step: float) -> Weights:
+def one_step(present: Present, step: float) -> Weights:
     """The projected ascent's weights after one step from equal ones, among those who have mass."""
-    present = Present.of(losses.detach(), mass)
     return present.spread(project_to_simplex(1 / len(present.losses) + step * present.losses))
 
 

@@ -18,6 +18,7 @@ from fedtail.types import Density, Losses, Mass, Weights
 T = TypeVar("T")
 FORMER = {"reads_losses", "remembers", "lost_memory", "survives_lost_memory", "not_private", "releases", "mechanism", "has_slope",
           "tells_counted", "dynamic_range", "expected_tail", "fewest_counted", "counted"}      # members of a risk in version 0.1
+NO_WEIGHTS = "its weights are found in a conversation, which is held with one set of clients"
 
 
 class Risk(StatisticPart):
@@ -25,8 +26,10 @@ class Risk(StatisticPart):
 
     Alone: `value(losses, mass)` is differentiable in the losses, so a plain torch loop can minimise it, and
     `weights(losses, mass)` sums to one; both are computed in float64 and rounded once, and whoever has mass zero is as if
-    absent. Federated: `fit` is a conversation on the server that ends in the *dual*, a few
-    public numbers; `density(clients, dual)` is what each client computes from its own loss. No list of losses is needed.
+    absent. Where the risk declares it (`not_batched=""`), losses and mass may have leading axes, (..., clients): one value and
+    one set of weights for each set of clients, which are padded by masses of zero where they differ in number. Federated: `fit`
+    is a conversation on the server that ends in the *dual*, a few public numbers; `density(clients, dual)` is what each client
+    computes from its own loss. No list of losses is needed.
 
     A risk of your own writes `fit`, `statistic`, `density`, and `declares`: what it needs, reveals, keeps and bounds. What it
     does not declare is unknown: over a channel that hides single clients, its contributors are counted before they train.
@@ -55,15 +58,24 @@ class Risk(StatisticPart):
         return self.declares.keeps is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The risk of these losses; `mass` defaults to equal."""
+        """The risk of these losses, over the last axis; `mass` defaults to equal."""
         raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """How much each loss contributes, sum one: by default from the federated form, answered here (losses as float32)."""
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass, self.declares.not_batched or NO_WEIGHTS)
         clients = ClientStatistics(present.losses.detach().float().double(), present.mass)
         weights = clients.mass * self.density(clients, fit_locally(self.fit(None), clients))
         return present.spread(weights / weights.sum())
+
+    def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
+        """Who has mass, for `value` and `weights`; several sets of clients are refused where this risk does not take them."""
+        if losses.ndim != 1:
+            reason = self.declares.not_batched if not_batched is None else not_batched
+            if reason:
+                raise ValueError(f"{type(self).__name__} takes the losses of one set of clients, (clients,), got shape "
+                                 f"{tuple(losses.shape)}: {reason}. Call it for each set.")
+        return Present.of(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: questions about the losses, ending in the dual (flat, float64). `previous` is last round's."""
@@ -177,25 +189,51 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
 
 @dataclass(frozen=True)
 class Present:
-    """Losses and masses of those who have mass, in float64: what `value` and `weights` of a risk compute with."""
+    """Losses and masses of those who have mass, in float64: what `value` and `weights` of a risk compute with.
 
-    losses: Tensor                      # (present,) differentiable
-    mass: Tensor                        # (present,) positive, sum one
-    here: Tensor | None                 # (clients,) who has mass; None where everybody has
+    In a batch, several sets of clients side by side, whoever is absent stays in its place, with mass zero and the smallest loss
+    of its set: sorted, that is at an end, and no loss is there that was not there before.
+    """
+
+    losses: Tensor                      # (..., present) differentiable
+    mass: Tensor                        # (..., present) sum one; positive where there is one set of clients
+    here: Tensor | None                 # (..., clients) who has mass; None where everybody has
     dtype: torch.dtype                  # of the losses as they came
 
     @classmethod
-    def of(cls, losses: Tensor, mass: Tensor | None) -> Present:
+    def of(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
+        """`batched` says that the caller computes along the last axis; leading axes are refused elsewhere."""
+        if losses.ndim == 0 or (losses.ndim > 1 and not batched):
+            raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
+                             "along the last axis write Present.of(losses, mass, batched=True).")
         share, wide = _share(losses, mass), losses.double()
         here = share > 0
         if mass is None or bool(here.all()):
             return cls(wide, share, None, losses.dtype)
-        return cls(wide[here], share[here], here, losses.dtype)
+        if losses.ndim == 1:
+            return cls(wide[here], share[here], here, losses.dtype)
+        smallest = wide.detach().masked_fill(~here, float("inf")).amin(-1, keepdim=True)
+        return cls(torch.where(here, wide, smallest), share, here, losses.dtype)
 
     def spread(self, weights: Tensor) -> Weights:
         """Weights of those present as weights of all, zero for the others; NaN where the loss of somebody present is NaN."""
-        weights = weights.masked_fill(self.losses.isnan().any(), float("nan")).to(self.dtype)
-        return weights if self.here is None else weights.new_zeros(len(self.here)).masked_scatter(self.here, weights)
+        weights = weights.masked_fill(self.losses.isnan().any(-1, keepdim=True), float("nan")).to(self.dtype)
+        if self.here is None:
+            return weights
+        if weights.ndim == 1:
+            return weights.new_zeros(len(self.here)).masked_scatter(self.here, weights)
+        return weights.masked_fill(~self.here, 0.0)
+
+    @property
+    def divisor(self) -> Tensor:
+        """The masses, and one for whoever is absent, whose weight of zero may be divided by it."""
+        return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
+
+    def mass_of(self, chosen: Tensor) -> Tensor:
+        """The mass of some of those present, (..., 1)."""
+        if self.mass.ndim == 1:
+            return self.mass[chosen].sum(0, keepdim=True)       # rounded as they would be alone
+        return self.mass.masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
 
 
 def uniform_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
@@ -207,16 +245,16 @@ def _share(losses: Tensor, mass: Tensor | None) -> Tensor:
     """Masses that sum to one, float64."""
     if not losses.is_floating_point():
         raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
-    if len(losses) == 0:
+    if losses.shape[-1] == 0:
         raise ValueError("there are no losses: a risk needs one at least. Leave out a batch with nobody in it.")
     if mass is None:
-        return torch.full_like(losses.detach(), 1 / len(losses), dtype=torch.float64)
+        return torch.full_like(losses.detach(), 1 / losses.shape[-1], dtype=torch.float64)
     if mass.shape != losses.shape:
         raise ValueError(f"mass has shape {tuple(mass.shape)}, losses {tuple(losses.shape)}. Pass one mass for each loss.")
     wide = mass.double()
-    total = wide.sum()
-    if not bool((wide >= 0).all() & (total > 0) & total.isfinite()):
-        came = "only zeros" if bool((wide == 0).all()) else f"{float(wide.min()):g} to {float(wide.max()):g}"
+    total = wide.sum(-1, keepdim=True)
+    if not bool((wide >= 0).all() & (total > 0).all() & total.isfinite().all()):
+        came = "only zeros" if bool((wide == 0).all(-1).any()) else f"{float(wide.min()):g} to {float(wide.max()):g}"
         raise ValueError(f"mass must be finite, at least 0, and more than 0 for somebody, got {came}. Zero stands for whoever is "
                          "absent: leave out a batch with nobody in it.")
     return wide / total

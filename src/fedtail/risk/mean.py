@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.risk.base import Present, Risk, uniform_mass
+from fedtail.risk.base import Risk, uniform_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -25,11 +25,12 @@ class Mean(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True)
+        return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
+                               not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
-        return (present.mass * present.losses).sum().to(losses.dtype)
+        present = self.present(losses, mass)
+        return (present.mass * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         return uniform_mass(losses, mass)

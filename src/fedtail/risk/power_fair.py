@@ -14,7 +14,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk
+from fedtail.risk.base import Risk
 from fedtail.types import Density, Losses, Mass, Weights
 
 FLOOR = 1e-10      # keeps the slope, F^(q-1), finite as F -> 0 when q < 1
@@ -24,10 +24,10 @@ FLOOR = 1e-10      # keeps the slope, F^(q-1), finite as F -> 0 when q < 1
 class PowerFair(Risk):
     r"""Mean of the losses to the `power` (q) plus one, over q + 1: q-FFL [Li23, eq. (4.1)].
 
-    Its gradient counts a client by alpha_k F_k^q: q = 0 is the mean, large q the worst client. For q > 0 a client whose loss is
-    zero has weight zero, and negative losses count as zero; where no loss is positive, all clients count by mass. Federated,
-    clients count by (F / largest)^q, which no power can overflow; the largest loss takes four questions. With `CurvatureMean`
-    the step has the length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
+    Its gradient weights a client by alpha_k F_k^q: q = 0 is the mean, large q the worst client. For q > 0 a client whose loss is
+    zero has weight zero, and negative losses are taken as zero; where no loss is positive, all clients contribute by mass.
+    Federated, clients contribute by (F / largest)^q, which no power can overflow; the largest loss takes four questions. With
+    `CurvatureMean` the step has the length of q-FedAvg; with `WeightedMean` it is that gradient over sum_k alpha_k F_k^q.
     """
 
     sends: ClassVar[tuple[type, ...]] = (Digit,)
@@ -39,18 +39,18 @@ class PowerFair(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True,
+        return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True, not_batched="",
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         lifted = present.losses.clamp(min=0) ** (self.power + 1) if self.power > 0 else present.losses
-        return ((present.mass * lifted).sum() / (self.power + 1)).to(losses.dtype)
+        return ((present.mass * lifted).sum(-1) / (self.power + 1)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        present = Present.of(losses.detach(), mass)
-        weights = present.mass * self._counted(present.losses, present.losses.max())
-        return present.spread(weights / weights.sum())
+        present = self.present(losses.detach(), mass)
+        weights = present.mass * self._counted(present.losses, present.losses.amax(-1, keepdim=True))
+        return present.spread(weights / weights.sum(-1, keepdim=True))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         largest = (yield from extreme_loss()) if self.power > 0 else 1.0
@@ -67,6 +67,6 @@ class PowerFair(Risk):
 
     def _counted(self, losses: Tensor, largest: Tensor) -> Tensor:
         """(F / largest)^q, at most one; one for everybody where nobody's loss is positive."""
-        if self.power == 0 or largest <= 0:
+        if self.power == 0:
             return torch.ones_like(losses)
-        return (losses.clamp(min=0).minimum(largest) / largest) ** self.power
+        return torch.where(largest <= 0, 1.0, (losses.clamp(min=0).minimum(largest) / largest) ** self.power)

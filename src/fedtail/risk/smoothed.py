@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.quantiles.base import nobody
+from fedtail.quantiles.base import empty_tail
 from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation
@@ -43,22 +43,23 @@ class SmoothedSuperquantile(Risk):
     @cached_property
     def declares(self) -> RiskDeclaration:
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
-        return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta), has_slope=True)
+        return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta),
+                               has_slope=True)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         weights = self._weights(present)
-        divergence = torch.special.xlogy(weights, weights / present.mass).sum()
-        return ((weights * present.losses).sum() - self.smoothing * divergence).to(losses.dtype)
+        divergence = torch.special.xlogy(weights, weights / present.divisor).sum(-1)
+        return ((weights * present.losses).sum(-1) - self.smoothing * divergence).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         return present.spread(self._weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
         if ends is None:
-            return nobody()
+            return empty_tail()
         target = self.tail_fraction * ends.mass
         low = ends.low + self.smoothing * math.log(self.tail_fraction)
         bracket = yield from multisect(self, low, ends.high, target, KINK * self.smoothing)
@@ -81,7 +82,7 @@ class SmoothedSuperquantile(Risk):
         excess, _ = over_the_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
-        return weights / weights.sum()
+        return weights / weights.sum(-1, keepdim=True)
 
     def _counted(self, losses: Tensor, level: Tensor) -> Tensor:
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
@@ -104,7 +105,7 @@ class QuadraticSuperquantile(Risk):
     min_eta  eta + (1/theta) sum_k alpha_k g_nu(F_k - eta), with g_nu(r) = nu/2, r^2/(2 nu) + nu/2, r for r <= 0, <= nu, > nu.
     Equal to  max_pi sum_k pi_k F_k - (nu theta/2) sum_k pi_k^2 / alpha_k + nu/(2 theta)  over  0 <= pi_k <= alpha_k / theta, sum
     one; so its gradient is the weights, also where eta is not unique. At most nu/(2 theta) above the superquantile. Federated,
-    the dual is eta and a client counts by clip((F - eta)/nu, 0, 1): with full participation and a full-gradient step this is
+    the dual is eta and a client contributes by clip((F - eta)/nu, 0, 1): with full participation and a full-gradient step this is
     the alternating minimisation of [LPMH21, Algorithm 1].
     """
 
@@ -119,28 +120,29 @@ class QuadraticSuperquantile(Risk):
     @cached_property
     def declares(self) -> RiskDeclaration:
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
-        return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta))
+        return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         weights = self._weights(present)
-        spent = self.tail_fraction * (weights.square() / present.mass).sum() - 1 / self.tail_fraction
-        return ((weights * present.losses).sum() - self.smoothing / 2 * spent).to(losses.dtype)
+        spent = self.tail_fraction * (weights.square() / present.divisor).sum(-1) - 1 / self.tail_fraction
+        return ((weights * present.losses).sum(-1) - self.smoothing / 2 * spent).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         return present.spread(self._weights(present))
 
     def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The exact minimiser eta (the eta-step, [LPMH21, Property 9])."""
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         excess, boundary = over_the_boundary(present, self.tail_fraction)
-        return (boundary + quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)).to(losses.dtype)
+        threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
+        return (boundary + threshold)[..., 0].to(losses.dtype)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         ends = yield from loss_range()
         if ends is None:
-            return nobody()
+            return empty_tail()
         target = self.tail_fraction * ends.mass
         resolution = KINK * self.smoothing * min(1.0, 100 * self.tail_fraction)      # all weights are small where theta is
         bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target, resolution)
@@ -159,7 +161,7 @@ class QuadraticSuperquantile(Risk):
         excess, _ = over_the_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * self._counted(excess, threshold)
-        return weights / weights.sum()
+        return weights / weights.sum(-1, keepdim=True)
 
     def _counted(self, losses: Tensor, threshold: Tensor) -> Tensor:
         return ((losses - threshold) / self.smoothing).clamp(0, 1)
@@ -173,39 +175,41 @@ def over_the_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, T
 
 
 def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
-    """The c of [PLMH23, eq. (15)], exactly: with the k largest capped, c follows in closed form; take the k that agrees."""
+    """The c of [PLMH23, eq. (15)], exactly, (..., 1): with the k largest capped, c follows in closed form; the k that agrees."""
     ranked, order = losses.sort(descending=True)
-    mass = mass[order] / mass.sum()
-    capped = torch.cat([mass.new_zeros(1), mass.cumsum(0)[:-1]])                    # mass of those before me
+    mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
+    capped = torch.cat([torch.zeros_like(mass[..., :1]), mass.cumsum(-1)[..., :-1]], -1)      # mass of those before me
     rest = 1 - capped / tail_fraction                                                # what is left for me and those after
     possible = rest > 1e-12
-    free = (mass.log() + ranked / smoothing).flip(0).logcumsumexp(0).flip(0)         # log sum over me and those after
+    free = (mass.log() + ranked / smoothing).flip(-1).logcumsumexp(-1).flip(-1)      # log sum over me and those after
     level = smoothing * (free - rest.clamp(min=1e-300).log())                        # c if those before me are capped
     agrees = possible & (ranked < level - smoothing * math.log(tail_fraction))       # I am not capped then
-    first = int(agrees.long().argmax()) if bool(agrees.any()) else int(possible.sum()) - 1      # all but capped, to rounding
-    return level[first]
+    some, first = agrees.long().max(-1, keepdim=True)
+    return level.gather(-1, torch.where(some > 0, first, possible.sum(-1, keepdim=True) - 1))      # all but capped, to rounding
 
 
 def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
     """The root of h'(eta) = 1 - (1/theta) sum alpha_k clip((x_k - eta)/nu, 0, 1), piecewise linear with knots x_k - nu, x_k.
 
-    Where the minimisers are an interval, its lower end.
+    Where the minimisers are an interval, its lower end. The result is (..., 1).
     """
     ranked, order = losses.sort()
-    mass = mass[order] / mass.sum()
-    knots = torch.cat([ranked, ranked - smoothing]).unique()                         # ascending
+    mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
+    knots = torch.cat([ranked, ranked - smoothing], -1).sort().values                # ascending; some may be equal
     counted = _counted_at(knots, ranked, mass, smoothing)                            # descending
-    last = max(int((counted > tail_fraction * (1 + 1e-15)).sum()) - 1, 0)            # last knot with too much counted
-    after = min(last + 1, len(knots) - 1)
-    drop = counted[last] - counted[after]
-    step = ((counted[last] - tail_fraction) / drop).clamp(0, 1) if drop > 0 else drop
-    return knots[last] + step * (knots[after] - knots[last])
+    last = ((counted > tail_fraction * (1 + 1e-15)).sum(-1, keepdim=True) - 1).clamp(min=0)      # last knot with too much counted
+    low, at_low = knots.gather(-1, last), counted.gather(-1, last)
+    after = torch.searchsorted(knots, low, right=True).clamp(max=knots.shape[-1] - 1)
+    drop = at_low - counted.gather(-1, after)
+    step = torch.where(drop > 0, ((at_low - tail_fraction) / drop).clamp(0, 1), drop)
+    return low + step * (knots.gather(-1, after) - low)
 
 
 def _counted_at(thresholds: Tensor, ranked: Tensor, mass: Tensor, smoothing: float) -> Tensor:
     """sum_k alpha_k clip((x_k - eta)/nu, 0, 1) for each eta, by prefix sums over the ascending losses."""
-    zero = mass.new_zeros(1)
-    below, weighted = torch.cat([zero, mass.cumsum(0)]), torch.cat([zero, (mass * ranked).cumsum(0)])
+    zero = torch.zeros_like(mass[..., :1])
+    below, weighted = (torch.cat([zero, each.cumsum(-1)], -1) for each in (mass, mass * ranked))
     start, full = torch.searchsorted(ranked, thresholds), torch.searchsorted(ranked, thresholds + smoothing)
-    inside = weighted[full] - weighted[start] - thresholds * (below[full] - below[start])
-    return below[-1] - below[full] + inside / smoothing
+    below_full = below.gather(-1, full)
+    inside = weighted.gather(-1, full) - weighted.gather(-1, start) - thresholds * (below_full - below.gather(-1, start))
+    return below[..., -1:] - below_full + inside / smoothing

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
+from fedtail.quantiles.base import ROUNDING
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk, check_tail_fraction
 from fedtail.types import Density, Losses, Mass, Weights
@@ -22,8 +23,8 @@ class Superquantile(Risk):
     r"""Mean loss of the worst `tail_fraction` (theta) of the client mass, [PLMH23, eq. (6), (7), Algorithm 3].
 
     S_theta(F) = max { sum_k pi_k F_k : sum_k pi_k = 1, 0 <= pi_k <= alpha_k / theta }. theta = 1 is the mean, theta -> 0 the
-    worst client. Federated, the dual is the boundary of the tail found by `quantile`; whoever is above counts fully, the
-    boundary by its share, so only clients in the tail train.
+    worst client. Federated, the dual is the boundary of the tail found by `quantile`; clients above contribute fully,
+    the boundary by its share, so only clients in the tail train.
 
     >>> Superquantile(0.5).value(torch.tensor([0., 1., 2., 3.])).item()
     2.5
@@ -39,14 +40,14 @@ class Superquantile(Risk):
     @cached_property
     def declares(self) -> RiskDeclaration:
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
-        return RiskDeclaration(contributing=theta, weight=theta, not_private="", dynamic_range=-math.log(theta))
+        return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
-        return (_tail_weights(present, self.tail_fraction) * present.losses).sum().to(losses.dtype)
+        present = self.present(losses, mass)
+        return (_tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         return present.spread(_tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -65,10 +66,11 @@ class Superquantile(Risk):
 
 @dataclass(frozen=True)
 class TailFilter(Risk):
-    r"""The filter of [PLMH23, Algorithm 1] and [LPMH21, Algorithm 2]: everybody at or above the quantile counts fully.
+    r"""The filter of [PLMH23, Algorithm 1] and [LPMH21, Algorithm 2]: everybody at or above the quantile contributes fully.
 
     With the lower quantile one client too many is kept when theta m is an integer (51 of 100 at theta = 0.5), and ties at
-    the quantile are all kept; `Superquantile` has neither. Its value is the mean loss of those kept.
+    the quantile are all kept; `Superquantile` has neither. Its value is the mean loss of those kept. Alone it finds the
+    quantile exactly, whatever `quantile` does.
     """
 
     tail_fraction: float
@@ -80,11 +82,15 @@ class TailFilter(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="")
+        return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
-        return (self.weights(present.losses, present.mass) * present.losses).sum().to(losses.dtype)
+        present = self.present(losses, mass)
+        return (_kept_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        present = self.present(losses, mass)
+        return present.spread(_kept_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         return (yield from self.quantile.fit(self.tail_fraction, previous))
@@ -104,26 +110,37 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
 
     Solves  max_pi sum_k pi_k F_k  s.t.  sum_k pi_k = 1,  0 <= pi_k <= alpha_k / theta
     with `losses` (F), `mass` (alpha up to a positive factor) and `tail_fraction` (theta). One sort.
-    theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it by mass.
+    theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it by mass. Losses and mass may have
+    leading axes, (..., clients).
 
     >>> superquantile_weights(torch.tensor([0., 1., 2., 3.]), torch.tensor([0.25] * 4), 0.4)
     tensor([0.0000, 0.0000, 0.3750, 0.6250])
     """
     check_tail_fraction(tail_fraction)
-    present = Present.of(losses, mass)
+    present = Present.of(losses, mass, batched=True)
     return replace(present, dtype=mass.dtype).spread(_tail_weights(present, tail_fraction))
 
 
 def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
-    """The loss at the boundary of the worst `tail_fraction` of masses that are positive and sum to one."""
+    """The loss at the boundary of the worst `tail_fraction` of masses that sum to one, (..., 1)."""
     ranked, order = losses.sort(descending=True)
-    last = torch.searchsorted(mass[order].cumsum(0), tail_fraction).clamp(max=len(mass) - 1)
-    return ranked[last]
+    last = (mass.gather(-1, order).cumsum(-1) < tail_fraction).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)
+    return ranked.gather(-1, last)
 
 
 def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
-    losses, mass = present.losses.detach(), present.mass
-    boundary = lowest_of_tail(losses, mass, tail_fraction)
+    losses = present.losses.detach()
+    boundary = lowest_of_tail(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
-    rest = ((tail_fraction - mass[above].sum()) / mass[tied].sum()).clamp(0, 1)
-    return mass * (above + rest * tied) / tail_fraction
+    rest = ((tail_fraction - present.mass_of(above)) / present.mass_of(tied)).clamp(0, 1)
+    return present.mass * (above + rest * tied) / tail_fraction
+
+
+def _kept_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Of those at or above the lower quantile: the largest loss with more than `tail_fraction` of the mass at or above it."""
+    losses = present.losses.detach()
+    ranked, order = losses.sort(descending=True)
+    heaped = present.mass.gather(-1, order).cumsum(-1)
+    last = (heaped <= tail_fraction + ROUNDING).sum(-1, keepdim=True).clamp(max=losses.shape[-1] - 1)
+    kept = present.mass * (losses >= ranked.gather(-1, last))
+    return kept / kept.sum(-1, keepdim=True)

@@ -25,10 +25,10 @@ NEGLIGIBLE = 1e-17    # differences of t F below this leave the mean as it is, t
 class Tilted(Risk):
     r"""Log-mean-exp of the client losses, `tilt` (t): (1/t) log sum_k alpha_k exp(t F_k), TERM [Li23, eq. (7.2)].
 
-    t -> 0 is the mean, t -> infinity the worst client, t < 0 plays down large losses. Federated, clients count by
+    t -> 0 is the mean, t -> infinity the worst client, t < 0 plays down large losses. Federated, clients contribute by
     exp(t (F - shift)); the shift is the largest loss (the smallest for t < 0), asked for first (four questions). With a public
     `loss_bound`, losses are taken to lie in [0, loss_bound] and nothing is asked; those beyond the end that weighs most (above
-    the bound for t > 0, below 0 for t < 0) count as that end.
+    the bound for t > 0, below 0 for t < 0) are taken as that end.
     """
 
     sends: ClassVar[tuple[type, ...]] = (Digit,)
@@ -48,21 +48,21 @@ class Tilted(Risk):
     def declares(self) -> RiskDeclaration:
         asks = self.loss_bound is None and self.tilt != 0
         return RiskDeclaration(releases=None if asks else (), contributing=1.0, not_private="", has_slope=True,
-                               dynamic_range=abs(self.tilt) * (self.loss_bound or 0.0))
+                               not_batched="", dynamic_range=abs(self.tilt) * (self.loss_bound or 0.0))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         extreme, lifted = self._lifted(present)
-        spread = -float(lifted.detach().min())
-        if spread < NEGLIGIBLE:
-            return (present.mass * present.losses).sum().to(losses.dtype)
-        near = spread < 1                                 # the mean, where the logarithm of a sum near one has few digits
-        log = (present.mass * lifted.expm1()).sum().log1p() if near else (present.mass.log() + lifted).logsumexp(0)
-        return (extreme + log / self.tilt).to(losses.dtype)
+        spread = -lifted.detach().amin(-1)
+        is_mean, near = spread < NEGLIGIBLE, spread < 1      # near the mean the logarithm of a sum near one has few digits
+        small = torch.where(near[..., None], lifted, 0.0)      # gradients of what is not taken are finite too
+        log = torch.where(near, (present.mass * small.expm1()).sum(-1).log1p(), (present.mass.log() + lifted).logsumexp(-1))
+        tilted = extreme[..., 0] + torch.where(is_mean, 0.0, log) / self.tilt
+        return torch.where(is_mean, (present.mass * present.losses).sum(-1), tilted).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        present = Present.of(losses.detach(), mass)
-        return present.spread((present.mass.log() + self._lifted(present)[1]).softmax(0))
+        present = self.present(losses.detach(), mass)
+        return present.spread((present.mass.log() + self._lifted(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         if self.loss_bound is not None or self.tilt == 0:
@@ -81,5 +81,5 @@ class Tilted(Risk):
     def _lifted(self, present: Present) -> tuple[Tensor, Tensor]:
         """The loss that weighs most, and t (F - that loss), at most zero."""
         losses = present.losses.detach()
-        extreme = losses.max() if self.tilt > 0 else losses.min()
+        extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)
         return extreme, self.tilt * (present.losses - extreme)

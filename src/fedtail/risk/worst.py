@@ -26,14 +26,14 @@ class Worst(Risk):
     @cached_property
     def declares(self) -> RiskDeclaration:
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
-                               "hides it")
+                               "hides it", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        present = Present.of(losses, mass)
-        return (_worst(present) * present.losses).sum().to(losses.dtype)
+        present = self.present(losses, mass)
+        return (_worst(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        present = Present.of(losses, mass)
+        present = self.present(losses, mass)
         return present.spread(_worst(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
@@ -45,5 +45,6 @@ class Worst(Risk):
 
 
 def _worst(present: Present) -> Tensor:
-    tied = present.mass * (present.losses.detach() == present.losses.detach().max())
-    return tied / tied.sum()
+    losses = present.losses.detach()
+    tied = present.mass * (losses == losses.amax(-1, keepdim=True))
+    return tied / tied.sum(-1, keepdim=True)

@@ -22,11 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtail.errors import FieldError
+
 FORMAT = "fedtail rows 1"
 PAGE = 4096
 HEAD = struct.Struct("<4sIq8s")      # mark, CRC-32 of the numbers, key, stamp of the round that wrote it
 WRITTEN = b"row1"
 NOT_WRITTEN = bytes(HEAD.size)
+LARGEST = 2**48                      # bytes of a row, and of a file of rows
 PUT_BACK = "Put back a copy of it, or start again in another folder."
 
 
@@ -51,9 +54,12 @@ class RowFile:
         """A file without rows; one that another process has just created for the same rows is taken as it is."""
         if path.exists():                                  # whoever came first has created it
             there = cls.open(path)
-            there.check(name, shape)
+            there.check(name, shape, dtype)
             return there
         about = {"format": FORMAT, "name": name, "shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+        if len(json.dumps(about)) > PAGE:
+            raise FieldError("", "shorter", name, text=f"the name {name[:40]!r}... of what clients keep has {len(name)} letters, "
+                                                       f"and with the shape it must fit into {PAGE} bytes. Choose a shorter one.")
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,22 +76,33 @@ class RowFile:
     def open(cls, path: Path) -> RowFile:
         """A file that was written before; refused where it is missing or something else."""
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("a pipe or a device")
             with path.open("rb") as file:
                 about = json.loads(file.read(PAGE))
-            if about["format"] != FORMAT:
+            shape, dtype = about["shape"], getattr(torch, about["dtype"])
+            if about["format"] != FORMAT or not isinstance(about["name"], str) or not isinstance(dtype, torch.dtype):
                 raise ValueError(about["format"])
-            return cls(path, about["name"], tuple(about["shape"]), getattr(torch, about["dtype"]))
+            if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < LARGEST for size in shape):
+                raise ValueError(shape)
+            if prod(shape) * dtype.itemsize >= LARGEST:
+                raise ValueError(shape)
+            return cls(path, about["name"], tuple(shape), dtype)
         except FileNotFoundError:
-            raise RowsError(f"{path} is missing, and with it what clients remember. {PUT_BACK}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+            raise _missing(path) from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as reason:
             raise RowsError(f"{path} is not a file of rows, or its beginning is damaged. {PUT_BACK}") from reason
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse rows of another name or shape."""
+    def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Refuse rows of another name, shape or type; they are never cast."""
         if (name, tuple(shape)) != (self.name, self.shape):
-            raise ValueError(f"rows of shape {tuple(shape)} came for {name!r}, where {self.path.name} holds rows of shape "
-                             f"{self.shape} for {self.name!r}. A part keeps rows of one shape, from every client and in every "
-                             "round.")
+            raise FieldError("", f"of shape {self.shape}", tuple(shape), text=(
+                f"rows of shape {tuple(shape)} came for {name!r}, where {self.path.name} holds rows of shape {self.shape} for "
+                f"{self.name!r}. A part keeps rows of one shape, from every client and in every round."))
+        if dtype != self.dtype:
+            raise FieldError("", f"of type {self.dtype}", dtype, text=(
+                f"rows of type {dtype} came for {name!r}, where {self.path.name} holds rows of type {self.dtype}. A part keeps "
+                f"rows of one type, in every round: return rows.to({self.dtype}) from it, or start again in another folder."))
 
     def head(self, number: int) -> bytes:
         """The head of a row; shorter than it should be where the file ends."""
@@ -111,7 +128,8 @@ class RowFile:
 
     def write(self, number: int, key: int, stamp: bytes, row: Tensor) -> None:
         """Write a row; other rows may be written at the same time by other processes."""
-        numbers, begins = _bytes(row.detach().to("cpu", self.dtype).contiguous()), self._begins(number)
+        self.check(self.name, tuple(row.shape), row.dtype)
+        numbers, begins = _bytes(row.detach().cpu().contiguous()), self._begins(number)
         self._put(NOT_WRITTEN, begins)
         self._put(numbers, begins + HEAD.size)
         self._put(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
@@ -132,6 +150,14 @@ class RowFile:
             to._put(memoryview(content)[:count], to._begins(at) + done)
             done += count
 
+    def state(self) -> tuple[int, int, int]:
+        """Which file it is, its size and when it was last written to: another value, and somebody has written."""
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            raise _missing(self.path) from None
+        return there.st_ino, there.st_size, there.st_mtime_ns
+
     def settle(self) -> None:
         """Make what was written survive a power cut."""
         try:
@@ -143,7 +169,7 @@ class RowFile:
         """A temporary file: it holds on to its folder, and is removed when nothing refers to it any more."""
         if self._folder is None:
             self._folder = folder
-            weakref.finalize(self, _remove, self.path, os.getpid())
+            weakref.finalize(self, _remove_in_process, self.path, os.getpid())
 
     def _begins(self, number: int) -> int:
         return PAGE + number * (HEAD.size + self.row_bytes)
@@ -161,7 +187,7 @@ class RowFile:
             try:
                 self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                raise RowsError(f"{self.path} is missing, and with it what clients remember. {PUT_BACK}") from None
+                raise _missing(self.path) from None
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
@@ -172,11 +198,15 @@ def _bytes(row: Tensor) -> memoryview:
     return memoryview(numbers)
 
 
+def _missing(path: Path) -> RowsError:
+    return RowsError(f"{path} is missing, and with it what clients remember. {PUT_BACK}")
+
+
 def cannot_write(path: Path, reason: OSError) -> RowsError:
     return RowsError(f"{path} could not be written: {reason.strerror or reason}. What earlier rounds wrote is whole: free some "
                      "space there, or choose another folder (TMPDIR, or --out), and go on from the last checkpoint.")
 
 
-def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:                           # a forked process inherits this, and leaves it alone
+def _remove_in_process(path: Path, process: int) -> None:
+    if os.getpid() == process:                           # a forked process inherits this, and leaves it alone
         path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import platform
 import secrets
@@ -20,12 +21,14 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from fedtail.rows.file import RowFile
+from fedtail.rows.file import RowFile, RowsError
 from fedtail.rows.store import Rows, RowStore, new_stamp
+from fedtail.rows.writer_lock import WriterLock
 
 LARGE = 2**16            # numbers of one client from which on they are kept on disk
 SLACK = 2**26            # bytes of replaced rows that are never worth copying the others for
 MOST_FILES = 8           # that hold the rows of one name
+BEGINNING = 40           # letters of a name that are in the name of its file
 PREFIX = "fedtail-rows-"
 ABANDONED = 86400.0      # seconds after which a temporary folder that nobody holds is removed: its process was killed
 
@@ -47,7 +50,7 @@ class RowPlaces:
         """Write the rows of some of these clients; the first row of a name says what its rows are like."""
         if name in self.files:
             file, first = self.files[name]
-            file.check(name, tuple(rows.shape[1:]))
+            file.check(name, tuple(rows.shape[1:]), rows.dtype)
         else:
             file, first = RowFile.create(self.path(name), name, tuple(rows.shape[1:]), rows.dtype), 0
         for key, place, row in zip(self.key[chosen].tolist(), self.place[chosen].tolist(), rows, strict=True):
@@ -99,7 +102,10 @@ class RowSite(NamedTuple):
 
 
 class RowFolder:
-    """Row stores by name. They stay in a given folder; without one, they go with the last object that refers to them."""
+    """Row stores by name. They stay in a given folder; without one, they go with the last object that refers to them.
+
+    A given folder has one writer: whoever first commits rows to it, or goes on from rows in it, until `release`.
+    """
 
     def __init__(self, folder: Path | None = None):
         self.stores: dict[str, RowStore] = {}
@@ -108,6 +114,22 @@ class RowFolder:
             self._temporary = TemporaryRows()
             folder = self._temporary.path
         self.path = folder.absolute()
+        self._lock = None if self._temporary else WriterLock(self.path)
+
+    def hold(self) -> None:
+        """Be the only writer of a given folder; refused where there is another, or was one since."""
+        if self._lock is not None and not self._lock.is_held:
+            self._lock.take()
+            for store in self.stores.values():
+                store.go_on()
+
+    def release(self) -> None:
+        """Let others write to the folder; the next round takes it again."""
+        if self._lock is not None and self._lock.is_held:
+            for store in self.stores.values():
+                with suppress(RowsError):                  # a file that is gone is missed by whoever goes on
+                    store.leave()
+            self._lock.release()
 
     def rows(self) -> dict[str, Rows]:
         """What is committed, by name."""
@@ -115,6 +137,7 @@ class RowFolder:
 
     def reserve(self, key: Tensor) -> RowPlaces:
         """Places for a row of each of these clients under every name, at the ends of the files."""
+        self._refuse_others()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}
         return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
 
@@ -125,7 +148,13 @@ class RowFolder:
 
     def commit(self, places: RowPlaces) -> None:
         """A round was held to its end: what its clients wrote is what they remember."""
-        for name, (file, _) in places.created().items():
+        created = places.created()
+        try:
+            self._refuse_others(writes=bool(created))
+        except RowsError:
+            self.discard(places)
+            raise
+        for name, (file, _) in created.items():
             self._begin(name, RowStore(file))
         for name, store in self.stores.items():
             store.commit(places.key, places.stamp)
@@ -148,15 +177,18 @@ class RowFolder:
 
     def write(self, name: str, key: Tensor, rows: Tensor) -> None:
         """Keep rows under a name, in a file of their own."""
+        self.hold()
         store = RowStore.create(self._path(name), tuple(rows.shape[1:]), rows.dtype, name)
         self._begin(name, store)
         store.write(key, rows)
 
     def recall(self, name: str, rows: Rows) -> None:
         """Go on from what was kept. Rows that a later snapshot refers to are not written over; another fleet's stay its own."""
+        self.hold()
         store = rows.store
         if not (rows.is_newest and store.file.path.parent.resolve() == self.path.resolve()):
             store = rows.copied(self._path(name)) if self._temporary is None else self._borrowed(name, rows)
+        store.go_on()
         self._begin(name, store)
 
     def _borrowed(self, name: str, rows: Rows) -> RowStore:
@@ -166,10 +198,18 @@ class RowFolder:
 
     def sweep(self, names: Collection[str]) -> None:
         """Remove files of rows that are neither in use nor among these names."""
+        self._refuse_others()
         used = {store.file.path.name for store in self.stores.values()} | set(names)
         for path in self.path.glob("*.rows"):
             if path.name not in used:
                 path.unlink(missing_ok=True)
+
+    def _refuse_others(self, writes: bool = False) -> None:
+        """Refuse where there is another writer; whoever has rows here, or `writes` some now, is the writer from now on."""
+        if self.stores or writes:
+            self.hold()
+        elif self._lock is not None:
+            self._lock.check()
 
     def _path(self, name: str) -> Path:
         return self.path / file_name(name, new_stamp())
@@ -187,7 +227,7 @@ class TemporaryRows:
     def __init__(self) -> None:
         self.path = Path(tempfile.gettempdir()) / f"{PREFIX}{secrets.token_hex(8)}"
         self._held: int | None = None
-        weakref.finalize(self, _remove, self.path, os.getpid())
+        weakref.finalize(self, _remove_in_process, self.path, os.getpid())
 
     def hold(self) -> None:
         """Hold the folder, so that nobody takes it for one that was left behind; remove those that were."""
@@ -203,7 +243,9 @@ class TemporaryRows:
 
 
 def file_name(name: str, stamp: bytes) -> str:
-    return f"{quote(name.replace(' ', '-'), safe='-')}-{stamp.hex()}.rows"
+    """Of the rows of a name: its beginning, for people; a digest of it, another one for every name; and the stamp."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    return f"{quote(name.replace(' ', '-'), safe='-')[:BEGINNING]}-{digest}-{stamp.hex()}.rows"
 
 
 def _remove_unheld(folder: Path) -> None:
@@ -215,6 +257,6 @@ def _remove_unheld(folder: Path) -> None:
         os.close(held)
 
 
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:                           # a forked process inherits this, and leaves it alone
+def _remove_in_process(folder: Path, process: int) -> None:
+    if os.getpid() == process:                           # a forked process inherits this, and leaves it alone
         shutil.rmtree(folder, ignore_errors=True)

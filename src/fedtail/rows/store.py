@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.rows.file import HEAD, NOT_WRITTEN, PUT_BACK, RowFile, RowsError
+from fedtail.reading import plain_name, shortly
+from fedtail.rows.file import HEAD, LARGEST, NOT_WRITTEN, PUT_BACK, RowFile, RowsError
 
 NOTHING = bytes(16)              # the digest of no rows
 
@@ -78,6 +79,7 @@ class RowStore:
         self.file = file
         self._places: dict[int, list[tuple[RowFile, int]]] = {}      # of each key's rows, the newest last
         self._length, self._digest = 0, NOTHING                      # of what is committed
+        self._left: tuple[int, int, int] | None = None               # the file's state when this process ceased to be its writer
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
@@ -86,12 +88,15 @@ class RowStore:
     @classmethod
     def open(cls, folder: Path, mark: Mark) -> RowStore:
         """The store as a mark names it; rows beyond are as if they were not there. Heads are looked at, not the numbers."""
-        store = cls(RowFile.open(folder.absolute() / mark.file))
+        if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
+            raise RowsError(f"a mark of a row store is damaged: it names {shortly(mark.length)} rows. {PUT_BACK}")
+        store = cls(RowFile.open(folder.absolute() / plain_name(mark.file, "a mark of a row store")))
         if not store.file.holds(mark.length):
             raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
         store._take(0, mark.length)
         if store._digest.hex() != mark.digest:
             raise RowsError(f"{store.file.path} is not what it was when it was last saved: rows were changed. {PUT_BACK}")
+        store.leave()
         return store
 
     def __len__(self) -> int:
@@ -116,7 +121,7 @@ class RowStore:
     def write(self, keys: Iterable[int] | Tensor, rows: Tensor) -> None:
         """Write a row for each key and commit."""
         keys, stamp = _listed(keys), new_stamp()
-        self.file.check(self.file.name, tuple(rows.shape[1:]))
+        self.file.check(self.file.name, tuple(rows.shape[1:]), rows.dtype)
         for number, (key, row) in enumerate(zip(keys, rows, strict=True), len(self)):
             self.file.write(number, key, stamp, row)
         self.commit(keys, stamp)
@@ -139,6 +144,17 @@ class RowStore:
             if head != NOT_WRITTEN:
                 self._places.setdefault(HEAD.unpack(head)[2], []).append((self.file, number))
         self._length = max(begin, end)
+
+    def leave(self) -> None:
+        """Others may write to the file from now on."""
+        self._left = self.file.state()
+
+    def go_on(self) -> None:
+        """Write again; refused where others have written meanwhile, whose rows would be lost."""
+        if self._left is not None and self._left != self.file.state():
+            raise RowsError(f"{self.file.path} was written to by another process since it was last used here. Go on from the "
+                            "checkpoint that process wrote last, or in another folder.")
+        self._left = None
 
     def borrow(self, rows: Rows) -> None:
         """Begin with the rows of another store, which stay where they are."""
@@ -233,7 +249,7 @@ class RowReferences:
 
 
 def new_stamp() -> bytes:
-    """Tells what one round wrote from whatever else lies in a file."""
+    """8 random bytes, on every row or file name of one round, so that `commit` tells its rows from what another left."""
     return secrets.token_bytes(8)
 
 

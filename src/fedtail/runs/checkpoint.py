@@ -17,8 +17,12 @@ from torch import Tensor
 
 from fedtail.algorithm import State, states_of
 from fedtail.client_memory import ClientMemory, NodeMemory
+from fedtail.privacy.ledger_file import LedgerMark
+from fedtail.reading import json_value
 from fedtail.rows import Mark, Rows, RowStore
+from fedtail.rows.writer_lock import refuse_other_writers
 from fedtail.runs.files import RunError, settle, write_whole
+from fedtail.runs.run_folder import LEDGER
 from fedtail.training import Trained
 
 FORMAT = "fedtail checkpoint 1"
@@ -38,7 +42,7 @@ class Checkpoint:
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
     def trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
-        """What `train(start=...)` goes on from."""
+        """What `resume` goes on from."""
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 
@@ -55,7 +59,7 @@ class Checkpoints:
         """The newest checkpoint that is whole, and what is wrong with those that are not; None where none was written."""
         found, problems = {}, []
         for path in self.files:
-            if path.exists():
+            if path.is_file():
                 try:
                     found[path] = _read(path, self.folder / MEMORY)
                     self._stores[path] = set(_marks(found[path].memory))
@@ -74,6 +78,7 @@ class Checkpoints:
     def save(self, trained: Trained, lines: dict[str, Sequence[Any]]) -> None:
         """Write a new one in the place of the older, or damaged, one."""
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
+        refuse_other_writers(self.folder / MEMORY)
         self._settle(trained.memory)
         write_whole(place, _content(trained, lines))
         self._newest, self._stores[place] = place, set(_marks(trained.memory))
@@ -95,6 +100,25 @@ class Checkpoints:
         for path in (self.folder / MEMORY).glob("*.rows"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
+
+
+def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
+    """The round of the newest checkpoint in a folder and what it says of the run's ledger; None where there is no checkpoint.
+
+    The mark is None in a checkpoint that was written before checkpoints held it (until version 0.2.0).
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: list[tuple[int, LedgerMark | None]] = []
+    for path in Checkpoints(folder).files:
+        try:
+            with safe_open(path, "pt") as file:
+                told = json.loads((file.metadata() or {}).get("about", "{}"))
+            mark = told["lines"].get(LEDGER)
+            found.append((told["round"], LedgerMark(*mark) if mark else None))
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            continue                     # missing, or damaged: the other one is whole
+    return max(found, key=lambda pair: pair[0]) if found else None
 
 
 def _content(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
@@ -126,11 +150,13 @@ def _read(path: Path, stores: Path) -> Checkpoint:
     with safe_open(path, "pt") as file:
         about, check = (file.metadata() or {}).get("about", "{}"), (file.metadata() or {}).get("check")
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}      # noqa: SIM118 (not a dict)
-    told = json.loads(about)
-    if told.get("format") != FORMAT:
+    told = json_value(about, "what it says")
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise ValueError("not a checkpoint of this version")
     if _check(tensors, about) != check:
         raise ValueError("its contents do not match their digest")
+    if not all(type(told[name]) is int and told[name] >= 0 for name in ("round", "models", "failed")):
+        raise ValueError("what it says of its rounds and models cannot be")
     states = tuple(_state(k, tensors, told["round"]) for k in range(told["models"]))
     kept: dict[str, Tensor | Rows] = {name.removeprefix("kept "): t for name, t in tensors.items() if name.startswith("kept ")}
     kept |= {name: RowStore.open(stores, Mark(*mark)).rows for name, mark in told.get("rows", {}).items()}

@@ -11,22 +11,26 @@ from torch import nn
 from fedtail.data import Population
 from fedtail.data.tables import suffix_of
 from fedtail.evaluation import choose
-from fedtail.experiment.source import Source
+from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import task_plan
 from fedtail.runs.files import RunError
 from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.task import Task
 
 
-def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y") -> dict[str, Any]:
-    """The error of every model of a finished run on one client's examples, and the model with the least."""
+def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
+               trust: Trusted = ()) -> dict[str, Any]:
+    """The error of every model of a finished run on one client's examples, and the model with the least.
+
+    A module of your own is imported only from the folders and packages in `trust`.
+    """
     found = find_runs([place])
     if len(found) > 1:
         raise ValueError(f"{place} holds {len(found)} runs, one is needed: {', '.join(str(run.path) for run in found[:4])}.")
     run = found[0]
     if not run.finished:
         raise ValueError(f"{run.path} is not finished, so it has no models yet. Go on with `fedtail run ... --resume`.")
-    task, modules = load_models(run)
+    task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
     read = Population.from_parquet if suffix_of(data) == ".parquet" else Population.from_npz
@@ -39,11 +43,11 @@ def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x"
             "unit": "%" if run.about["rates"] else "", "models": models, "file": str(run.models[picked.index])}
 
 
-def load_models(run: RunFolder) -> tuple[Task, list[nn.Module]]:
+def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Module]]:
     """The task of a finished run, and its trained modules, in evaluation mode."""
     from safetensors.torch import load_file
 
-    plan = task_plan(Source.read(run.path / "experiment.toml"))
+    plan = task_plan(Source.read(run.path / "experiment.toml", trust=trust))
     tasks = [plan.make(run.seed) for _ in run.members]
     for task, path in zip(tasks, run.models, strict=True):
         try:

@@ -22,7 +22,7 @@ def rows(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
-             **{name: _over_seeds(_values(found, metric, name)) for name in STATISTICS}}
+             **{name: _mean_and_std_over_seeds(_values(found, metric, name)) for name in STATISTICS}}
             for method, found in _methods(runs).items()]
 
 
@@ -50,14 +50,18 @@ def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
     """Rows before and after fine-tuning, where a run did that."""
     tuned = [run for run in runs if run.result.get("finetuned")]
     return [{"method": f"{method}, {when} fine-tuning",
-             **{name: _over_seeds([scaled(run, run.result["finetuned"][member][when], "error")[name] for run, member in found])
-                for name in STATISTICS}}
+             **{name: _mean_and_std_over_seeds([scaled(run, run.result["finetuned"][member][when], "error")[name]
+                                                for run, member in found]) for name in STATISTICS}}
             for method, found in _methods(tuned).items() for when in ("before", "after")]
 
 
 def final(run: RunFolder, member: int, metric: str) -> dict[str, float]:
     """The statistics of a finished run over its test clients; rates in percent."""
-    return scaled(run, run.result["members"][member][run.tested][metric], metric)
+    try:
+        return scaled(run, run.result["members"][member][run.tested][metric], metric)
+    except (KeyError, IndexError):
+        raise ValueError(f"{run.path / 'result.json'} lacks statistics of the {metric} over {run.tested} clients, so the run "
+                         "cannot be compared.") from None
 
 
 def scaled(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
@@ -81,7 +85,7 @@ def _values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> l
     return [final(run, member, metric)[name] for run, member in found]
 
 
-def _over_seeds(values: list[float]) -> dict[str, float | None]:
+def _mean_and_std_over_seeds(values: list[float]) -> dict[str, float | None]:
     """Mean and deviation over seeds, by name."""
     mean, std = _mean_and_std(values)
     return {"mean": mean, "std": std}

@@ -10,7 +10,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class RunError(RuntimeError):
@@ -133,3 +136,15 @@ def settle(folder: Path) -> None:
         os.fsync(place)
     finally:
         os.close(place)
+
+
+def module_bytes(module: nn.Module) -> bytes:
+    """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice)."""
+    from fedtail.model_file import model_bytes
+
+    return model_bytes(module)
+
+
+def digest_of(content: bytes) -> str:
+    """A digest of the contents of a file."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

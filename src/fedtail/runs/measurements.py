@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtail.algorithm import State, states_of
 from fedtail.data import Population
+from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
@@ -29,9 +30,9 @@ MORE_PERCENTILES = (20, 60, 80, 95)          # with those of `Distribution.summa
 SHOWN = ("mean", "p50", "p90", "worst10")
 
 
-def evaluate_splits(trained: Trained, splits: Populations, **computing: Any) -> list[SplitEvaluations]:
+def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> list[SplitEvaluations]:
     """Evaluate every model on every split; training clients are weighted by mass, others equally."""
-    return [{name: evaluate(module, population, trained.task, weighted=name == "train", **computing)
+    return [{name: evaluate(module, population, trained.task, weighted=name == "train", engine=engine)
              for name, population in splits.items()} for module in trained.modules]
 
 
@@ -51,13 +52,13 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     states = states_of(trained.state)
     members = [{"counted": _contributors(view, k), "threshold": _threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
-    cohort = None if view.cohort == clients else view.asked.tolist()
+    cohort = None if view.cohort == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.failed, "members": members}
 
 
 def _contributors(view: RoundView, model: int) -> list[int] | None:
     """Who contributed to a model; None where the whole cohort did, which keeps the file small."""
-    who = view.who_counted(model)
+    who = view.contributors_of(model)
     return None if len(who) == view.cohort else who.tolist()
 
 
@@ -103,14 +104,14 @@ def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, spli
 
 
 def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
-                  local: LocalSGD, **computing: Any) -> list[dict[str, Any]]:
+                  local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
     """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
 
     Returns the statistics of both for each model.
     """
     able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
-        tuned = finetune(module, population.select(able), local, trained.task, **computing)
+        tuned = finetune(module, population.select(able), local, trained.task, engine=engine)
         summaries.append({"before": statistics(tuned.before.error), "after": statistics(tuned.after.error)})
         rows[split, member]["before_finetuning"] = _spread(able, tuned.before.error.values.numpy(), np.nan)
         rows[split, member]["after_finetuning"] = _spread(able, tuned.after.error.values.numpy(), np.nan)

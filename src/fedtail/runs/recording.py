@@ -1,43 +1,28 @@
-"""The files of a run, written as it goes on."""
+"""The files of a run, written as it goes on, wherever its clients are."""
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
-from fedtail.algorithm import states_of
-from fedtail.engine.choice import kernel_for
-from fedtail.evaluation.evaluate import gives_rates
-from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.experiment import Experiment
+from fedtail.model_file import how_made, model_bytes
+from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger import Ledger
+from fedtail.privacy.ledger_file import LedgerError, LedgerMark
 from fedtail.runs.checkpoint import Checkpoint, Checkpoints
-from fedtail.runs.files import Lines, RunError, RunRefused, write_json, write_whole
-from fedtail.runs.measurements import (
-    Populations,
-    SplitEvaluations,
-    TensorBoard,
-    add_finetuned,
-    add_participation,
-    add_picks,
-    client_rows,
-    evaluate_splits,
-    metrics_line,
-    round_line,
-    write_clients,
-)
-from fedtail.runs.run_folder import FORMAT, TESTED, VERSION, RunFolder
+from fedtail.runs.files import Lines, RunRefused, digest_of, write_json, write_whole
+from fedtail.runs.keep_best import KeepBest
+from fedtail.runs.measurements import SplitEvaluations, TensorBoard, metrics_line
+from fedtail.runs.run_folder import LEDGER, VERSION, RunFolder
 from fedtail.task import Task
 from fedtail.training import Progress, Trained
 from fedtail.version import __version__
@@ -68,18 +53,63 @@ class Watch(Protocol):
         ...
 
 
+class Records(Protocol):
+    """What a run records beside its checkpoints: from all clients in the simulator, from their sums on a deployment."""
+
+    @property
+    def format(self) -> str:
+        """What kind of run the folder holds, in `run.json`."""
+        ...
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What `run.json` says of clients and data."""
+        ...
+
+    @property
+    def tested(self) -> str:
+        """The split that reports are about."""
+        ...
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The files of lines beside `metrics.jsonl`."""
+        ...
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Rounds between checkpoints."""
+        ...
+
+    @property
+    def clients(self) -> int:
+        """How many clients the guarantee is about."""
+        ...
+
+    def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
+        """Before the first round; returns an evaluation of the start, where there is one."""
+        ...
+
+    def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
+        """Record a round; returns what was evaluated with it, and the run as it was then."""
+        ...
+
+    def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
+        """At the end: the last evaluation, what `result.json` holds beside it, and the files that were written."""
+        ...
+
+
 class Recorder:
     """Writes the files of one run as it goes on."""
 
-    def __init__(self, experiment: Experiment, seed: int, folder: Path, splits: Populations, watch: Watch,
-                 checkpoints: Checkpoints, ledger: Ledger):
-        self.experiment, self.seed, self.folder, self.splits, self.watch = experiment, seed, folder, splits, watch
+    def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
+                 checkpoints: Checkpoints):
+        self.experiment, self.seed, self.folder, self.records, self.watch = experiment, seed, folder, records, watch
         self.checkpoints, self.ledger = checkpoints, ledger
-        self.tail = experiment.evaluate.tail and ledger.terms.replayable      # cohorts of the operating system are kept nowhere
-        self.tested = next(split for split in TESTED if split in splits)
-        self._last: tuple[int, list[SplitEvaluations]] | None = None
+        self.best = KeepBest(folder, experiment.evaluate.keep_best, experiment.members) if experiment.evaluate.keep_best else None
         self._lines: dict[str, Lines] = {}
         self._board: TensorBoard | None = None
+        self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
         return self
@@ -90,60 +120,60 @@ class Recorder:
         if self._board is not None:
             self._board.close()
 
-    def done(self, trained: Trained) -> int:
-        """How many rounds a model was trained for."""
-        return states_of(trained.state)[0].round
-
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
-        self._write_run_json(task, table, fresh=checkpoint is None)
-        task = self._same_start(task, fresh=checkpoint is None)
-        names = ["metrics.jsonl", "rounds.jsonl"] if self.tail else ["metrics.jsonl"]
-        for name in names:
+        if checkpoint is None:
+            self._write_run_json(task, table)
+        else:
+            self._check_ledger(checkpoint)
+        for name in ("metrics.jsonl", *self.records.lines):
             self._lines[name] = Lines(self.folder / name, kept.get(name, (0, "")))
         if self.experiment.evaluate.tensorboard:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
         self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
         self._doubt_privacy()
-        if checkpoint and not self.ledger.terms.replayable:
+        if checkpoint and not self.ledger.budget.replayable:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
             return checkpoint.trained(self.experiment.algorithm, task, self.seed)
         start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
-        if "rounds.jsonl" in self._lines:
-            self._lines["rounds.jsonl"].write({"simulator_only": True, "clients": len(self.splits["train"])})
-        self._evaluate(start)
+        found = self.records.begin(start, self._lines)
+        if found is not None:
+            self._evaluated(start, found)
         self._save(start)
         return start
 
     def after_round(self, progress: Progress) -> bool:
-        """Record a round, evaluate and save where that is due; True where training should stop."""
-        trained, round, stop = progress.trained, self.done(progress.trained), self.watch.stop      # read once: it may change
-        if "rounds.jsonl" in self._lines and progress.view is not None:
-            self._lines["rounds.jsonl"].write(round_line(trained, progress.view, len(self.splits["train"])))
-        due = round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
-        if due:
-            self._evaluate(trained)
-        if due or stop:
+        """Record a round, what was evaluated with it, and save where that is due; True where training should stop."""
+        trained, stop = progress.trained, self.watch.stop      # read once: it may change
+        evaluated = self.records.after_round(progress, self._lines)
+        if evaluated is not None:
+            self._evaluated(*evaluated)
+        if stop or trained.rounds % self.records.checkpoint_every == 0 or trained.rounds == self.experiment.rounds:
             self._save(trained)
-        self.watch.round(round)
+        self.watch.round(trained.rounds)
         return stop
 
     def finish(self, trained: Trained) -> None:
         """What a finished run leaves; `result.json` is written last and says that it is finished."""
-        models = RunFolder.open(self.folder).models
+        models = RunFolder(self.folder, {"members": self.experiment.members}).models
         for path, module in zip(models, trained.modules, strict=True):
-            write_whole(path, module_bytes(module))
-        evaluations = self._evaluations(trained, self.splits)
-        tuned = self._write_clients(trained, evaluations)
+            write_whole(path, model_bytes(module, how_made(self.ledger, trained.rounds)))
+        found, more, written = self.records.finish(trained)
+        if found is not None and self._last_round() != trained.rounds:
+            self._evaluated(trained, found)
+            self._save(trained)
         self._write_privacy(trained)
-        shown = [{split: found for split, found in member.items() if split in self._evaluated_splits()} for member in evaluations]
-        files = {path.name: digest_of(path.read_bytes()) for path in (*models, self.folder / "clients.parquet")}
-        write_json(self.folder / "result.json", {**metrics_line(self.done(trained), shown), "finetuned": tuned,
-                                                 "failed": trained.failed, "files": files})
-        early = f" after {self.done(trained)} of {self.experiment.rounds} rounds" if trained.stopped else ""
+        kept = self.best.files() if self.best else []
+        files = {path.name: digest_of(path.read_bytes()) for path in (*models, *written, *kept)}
+        line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
+        best, mark = {"best": self.best.found} if self.best else {}, self.ledger.mark(safely=True)
+        write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped,
+                                                 "channel": list(self.ledger.channels), "files": files,
+                                                 **({"ledger": list(mark)} if mark and not self.ledger.non_private else {})})
+        early = f" after {trained.rounds} of {self.experiment.rounds} rounds" if trained.stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
     def note(self, text: str) -> None:
@@ -153,86 +183,76 @@ class Recorder:
 
     def log(self, text: str) -> None:
         """Append a line with the time to `log.txt`."""
-        with (self.folder / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
+        write_log(self.folder, text)
 
-    def _write_run_json(self, task: Task, table: dict[str, Any], fresh: bool) -> None:
-        """Write `run.json` and `experiment.toml`; of a resumed run, refuse other data or code."""
+    def _write_run_json(self, task: Task, table: dict[str, Any]) -> None:
+        """Write `run.json` and `experiment.toml`."""
         import tomli_w
 
-        print_of_data = fingerprint(self.splits)
-        if not fresh:
-            _refuse_changed(RunFolder.open(self.folder), "fingerprint", print_of_data, "the data are")
-            _refuse_changed(RunFolder.open(self.folder), "own_code", self.experiment.own_code(), "your own code is")
-            return
         family = self.experiment.family
         write_json(self.folder / "run.json", {
-            "format": FORMAT, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
+            "format": self.records.format, "version": VERSION, "name": self.experiment.name, "seed": self.seed,
             "rounds": self.experiment.rounds, "members": self.experiment.members,
             "family": None if family is None else {"field": family.field, "values": family.values},
-            "rates": gives_rates(task, self.splits[self.tested]),
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
-            "splits": {name: len(population) for name, population in self.splits.items()},
-            "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel(task),
-            "versions": versions(), "fingerprint": print_of_data, "own_code": self.experiment.own_code(),
-            "start": digest_of(module_bytes(task.module)), "experiment": table})
+            **self.records.about, "versions": versions(), "experiment": table})
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
 
-    def _kernel(self, task: Task) -> str:
-        """The kernel that will be chosen: it follows from the task, the shapes of the data and the device."""
-        engine, dtype = self.experiment.engine, task.params().dtype
-        return kernel_for(task, torch.device(self.experiment.device), dtype, self.splits["train"], engine.kernel).name
-
-    def _same_start(self, task: Task, fresh: bool) -> Task:
-        """The task with the module the run began with, frozen parameters and buffers included."""
-        from safetensors.torch import load
-
-        path, module = self.folder / "initial.safetensors", task.module
-        if fresh:
-            write_whole(path, module_bytes(module))
-            return task
-        content = path.read_bytes() if path.is_file() else b""
-        if digest_of(content) != RunFolder.open(self.folder).about["start"]:
-            raise RunError(f"{path} is missing or damaged: the run cannot go on from the module it began with. Start again in "
-                           "another folder.")
-        module.load_state_dict(load(content))
-        return replace(task, module=module)
-
-    def _evaluated_splits(self) -> Populations:
-        """The splits that are evaluated while the run goes on."""
-        return {name: population for name, population in self.splits.items() if name != "train" or self.experiment.evaluate.train
-                or self.tested == "train"}
-
-    def _evaluations(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
-        """Evaluate these splits; what was evaluated last, under the same models, is taken from there."""
-        round, known = self._last or (-1, [])
-        known = known if round == self.done(trained) else [{} for _ in trained.algorithm.members]
-        missing = {name: population for name, population in splits.items() if name not in known[0]}
-        fresh = evaluate_splits(trained, missing, **self.experiment.evaluating)
-        self._last = (self.done(trained), [{**old, **new} for old, new in zip(known, fresh, strict=True)])
-        return [{name: member[name] for name in splits} for member in self._last[1]]
-
-    def _evaluate(self, trained: Trained) -> None:
-        """Evaluate, and write a line of `metrics.jsonl`."""
-        evaluations = self._evaluations(trained, self._evaluated_splits())
-        line = metrics_line(self.done(trained), evaluations)
+    def _evaluated(self, trained: Trained, found: list[SplitEvaluations]) -> None:
+        """Write a line of `metrics.jsonl`, and keep the models if they are the best so far."""
+        line = metrics_line(trained.rounds, found)
         self._lines["metrics.jsonl"].write(line)
         if self._board is not None:
-            self._board.write(self.done(trained), evaluations)
-        self.watch.evaluated(line, self.tested)
+            self._board.write(trained.rounds, found)
+        if self.best is not None:
+            self.best.judge(trained, found, self.records.tested)
+        self.watch.evaluated(line, self.records.tested)
+
+    def _last_round(self) -> int | None:
+        """The round of the last line of `metrics.jsonl`; None where there is none."""
+        self._lines["metrics.jsonl"].flush()
+        lines = RunFolder(self.folder, {}).metrics
+        return lines[-1]["round"] if lines else None
 
     def _save(self, trained: Trained) -> None:
         """Write a checkpoint, and what the run has cost so far."""
-        self.checkpoints.save(trained, {name: lines.flush() for name, lines in self._lines.items()})
+        mark = self.ledger.mark(safely=True)
+        lines: dict[str, Any] = {name: lines.flush() for name, lines in self._lines.items()}
+        self.checkpoints.save(trained, {**lines, **({LEDGER: mark} if mark else {})})
         self._write_privacy(trained)
+
+    def _check_ledger(self, checkpoint: Checkpoint) -> None:
+        """Refuse to go on where the ledger does not hold what it held at the checkpoint. What was charged since then stays."""
+        mark, round = checkpoint.lines.get(LEDGER), checkpoint.round
+        try:
+            if mark is not None:
+                self.ledger.check(LedgerMark(*mark), round)
+        except LedgerError as reason:
+            raise RunRefused(str(reason)) from reason
+        if mark is None and round:
+            self.ledger.began_with(EarlierHistory(f"rounds before round {round} that cannot be verified (their checkpoints did "
+                                                  "not hold a digest of the ledger)", round))
+            self.note(f"the checkpoint was written before checkpoints held a digest of the ledger: whether {LEDGER} is whole "
+                      f"before round {round} cannot be verified, and the privacy statement will say so")
+        self._note_new_price()
+
+    def _note_new_price(self) -> None:
+        """Keep and note the price of earlier rounds where this version prices them otherwise than it was stated."""
+        from fedtail.privacy.statement import in_one_sentence, repriced
+
+        earlier = RunFolder(self.folder, {}).privacy
+        change = repriced(self.ledger, earlier)
+        self._repriced = [*earlier.get("repriced", []), *([change] if change else [])]
+        if change:
+            self.note(f"{in_one_sentence(change)}: both are in privacy.json")
 
     def _doubt_privacy(self) -> None:
         """Note what a privacy guarantee for so few clients is worth, where there is one."""
         from fedtail.privacy.calibration import check_population
 
-        if self.ledger.terms.delta is not None:
+        if self.ledger.budget.delta is not None:
             try:
-                check_population(len(self.splits["train"]))
+                check_population(self.records.clients)
             except ValueError as reason:
                 self.note(str(reason))
 
@@ -240,44 +260,21 @@ class Recorder:
         """Write the privacy statement, `privacy.json`."""
         from fedtail.privacy.statement import statement
 
-        write_json(self.folder / "privacy.json", statement(self.ledger, self.done(trained)))
-
-    def _write_clients(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
-        """The table over clients; returns what fine-tuning changed, where the experiment has it."""
-        tuned, (rows, population) = None, (client_rows(evaluations, self.splits), self.splits[self.tested])
-        if self.tail:
-            add_participation(rows, self.folder / "rounds.jsonl")
-        if self.experiment.family is not None:
-            add_picks(rows, trained, self.tested, population)
-        if self.experiment.evaluate.finetune is not None:
-            tuned = add_finetuned(rows, trained, self.tested, population, self.experiment.evaluate.finetune,
-                                  **self.experiment.evaluating)
-        write_clients(self.folder / "clients.parquet", rows, self.experiment.name)
-        return tuned
+        folder = RunFolder.open(self.folder, also_deployed=True)
+        found = statement(self.ledger, trained.rounds, not_charged=folder.not_charged)
+        write_json(self.folder / "privacy.json", {**found, **({"repriced": self._repriced} if self._repriced else {})})
 
 
-def module_bytes(module: nn.Module) -> bytes:
-    """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice)."""
-    from safetensors.torch import save
-
-    return save({name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-                 for name, tensor in module.state_dict().items()})
-
-
-def digest_of(content: bytes) -> str:
-    """A digest of the contents of a file."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def write_log(folder: Path, text: str) -> None:
+    """Append a line, with the time, to `log.txt` in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
 
 def versions() -> dict[str, str]:
     """The versions of the packages that decide about bits."""
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
-
-
-def _refuse_changed(run: RunFolder, name: str, now: Any, what: str) -> None:
-    """Refuse to go on where something is not what the run began with."""
-    if run.about[name] != now:
-        raise RunRefused(f"{what} not what {run.path} began with. Undo the change, or start again in another folder with --out.")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.deprecated import new_fields, new_tables
+from fedtail.reading import Unreadable, json_lines, read_json, refusing, shortly
+from fedtail.runs.run_checks import (
+    MOST_CLIENTS,
+    RESULT,
+    RESULT_MORE,
+    check_about,
+    check_clients,
+    check_line,
+    check_round,
+    each,
+    misfit,
+    text,
+    whole,
+)
+
 FORMAT, VERSION = "fedtail run", 1
-DEPLOYED = "fedtail deployed run"            # on nodes: no client was ever evaluated here
+DEPLOYED = "fedtail deployed run"            # on nodes, of whose clients only sums are known
 LEDGER = "ledger.jsonl"                      # every release, written before it was made
 COMPARISON = "comparison.json"               # what `fedtail compare` leaves beside its runs
+EXACT = ("the simulator's evaluations of all clients (metrics.jsonl, result.json, clients.parquet and pages made of them) are "
+         "exact: do not release them")
+CHOSEN = "the best models ({files}) were chosen by exact results of clients: release {models} instead"
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
 
 
@@ -27,21 +45,24 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
-        """The run in a folder; one on a deployment, which has no clients to report on, only with `also_deployed`."""
+        """The run in a folder; one on a deployment that evaluated nothing, so that there is nothing to report, only with
+        `also_deployed`."""
         place = Path(path) / "run.json"
         if not place.is_file():
             raise FileNotFoundError(f"{path} is not a run: it has no run.json. Runs are written by `fedtail run` and "
                                     "`fedtail compare`.")
-        about = _json(place)
+        about = read_json(place)
         deployed = isinstance(about, dict) and about.get("format") == DEPLOYED
-        if deployed and not also_deployed:
-            raise ValueError(f"{path} is a run on a deployment, whose clients were not evaluated here: there is nothing to "
-                             "report. log.txt and answers.jsonl say how it went, `fedtail privacy` what it has cost.")
+        if deployed and not also_deployed and not about.get("splits"):
+            raise ValueError(f"{path} is a run on a deployment whose clients evaluated nothing: there is nothing to report. "
+                             "Write [evaluate.on_nodes] in its experiment. log.txt and answers.jsonl say how it went, "
+                             "`fedtail privacy` what it has cost.")
         if not isinstance(about, dict) or about.get("format") not in (FORMAT, DEPLOYED):
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
-            raise ValueError(f"{path} has format version {about.get('version')!r}; this fedtail reads {VERSION}.")
-        return cls(Path(path), about)
+            raise ValueError(f"{path} has format version {shortly(repr(about.get('version')))}; this fedtail reads {VERSION}.")
+        check_about(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
+        return cls(Path(path), new_tables(about))
 
     @property
     def name(self) -> str:
@@ -64,6 +85,11 @@ class RunFolder:
         return (self.path / "result.json").is_file() and (self.deployed or (self.path / "clients.parquet").is_file())
 
     @property
+    def tabled(self) -> bool:
+        """Whether it ended with a table over clients, as in the simulator."""
+        return self.finished and (self.path / "clients.parquet").is_file()
+
+    @property
     def deployed(self) -> bool:
         """Whether it ran on nodes that keep their data."""
         return self.about["format"] == DEPLOYED
@@ -76,20 +102,25 @@ class RunFolder:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """A line for each evaluated round."""
-        return list(_lines(self.path / "metrics.jsonl"))
+        place, members = self.path / "metrics.jsonl", len(self.members) if "members" in self.about else None
+        return [check_line(place, line, members) for line in json_lines(place)]
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """What a finished run ended with."""
         if not self.finished:
             raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
-        return _json(self.path / "result.json")
+        place = self.path / "result.json"
+        return check_line(place, read_json(place), len(self.members), RESULT, RESULT_MORE)
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
         """What the run has cost, as it was when it was last saved."""
         place = self.path / "privacy.json"
-        return _json(place) if place.is_file() else {}
+        found = read_json(place) if place.is_file() else {}
+        if not isinstance(found, dict):
+            raise Unreadable(f"{place} is no privacy statement.")
+        return new_fields("Guarantee", found)
 
     @property
     def promise(self) -> str | None:
@@ -99,25 +130,58 @@ class RunFolder:
             return None
         from fedtail.privacy.accounting import in_words  # here: reading other runs needs no torch
 
-        simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
-        parts = (found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "against_server"))
-        return simulated + in_words(*parts)
+        with refusing(str(self.path / "privacy.json"), "`fedtail privacy` states it again from the ledger."):
+            simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
+            epsilon, delta, adjacency, sampling, without = (
+                found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "without_amplification"))
+            return simulated + in_words(epsilon, delta, adjacency, sampling, without, found.get("only", ""))
+
+    @property
+    def not_charged(self) -> list[str]:
+        """What was computed from the same clients and is on no ledger, in words; on nodes there is nothing of the kind."""
+        if self.deployed:
+            return []
+        best = "best.safetensors" if len(self.members) == 1 else "best-*.safetensors"
+        kept = self.about["experiment"].get("evaluate", {}).get("keep_best")
+        models = ", ".join(path.name for path in self.models)
+        return [EXACT, *([CHOSEN.format(files=best, models=models)] if kept else [])]
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         """A line for each round: who was sampled and who contributed; empty where that was not recorded."""
-        return list(read_rounds(self.path / "rounds.jsonl"))
+        found = list(read_rounds(self.path / "rounds.jsonl", self.about.get("splits", {}).get("train")))
+        for line in found:
+            if line["round"] > self.about["rounds"] or len(line["members"]) != len(self.members):
+                raise Unreadable(f"{self.path / 'rounds.jsonl'} is not about the {self.about['rounds']} rounds and "
+                                 f"{len(self.members)} models of the run.")
+        return found
 
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
         """The columns of the table over clients; missing numbers are NaN, other missing values None."""
-        import pyarrow.parquet as parquet
-
-        if not (self.path / "clients.parquet").is_file():
+        place = self.path / "clients.parquet"
+        if not place.is_file():
             raise FileNotFoundError(f"{self.path} has no clients.parquet yet: the run is not finished. Go on with "
                                     "`fedtail run ... --resume`.")
-        table = parquet.read_table(self.path / "clients.parquet")
-        return {name: table[name].to_numpy() for name in table.column_names}
+        from fedtail.parquet_files import kind_of, opened, read_columns
+
+        with opened(place) as file:
+            table = read_columns(file, place, file.schema_arrow.names)
+        with refusing(str(place), "`fedtail run ... --resume` writes it again from the last checkpoint."):
+            columns = {name: table[name].to_numpy() for name in table.column_names}
+        kinds = {name: kind_of(table[name].type) for name in table.column_names}
+        check_clients(place, kinds, columns, len(self.members), self.about.get("splits", {}))
+        return columns
+
+    def from_histogram(self, metric: str, member: int = 0) -> np.ndarray:
+        """What stands for the clients of a finished run on a deployment: as many numbers, spread evenly within their bins."""
+        found = self.result.get("histograms") or []
+        if member >= len(found) or metric not in found[member]:
+            return np.zeros(0)
+        edges, counts = np.array(found[member][metric]["edges"]), np.rint(found[member][metric]["counts"]).astype(int)
+        spread = [low + (high - low) * (np.arange(count) + 0.5) / count
+                  for low, high, count in zip(edges, edges[1:], counts, strict=False) if count]
+        return np.concatenate([np.zeros(0), *spread])
 
     def of_clients(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
         """The columns for one split and one model, a row for each client."""
@@ -140,7 +204,7 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
     found: list[RunFolder] = []
     for place in map(Path, [places] if isinstance(places, (str, Path)) else places):
         here = [place] if (place / "run.json").is_file() else sorted(path.parent for path in place.rglob("run.json"))
-        order = _json(place / COMPARISON)["methods"] if (place / COMPARISON).is_file() else []
+        order = _order(place / COMPARISON)
         here.sort(key=lambda path: order.index(path.parent.name) if path.parent.name in order else len(order))
         if not here:
             raise FileNotFoundError(f"there is no run in {place}: no run.json in it or below it.")
@@ -148,30 +212,30 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
     return found
 
 
-def read_rounds(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of `rounds.jsonl` after the first, with the positions of all clients where all were sampled or contributed."""
-    lines = _lines(path)
-    everyone = np.arange(next(lines, {"clients": 0})["clients"])
-    for line in lines:
+def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of `rounds.jsonl` after the first, with the positions of all clients where all were sampled or contributed.
+
+    `clients` is how many there are, where that is known from elsewhere.
+    """
+    lines = json_lines(path)
+    head = next(lines, {"clients": 0})
+    problem = misfit(head, {"clients": whole(0, MOST_CLIENTS)}) if isinstance(head, dict) else "no table"
+    if problem or (clients is not None and head["clients"] not in (0, clients)):
+        raise Unreadable(f"{path} does not say how many clients it is about, {clients} in run.json.")
+    everyone = np.arange(head["clients"])
+    for number, line in enumerate(lines, start=2):
+        check_round(path.with_name(f"{path.name}, line {number}"), line, head["clients"])
         cohort = everyone if line["asked"] is None else line["asked"]
         members = [{**member, "counted": cohort if member["counted"] is None else member["counted"]}
                    for member in line["members"]]
         yield {**line, "asked": cohort, "members": members}
 
 
-def _json(path: Path) -> Any:
-    """The contents of a JSON file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not readable json.") from None
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines only: a run that is being written may end in half of one."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def _order(place: Path) -> list[str]:
+    """The methods of a comparison in its order; none where there is no comparison."""
+    if not place.is_file():
+        return []
+    found = read_json(place)
+    if not isinstance(found, dict) or not each(text)(found.get("methods")):
+        raise Unreadable(f"{place} does not describe a comparison.")
+    return found["methods"]

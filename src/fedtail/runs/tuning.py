@@ -12,10 +12,14 @@ from fedtail.evaluation import evaluate
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.tune_section import Search
+from fedtail.model_file import model_bytes
+from fedtail.privacy.events import NonPrivateRelease
 from fedtail.runs.files import RunError, RunRefused, only_writer, refuse_strangers, write_json, write_whole
+from fedtail.runs.private_tuning import NOT_PRIVATE, PrivateSearch
 from fedtail.runs.recording import Watch, warnings_to
 from fedtail.training import Progress, train
 
+APART = 1_000_003      # between the seeds of private trials: noise that two of them shared would cancel in their difference
 HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to train on, clients to evaluate on
 
 
@@ -28,31 +32,93 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
     refuse_strangers(folder, {"trials.log"})
     held_out = {seed: _held_out(search, seed) for seed in seeds}
+    private = _private(search, held_out)
     with only_writer(folder), warnings_to(watch.note):
         study = _open_study(search, held_out, folder)
-        wanted = min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
+        if private is None and _noisy(search, held_out):
+            watch.note(NOT_PRIVATE)
+        wanted = _wanted(search, study, private, seeds[0])
         while (number := len(_tried_trials(study)) + 1) <= wanted and not watch.stop:
             trial = study.ask()
             chosen = {name: field.suggest(trial, name) for name, field in search.space.items()}
-            value = _value(search, chosen, held_out, watch, number)
+            value = _value(search, chosen, held_out, watch, number) if private is None else \
+                _private_value(private, chosen, seeds[0] + APART * len(study.get_trials(deepcopy=False)), folder, study, watch)
             if value is not None:
                 finite = math.isfinite(value)
                 study.tell(trial, value if finite else None, state=None if finite else _failed_state())
-        return _result(search, study, held_out, folder, len(_tried_trials(study)) >= wanted)
+        return _result(search, study, held_out, folder, len(_tried_trials(study)) >= wanted, private)
 
 
-def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool) -> dict[str, Any]:
-    """What a search found; writes `trials.json`, and `best.toml` where a trial gave a number."""
+def _private(search: Search, held_out: HeldOut) -> PrivateSearch | None:
+    """The accounts of a private search, checked; None where none was asked for."""
+    if search.settings.private is None:
+        return None
+    if len(held_out) > 1:
+        raise RunRefused(f"the trials of a private search are made with one seed, got {len(held_out)}. Write --seeds 0.")
+    [(population, held)] = held_out.values()
+    private = PrivateSearch(search, population, held)
+    private.check()
+    return private
+
+
+def _noisy(search: Search, held_out: HeldOut) -> bool:
+    """Whether trials are private, so that a reader may take the choice among them for private too."""
+    population, _ = next(iter(held_out.values()))
+    planned = PrivateSearch(search, population, population).trial
+    return not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
+
+
+def _wanted(search: Search, study: Any, private: PrivateSearch | None, seed: int) -> int:
+    """How many trials to make in all. A random number is drawn once: one that is drawn again could be chosen."""
+    if private is None or private.stopping == "composition":
+        return min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
+    if "trials" not in study.user_attrs:
+        study.set_user_attr("trials", private.draw(seed))
+    return study.user_attrs["trials"]
+
+
+def _private_value(private: PrivateSearch, chosen: dict[str, Any], seed: int, folder: Path, study: Any,
+                   watch: Watch) -> float | None:
+    """The statistic of a private trial, whose noise is its own; the best model so far is kept. None where it was stopped."""
+    search, wanted = private.search, private.search.experiment(chosen)
+    private.check_trial(wanted, str(chosen))
+    watch.begin("a trial of a private search", seed, 0, wanted.rounds)
+    task = wanted.task.make(seed)
+    with wanted.fleet(task, private.population) as fleet:
+        trained = train(wanted.algorithm, task, private.population, rounds=wanted.rounds, seed=seed, fleet=fleet,
+                        channel=wanted.channel, privacy=private.budget, on_round=partial(_advance, watch))
+    if watch.stop:
+        return None
+    private.check_spent(trained)
+    found = evaluate(trained, private.held, engine=wanted.evaluating)[search.settings.metric] if private.evaluation is None else \
+        private.judged(trained, seed)
+    value = found.statistic(search.statistic)
+    before = [trial.value for trial in _tried_trials(study) if trial.state.name == "COMPLETE"]
+    if math.isfinite(value) and all(value < other if search.better == "lower" else value > other for other in before):
+        write_whole(folder / "model.safetensors", model_bytes(trained.module))
+    return value
+
+
+def _result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool,
+            private: PrivateSearch | None) -> dict[str, Any]:
+    """What a search found; writes `trials.json`, and `best.toml` where a trial gave a number. Of a private search the best is
+    known at the end only, and `privacy.json` says what it cost."""
     import tomli_w
 
     scale = _scale(search, next(iter(held_out.values()))[1])
     worth = [trial for trial in _tried_trials(study) if trial.state.name == "COMPLETE"]
     ranked = sorted(worth, key=lambda trial: trial.value if search.better == "lower" else -trial.value)
     trials = [{"settings": trial.params, "value": scale * trial.value} for trial in ranked]
-    result = {"statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
-              "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
-              "failed": len(_tried_trials(study)) - len(ranked), "trials": trials}
+    result: dict[str, Any] = {
+        "statistic": search.statistic, "metric": search.settings.metric, "better": search.better,
+        "unit": "%" if scale > 1 else "", "seeds": list(held_out), "finished": finished,
+        "failed": len(_tried_trials(study)) - len(ranked), "trials": trials}
+    if private is not None:
+        result["privacy"] = private.statement(len(study.get_trials(deepcopy=False)))
+        write_json(folder / "privacy.json", result["privacy"])
     write_json(folder / "trials.json", result)
+    if private is not None and not finished:
+        return {**result, "best": None, "file": str(folder / "best.toml")}
     if ranked:
         write_whole(folder / "best.toml", tomli_w.dumps(search.experiment(ranked[0].params).table()))
     return {**result, "best": trials[0] if trials else None, "file": str(folder / "best.toml")}
@@ -65,11 +131,11 @@ def _value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Wat
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
         task = wanted.task.make(seed)
         with wanted.fleet(task, population) as fleet:
-            trained = train(wanted.algorithm, task, population, rounds=wanted.rounds, seed=seed, fleet=fleet, **wanted.computing,
+            trained = train(wanted.algorithm, task, population, rounds=wanted.rounds, seed=seed, fleet=fleet,
                             channel=wanted.channel, on_round=partial(_advance, watch))
         if watch.stop:
             return None
-        found = evaluate(trained, held, **wanted.evaluating)[search.settings.metric]
+        found = evaluate(trained, held, engine=wanted.evaluating)[search.settings.metric]
         values.append(found.statistic(search.statistic))
     return sum(values) / len(values)
 
@@ -113,18 +179,29 @@ def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
     if study.user_attrs.get("search", about) != about or study.direction.name.lower() != direction:
         raise RunRefused(f"{folder} holds another search. Choose another folder with --out.")
     study.set_user_attr("search", about)
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))      # a resumed search does not repeat its first draws
+    again = len(study.trials)                       # a resumed search does not repeat its first draws
+    study.sampler = _random(search, again) if search.settings.private else optuna.samplers.TPESampler(seed=again)
+    if search.settings.private not in (None, "composition"):
+        return study
     for chosen in _missing(search, study):
         study.enqueue_trial(chosen)
     return study
+
+
+def _random(search: Search, seed: int) -> Any:
+    """Draws settings of a private search independently of each other and of all trials."""
+    import optuna
+
+    return optuna.samplers.RandomSampler(seed=seed if search.first().privacy.replayable else None)
 
 
 def _identity(search: Search, held_out: HeldOut) -> str:
     """What two searches must share to be one: everything but the number of trials."""
     settings = search.settings
     data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
+    private = () if settings.private is None else (settings.private, settings.noise, settings.trials)
     return repr((settings.metric, search.statistic, settings.holdout, search.space, search.first().table(),
-                 search.first().own_code(), list(held_out), fingerprint(data)))
+                 search.first().own_code(), list(held_out), fingerprint(data), *private))
 
 
 def _missing(search: Search, study: Any) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ class AllOrNothingState:
     last: tuple[AskAll, ...] = ()           # the last query it answered
 
 
-class TogetherClient:
+class AllOrNothingClient:
     """A client of all-or-nothing secure aggregation: keys() -> hear(list of keys) -> masked(ask, row, context) for each query.
 
     It answers queries with `minimum` members or more, each once, with at most `repetitions` retries, each over fewer members.
@@ -57,7 +57,7 @@ class TogetherClient:
         self._identity = checked(run, identity)
 
     @classmethod
-    def restore(cls, saved: bytes, identity: Identity | None = None) -> TogetherClient:
+    def restore(cls, saved: bytes, identity: Identity | None = None) -> AllOrNothingClient:
         """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
         client.state = decode(AllOrNothingState, saved)
@@ -125,7 +125,7 @@ class TogetherClient:
             raise Refused(f"query {asked.ask.query} of round {asked.round} is a retry of nothing, or in the past.")
 
 
-class TogetherServer:
+class AllOrNothingServer:
     """The server of all-or-nothing secure aggregation, for a run.
 
     invite() -> key_list() -> for each query: ask(...), total(), or again() to retry where a member is missing.

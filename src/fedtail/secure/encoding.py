@@ -6,6 +6,7 @@ dataclasses. Reading is strict: what would not be written again to the same byte
 
 from __future__ import annotations
 
+import struct
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -18,6 +19,7 @@ U32 = Annotated[int, 4]
 U64 = Annotated[int, 8]
 Key = Annotated[bytes, 32]          # a key, a seed or a digest
 Blob = Annotated[bytes, None]       # of any length, which is written before it
+LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class Refused(ValueError):
@@ -70,6 +72,13 @@ class Whole:
             raise Refused(f"{value} does not fit in {self.size} bytes.")
         out.append(int(value).to_bytes(self.size, "big"))
 
+    def several(self, values: tuple[int, ...]) -> bytes:
+        """Integers one after the other; lists of members are long, so they are written and read at once."""
+        try:
+            return struct.pack(f">{len(values)}{LETTERS[self.size]}", *values)
+        except struct.error as why:
+            raise Refused(f"a list of integers of {self.size} bytes cannot be written: {why}.") from why
+
     def read(self, data: Reader) -> int:
         """Read the integer."""
         return data.number(self.size)
@@ -113,6 +122,9 @@ class Many:
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
         """Append the number of values and each of them."""
         out.append(len(value).to_bytes(4, "big"))
+        if isinstance(self.one, Whole):
+            out.append(self.one.several(value))
+            return
         for each in value:
             self.one.write(each, out)
 
@@ -121,6 +133,8 @@ class Many:
         count = data.number(4)
         if count > len(data.rest):                    # every value has at least a byte: do not begin what cannot end
             raise Refused(f"a message announces {count} values and has {len(data.rest)} bytes left.")
+        if isinstance(self.one, Whole):
+            return struct.unpack(f">{count}{LETTERS[self.one.size]}", data.take(count * self.one.size))
         return tuple(self.one.read(data) for _ in range(count))
 
 
@@ -168,3 +182,9 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
     if len(reader.rest):
         raise Refused(f"a message goes on for {len(reader.rest)} bytes after its end.")
     return value
+
+
+def decode_first(kind: type[T], data: bytes) -> tuple[T, bytes]:
+    """The value at the front, and the bytes behind it."""
+    reader = Reader(data)
+    return _code(kind).read(reader), bytes(reader.rest)      # type: ignore[arg-type]

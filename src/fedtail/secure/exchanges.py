@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
-from fedtail.secure.all_or_nothing import TogetherServer
+from fedtail.secure.all_or_nothing import AllOrNothingServer
 from fedtail.secure.encoding import Refused
 from fedtail.secure.frames import bundled, peek, unbundled
 from fedtail.secure.messages import Run, Session
@@ -22,7 +22,7 @@ Steps = Generator[Messages, Messages, T]
 
 
 def set_up(server: Server) -> Steps[None]:
-    """Keys, then shares: two exchanges."""
+    """Make a session ready for queries, in two exchanges: all clients' public keys; their list, and encrypted shares."""
     take(server, server.session.id, (yield singly(server.invite())))
     take(server, server.session.id, (yield singly(server.key_list())))
 
@@ -41,7 +41,7 @@ def singly(contents: Contents) -> Messages:
     return {one: [message] for one, message in contents.items()}
 
 
-def take(server: Server | TogetherServer, session: bytes, answers: Messages) -> None:
+def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages) -> None:
     """Give a server the answers of its session; a client whose message is refused has not answered (`server.refused`)."""
     for sender, messages in answers.items():
         for message in messages:
@@ -129,14 +129,14 @@ class Rounds:
         return total
 
 
-class TogetherRounds:
+class AllOrNothingRounds:
     """All-or-nothing secure sums over an exchange: one exchange for each query, and one before the first.
 
     Where a member is missing, `sum` raises `Missing`; `again` then retries with the rest, whose rows should carry fresh noise.
     """
 
     def __init__(self, exchange: Exchange, run: Run):
-        self.server, self._exchange, self._unheard = TogetherServer(run), exchange, Messages()
+        self.server, self._exchange, self._unheard = AllOrNothingServer(run), exchange, Messages()
         carry(self._invited(), exchange)
 
     def sum(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",

@@ -2,13 +2,16 @@
 
     "fts" | version | kind | session | body | first 16 bytes of SHA-256 of all before
 
-The session is a digest of its members, threshold and round, so a message of another round or run is refused. The checksum turns
-damage on the way into a refusal; against forgery there are the transport (TLS) and signatures.
+The version belongs to the kind of message: 2 for what only sessions with few neighbours send, the invitation first, so that a
+client that does not know them says so; else 1. The session is a digest of its members, threshold and round, so a message of
+another round or run is refused. The checksum turns damage on the way into a refusal; against forgery there are the transport
+(TLS) and signatures.
 """
 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from fedtail.secure.encoding import Refused, decode, encode
@@ -32,29 +35,33 @@ from fedtail.secure.messages import (
     Unmask,
     Unmasked,
 )
+from fedtail.secure.sparse_messages import SPARSE_VERSION, Neighbours, SparseAsk, SparseSession, SparseUnmask
 
 T = TypeVar("T")
 
 KINDS: dict[int, type] = dict(enumerate((Session, Keys, KeyList, Shares, Ask, Masked, Confirm, Signed, Unmask, Unmasked, Run,
-                                         RunKeys, RunKeyList, AskAll, MaskedForAll), 1))
+                                         RunKeys, RunKeyList, AskAll, MaskedForAll, SparseSession, Neighbours, SparseAsk,
+                                         SparseUnmask), 1))
 NUMBERS = {kind: number for number, kind in KINDS.items()}
-MAGIC = b"fts" + bytes([VERSION])
-HEAD, CHECKSUM = len(MAGIC) + 1 + 32, 16
+VERSIONS = {kind: SPARSE_VERSION if number >= NUMBERS[SparseSession] else VERSION for number, kind in KINDS.items()}
+MAGIC = b"fts"
+HEAD, CHECKSUM = len(MAGIC) + 2 + 32, 16
 
 
 def wrap(session: bytes, message: Any) -> bytes:
     """A message in its frame."""
-    whole = MAGIC + bytes([NUMBERS[type(message)]]) + session + encode(message)
+    whole = MAGIC + bytes([VERSIONS[type(message)], NUMBERS[type(message)]]) + session + encode(message)
     return whole + hashlib.sha256(whole).digest()[:CHECKSUM]
 
 
 def peek(data: bytes) -> tuple[type, bytes]:
     """The kind of a message and the digest of its session; neither is checked any further."""
-    if not isinstance(data, bytes) or len(data) < HEAD + CHECKSUM or data[:len(MAGIC)] != MAGIC:
-        raise Refused(f"this is no message of version {VERSION} of the protocol.")
-    if data[len(MAGIC)] not in KINDS:
-        raise Refused(f"messages of kind {data[len(MAGIC)]} are not known.")
-    return KINDS[data[len(MAGIC)]], data[len(MAGIC) + 1:HEAD]
+    if not isinstance(data, bytes) or len(data) < HEAD + CHECKSUM or data[:3] != MAGIC or data[3] not in VERSIONS.values():
+        raise Refused(f"this is no message of version {VERSION} or {SPARSE_VERSION} of the protocol.")
+    kind = KINDS.get(data[4])
+    if kind is None or VERSIONS[kind] != data[3]:
+        raise Refused(f"messages of kind {data[4]} are not known in version {data[3]} of the protocol.")
+    return kind, data[5:HEAD]
 
 
 def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -> T:
@@ -71,8 +78,9 @@ def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -
     return decode(kind, memoryview(data)[HEAD:-CHECKSUM])
 
 
+@lru_cache(maxsize=4)
 def invitation(kind: type[T], data: bytes) -> T:
-    """The session or run that a server invites to; its digest must be its own."""
+    """The session or run that a server invites to; its digest must be its own. Clients in one process share the result."""
     opened: Any = unwrap(kind, data, None, 1024 + 16 * MOST_MEMBERS)
     if peek(data)[1] != opened.id:
         raise Refused("an invitation does not fit its own digest.")

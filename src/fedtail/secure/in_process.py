@@ -13,6 +13,8 @@ from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask, Session
 from fedtail.secure.participant import Participant
 from fedtail.secure.primitives import Randomness, system
+from fedtail.secure.sparse_graph import CORRUPTED, SECURITY_BITS
+from fedtail.secure.sparse_messages import sparse_session
 from fedtail.secure.sum_server import Contents, Sum
 
 KEYS, SHARES, ROW, UNMASK = range(4)      # the exchanges of a round with one query
@@ -26,9 +28,11 @@ class LocalClients:
     """
 
     def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,
-                 repetitions: int = 1, identities: Mapping[int, Identity] | None = None, random: Randomness = system):
+                 repetitions: int = 1, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
+                 corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         known = identities or {}
-        self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random) for one in names}
+        self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random, corrupted, security_bits)
+                             for one in names}
         self.vanish, self.lose = vanish or {}, lose or {}
         self.rows: Mapping[int, Any] = {}
         self.context = b""
@@ -50,19 +54,21 @@ class LocalClients:
 
 
 def secure_sum(rows: Any, threshold: int, modulus_bits: int = 62, vanish: Absent | None = None, lose: Absent | None = None,
-               context: bytes = b"", random: Randomness = system) -> Sum:
+               context: bytes = b"", random: Randomness = system, corrupted: float | None = None, dropped: float = 0.1) -> Sum:
     """The sum of integer rows, (clients, width), modulo 2^modulus_bits, by the whole protocol in one process.
 
     `vanish` names the exchanges a client misses, of KEYS, SHARES, ROW and UNMASK; `lose` those whose answer is lost. The sum is
-    over those whose row came; fewer than `threshold` at any step raise `TooFew`.
+    over those whose row came; fewer than `threshold` at any step raise `TooFew`. Where a share of `corrupted` clients is given,
+    each client shares masks with few others, and a share of `dropped` may drop out: see `sparse_session`.
 
     >>> secure_sum([[1, 2], [3, 4], [5, 6]], threshold=2, vanish={1: range(ROW, 9)})
     Sum(total=array([6, 8]), survivors=(0, 2))
     """
     rows = [np.asarray(row) for row in rows]
     names = tuple(range(len(rows)))
-    session = Session(b"secure_sum", 0, names, threshold)
-    clients = LocalClients(names, session.name, threshold, vanish, lose, random=random)
+    session = (Session(b"secure_sum", 0, names, threshold) if corrupted is None
+               else sparse_session(b"secure_sum", 0, names, threshold, corrupted, dropped))
+    clients = LocalClients(names, session.name, threshold, vanish, lose, random=random, corrupted=corrupted or 0.0)
     clients.rows, clients.context = dict(enumerate(rows)), context
     rounds = Rounds(clients)
     rounds.open(session)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice
+from operator import ge
 from typing import Annotated, Any
 
 from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, encode
@@ -25,7 +26,7 @@ BOX = PAIR + TAG                # those two, sealed
 
 def increasing(names: Any, what: str) -> None:
     """Refuse names that are not sorted, or not distinct: there is one way to write a list."""
-    if any(one >= after for one, after in pairwise(names)):
+    if any(map(ge, names, islice(names, 1, None))):
         raise Refused(f"{what} must be in increasing order, each once.")
 
 
@@ -72,6 +73,38 @@ class Session:
         """The longest message, a row apart."""
         return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
 
+    @property
+    def shares_needed(self) -> int:
+        """So many shares restore a secret."""
+        return self.threshold
+
+    def holders(self, one: int, heard: bytes) -> dict[int, int]:
+        """Who holds shares of a client's secrets, and at which point: everybody, also itself. `heard`: the digest of the keys."""
+        return self.points
+
+    def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
+        """Those `among` the clients, who are in order, that hold shares of a client's secrets: all of them."""
+        return among
+
+    def agree_to(self, corrupted: float, security_bits: int) -> None:
+        """Refuse a session in which rows are not secret enough; where every pair shares a mask, the threshold decides alone."""
+
+    def sent(self, message: Any) -> Any:
+        """A message as it is sent in this session."""
+        return message
+
+    def kind_sent(self, kind: type) -> type:
+        """What a kind of message is sent as."""
+        return kind
+
+    def read(self, message: Any) -> Any:
+        """A message that was sent, as it was."""
+        return message
+
+    def key_lists(self, keys: KeyList) -> dict[int, Any]:
+        """What each client is sent of the list of keys: all of it."""
+        return dict.fromkeys([one.sender for one in keys.entries], keys)
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -97,13 +130,21 @@ class KeyList:
     def __post_init__(self) -> None:
         increasing([one.sender for one in self.entries], "senders in a list of keys")
 
+    def digest(self, session: bytes) -> bytes:
+        """A digest of the public keys of all clients."""
+        return digest("fedtail secure: list of keys", session, encode(self))
+
+    def digest_of_received(self, session: bytes) -> bytes:
+        """A digest of what a client received of them, which its answer carries: here all."""
+        return self.digest(session)
+
 
 @dataclass(frozen=True)
 class Shares:
-    """A client's shares of its secrets, sealed: for each other client, in order, a box for each query."""
+    """A client's shares of its secrets, sealed: for each other client that holds some, in order, a box for each query."""
 
     sender: U64
-    heard: Key                      # digest of the list of keys it received
+    heard: Key                      # digest of what it received of the list of keys
     boxes: Blob
 
 
@@ -188,7 +229,7 @@ class Unmask:
 
 @dataclass(frozen=True)
 class Unmasked:
-    """For each member, in order, a share: of its seed if it is alive, of its mask key if it dropped."""
+    """For each member whose shares the sender holds, in order: one of its seed if it is alive, of its mask key if it dropped."""
 
     sender: U64
     query: U16

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.secure.all_or_nothing import AllOrNothingState, TogetherClient
-from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, encode
+from fedtail.secure.all_or_nothing import AllOrNothingClient, AllOrNothingState
+from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, decode_first, encode
 from fedtail.secure.frames import bundled, invitation, peek, unbundled
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask, Confirm, KeyList, Run, RunKeyList, Session, Unmask
 from fedtail.secure.primitives import Randomness, system
-from fedtail.secure.sum_client import Client, ClientState
+from fedtail.secure.sparse_graph import CORRUPTED, SECURITY_BITS
+from fedtail.secure.sparse_messages import Neighbours, SparseAsk, SparseSession, SparseUnmask
+from fedtail.secure.sum_client import Client, ClientState, SparseState
 
 RowFor = Callable[[int, Ask], tuple[Any, bytes]]      # (round, ask) -> (the row, the context)
 LIVE = 3                                              # unfinished sessions: this round's, one that was lost, and the next one's
@@ -31,31 +33,49 @@ class ParticipantState:
     all_or_nothing: tuple[AllOrNothingState, ...]
 
 
+@dataclass(frozen=True)
+class SparseStates:
+    """The clients of a participant in sessions with few neighbours, as they are saved; behind its state, where there are any."""
+
+    clients: tuple[Blob, ...]
+
+
 class Participant:
-    """One client of the run `name`. It agrees to thresholds of `minimum` or more, and never twice to one round."""
+    """One client of the run `name`. It agrees to thresholds of `minimum` or more, and never twice to one round.
+
+    In sessions with few neighbours it requires that its row stays secret but for a probability of 2^-security_bits where a share
+    of `corrupted` clients is on the server's side.
+    """
 
     def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 1, identity: Identity | None = None,
-                 random: Randomness = system):
+                 random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
+        self.corrupted, self.security_bits = corrupted, security_bits
         self._identity, self._random, self._next_round = identity, random, 0
         self._clients: dict[bytes, Client] = {}
-        self._all_or_nothing: dict[bytes, TogetherClient] = {}
+        self._all_or_nothing: dict[bytes, AllOrNothingClient] = {}
 
     @classmethod
-    def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Participant:
+    def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system, corrupted: float = CORRUPTED,
+                security_bits: int = SECURITY_BITS) -> Participant:
         """A participant that was saved. Restoring an older state would forget what was answered: keep only one copy."""
-        state = decode(ParticipantState, saved)
-        one = cls(state.me, state.name, state.minimum, state.repetitions, identity, random)
+        state, rest = decode_first(ParticipantState, saved)
+        one = cls(state.me, state.name, state.minimum, state.repetitions, identity, random, corrupted, security_bits)
         one._next_round = state.next_round
-        one._clients = {c.session.id: Client.restore(encode(c), identity, random) for c in state.clients}
-        one._all_or_nothing = {c.run.id: TogetherClient.restore(encode(c), identity) for c in state.all_or_nothing}
+        kept = [*(encode(client) for client in state.clients), *(decode(SparseStates, rest).clients if rest else ())]
+        restored = [Client.restore(client, identity, random) for client in kept]
+        one._clients = {client.state.session.id: client for client in restored}
+        one._all_or_nothing = {c.run.id: AllOrNothingClient.restore(encode(c), identity) for c in state.all_or_nothing}
         return one
 
     def save(self) -> bytes:
         """The whole state, secrets included: for a place that only this client reads."""
-        return encode(ParticipantState(self.me, self.name, self.minimum, self.repetitions, self._next_round,
-                                       tuple(one.state for one in self._clients.values()),
-                                       tuple(one.state for one in self._all_or_nothing.values())))
+        clients = self._clients.values()
+        sparse = tuple(one.save() for one in clients if isinstance(one.state, SparseState))
+        state = ParticipantState(self.me, self.name, self.minimum, self.repetitions, self._next_round,
+                                 tuple(one.state for one in clients if not isinstance(one.state, SparseState)),
+                                 tuple(one.state for one in self._all_or_nothing.values()))
+        return encode(state) + (encode(SparseStates(sparse)) if sparse else b"")
 
     def answer(self, content: bytes, row_for: RowFor) -> tuple[bytes, list[Refused]]:
         """The answer to one exchange, and what was refused; a refused message does not keep the others from an answer."""
@@ -69,8 +89,8 @@ class Participant:
 
     def _step(self, message: bytes, row_for: RowFor) -> bytes:
         kind, session = peek(message)
-        if kind is Session:
-            return self._invited(invitation(Session, message))
+        if kind in (Session, SparseSession):
+            return self._invited(invitation(kind, message))
         if kind is Run:
             return self._invited_to_run(invitation(Run, message))
         if session in self._all_or_nothing:
@@ -81,16 +101,17 @@ class Participant:
 
     def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
         session = client.state.session
-        if kind is Ask:
+        if kind in (Ask, SparseAsk):
             answer = client.masked(message, *row_for(session.round, client.asked(message)))
             self._next_round = max(self._next_round, session.round + 1)
             return answer
-        steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Confirm: client.confirm, Unmask: client.unmask}
+        steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Neighbours: client.shares, Confirm: client.confirm,
+                                                       Unmask: client.unmask, SparseUnmask: client.unmask}
         if kind not in steps:
             raise Refused(f"{kind.__name__} is no message of a server.")
         return steps[kind](message)
 
-    def _step_all_or_nothing(self, client: TogetherClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
+    def _step_all_or_nothing(self, client: AllOrNothingClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
         if kind is RunKeyList:
             client.hear(message)
             return b""
@@ -101,7 +122,7 @@ class Participant:
         if session.name != self.name or session.id in self._clients or session.round < self._next_round:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
                           "this client has sent a row.")
-        client = Client(session, self.me, self.minimum, self._identity, self._random)
+        client = Client(session, self.me, self.minimum, self._identity, self._random, self.corrupted, self.security_bits)
         kept = {key: one for key, one in self._clients.items() if one.state.session.round != session.round and not one.done}
         self._clients = dict([*kept.items(), (session.id, client)][-LIVE:])
         return client.keys()
@@ -112,6 +133,6 @@ class Participant:
             return known.keys()
         if run.name != self.name or self._all_or_nothing:
             raise Refused("an invitation is to another run, or came already.")
-        client = TogetherClient(run, self.me, self.minimum, self.repetitions, self._identity, self._random)
+        client = AllOrNothingClient(run, self.me, self.minimum, self.repetitions, self._identity, self._random)
         self._all_or_nothing[run.id] = client
         return client.keys()

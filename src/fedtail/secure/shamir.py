@@ -6,7 +6,10 @@ The prime is the largest of 33 bytes, so secrets fit whole, and a draw of 33 byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 from fedtail.secure.encoding import Refused
 from fedtail.secure.primitives import Randomness, system
@@ -43,14 +46,24 @@ def _value(coefficients: list[int], x: int) -> int:
 
 def weights(points: Sequence[int]) -> dict[int, int]:
     """Lagrange coefficients of the shares in the value at zero: prod_j x_j / (x_j - x_i)."""
-    found = {}
-    for x in points:
-        above, below = 1, 1
-        for other in points:
-            if other != x:
-                above, below = above * other % PRIME, below * (other - x) % PRIME
-        found[x] = above * pow(below, -1, PRIME) % PRIME
+    return _weights(tuple(points))
+
+
+@lru_cache(maxsize=16)
+def _weights(points: tuple[int, ...]) -> dict[int, int]:
+    below = [x * _product([other - x for other in points if other != x]) % PRIME for x in points]
+    before = list(accumulate(below, lambda one, other: one * other % PRIME, initial=1))      # products of those before each
+    rest, found = _product(points) * pow(before[-1], -1, PRIME) % PRIME, {}                  # one inverse for all of them
+    for x, one, product in zip(reversed(points), reversed(below), reversed(before[:-1]), strict=True):
+        found[x], rest = product * rest % PRIME, rest * one % PRIME
     return found
+
+
+def _product(factors: Sequence[int]) -> int:
+    total = 1
+    for first in range(0, len(factors), 64):      # small numbers: a division is worth it once in a while
+        total = total * math.prod(factors[first:first + 64]) % PRIME
+    return total
 
 
 def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None) -> bytes:

@@ -40,6 +40,8 @@ from fedtail.secure.messages import (
 )
 from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, seal, system, unseal
 from fedtail.secure.shamir import SIZE, share
+from fedtail.secure.sparse_graph import CORRUPTED, SECURITY_BITS
+from fedtail.secure.sparse_messages import NeighbourKeys, SparseSession
 
 
 @dataclass(frozen=True)
@@ -74,34 +76,53 @@ class ClientState:
     answered: tuple[Answered, ...] = ()
 
 
+@dataclass(frozen=True)
+class SparseState(ClientState):
+    """The state of a client in a session with few neighbours."""
+
+    session: SparseSession
+    key_list: NeighbourKeys = NeighbourKeys(())
+
+
+SPARSE = b"\2"      # before the saved state of such a client; any other begins with a zero
+
+
 class Client:
     """One client in one session. `minimum` is the smallest threshold it agrees to.
+
+    In a session with few neighbours it requires that its row stays secret but for a probability of 2^-security_bits where a
+    share of `corrupted` clients is on the server's side.
 
     keys() -> shares(list of keys) -> for each query: masked(ask, row, context), [confirm(lists),] unmask(lists).
     Whatever is out of order, repeated or against the rules raises `Refused` and changes nothing.
     """
 
+    state: ClientState
+    _digested: tuple[KeyList | None, bytes] = (None, b"")
+
     def __init__(self, session: Session, me: int, minimum: int = 2, identity: Identity | None = None,
-                 random: Randomness = system):
+                 random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         if me not in session.points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
         if session.threshold < minimum:
             raise Refused(f"the session's threshold is {session.threshold}, and this client requires {minimum} or more.")
+        session.agree_to(corrupted, security_bits)
         sealing, secrets = random(KEY), tuple(Secrets(random(KEY), random(KEY)) for _ in range(session.queries))
-        self.state = ClientState(session, me, sealing, secrets)
+        self.state = (SparseState(session, me, sealing, secrets) if isinstance(session, SparseSession)
+                      else ClientState(session, me, sealing, secrets))
         self._identity, self._random = checked(session, identity), random
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
         """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
-        client.state = decode(ClientState, saved)
+        client.state = decode(SparseState, saved[1:]) if saved[:1] == SPARSE else decode(ClientState, saved)
         client._identity, client._random = checked(client.state.session, identity), random
         return client
 
     def save(self) -> bytes:
         """The whole state, secrets included."""
-        return encode(self.state)
+        return (SPARSE if isinstance(self.state, SparseState) else b"") + encode(self.state)
 
     @property
     def done(self) -> bool:
@@ -120,28 +141,33 @@ class Client:
         return keys if self._identity is None else self._identity.signed(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Answer the list of keys: shares of the secrets of all queries, sealed for each of the other clients."""
+        """Answer the list of keys: shares of the secrets of all queries, sealed for each of the others that is to hold some."""
         state, heard = self.state, self._unwrap(KeyList, message)
         if state.key_list.entries:
             raise Refused("a second list of keys came; shares are given once.")
-        self._check_keys(heard)
         names, about = [one.sender for one in heard.entries], key_digest(state.session, heard)
-        points = [state.session.points[one] for one in names]
+        holders = state.session.holders(state.me, about)
+        self._check_keys(heard, holders)
+        points = [holders[one] for one in names]
         given = [self._shared(one, points) for one in state.secrets]                # for each query, for each client
         agree = agreement(state.sealing)
         boxes = b"".join(self._sealed(one.sender, agree(one.sealing), about, [shares[place] for shares in given])
                          for place, one in enumerate(heard.entries) if one.sender != state.me)
-        mine = names.index(state.me)
-        secrets = tuple(replace(one, own=shares[mine]) for one, shares in zip(state.secrets, given, strict=True))
-        self.state = replace(state, key_list=heard, secrets=secrets)
-        return self._wrap(Shares(state.me, about, boxes))
+        if state.me in names:
+            mine = names.index(state.me)
+            secrets = tuple(replace(one, own=shares[mine]) for one, shares in zip(state.secrets, given, strict=True))
+            state = replace(state, secrets=secrets)
+        self.state = replace(state, key_list=heard)
+        return self._wrap(Shares(state.me, heard.digest_of_received(state.session.id), boxes))
 
-    def _check_keys(self, heard: KeyList) -> None:
+    def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
         session, entries = self.state.session, {one.sender: one for one in heard.entries}
-        if not entries.keys() <= session.points.keys() or entries.get(self.state.me) != self._keys():
-            raise Refused("a list of keys names somebody who was not invited, or not this client with the keys it sent.")
-        if len(entries) < session.threshold:
-            raise TooFew(f"{len(entries)} clients sent keys, and the threshold is {session.threshold}.")
+        if not entries.keys() <= holders.keys():
+            raise Refused("a list of keys names somebody who was not invited, or is no neighbour of this client.")
+        if self.state.me in holders and entries.get(self.state.me) != self._keys():
+            raise Refused("a list of keys names not this client with the keys it sent.")
+        if len(entries) < session.shares_needed:
+            raise TooFew(f"{len(entries)} clients sent keys, and the threshold is {session.shares_needed}.")
         for one in heard.entries:
             if len(one.masking) != session.queries:
                 raise Refused(f"client {one.sender} has keys for {len(one.masking)} of {session.queries} queries.")
@@ -149,8 +175,8 @@ class Client:
                 self._identity.check(session.id, one)
 
     def _shared(self, one: Secrets, points: list[int]) -> list[bytes]:
-        threshold = self.state.session.threshold
-        seeds, masks = (share(secret, threshold, points, self._random) for secret in (one.seed, one.mask))
+        needed = self.state.session.shares_needed
+        seeds, masks = (share(secret, needed, points, self._random) for secret in (one.seed, one.mask))
         return [seed + mask for seed, mask in zip(seeds, masks, strict=True)]
 
     def _sealed(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
@@ -181,18 +207,36 @@ class Client:
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
             raise Refused(f"query {ask.query} was answered or skipped, or is beyond the session's {state.session.queries}.")
-        if state.me not in ask.members or not known.issuperset(ask.members):
+        partners = self._partners(ask.members)
+        if state.me not in ask.members or not known.issuperset(partners):
             raise Refused("a query is not for this client, or has a member whose keys never came.")
         if state.members and ask.members != state.members:
             raise Refused("the list of members changed since the last query.")
         if len(ask.members) < state.session.threshold:
             raise TooFew(f"{len(ask.members)} members are left, and the threshold is {state.session.threshold}.")
+        self._check_partners(partners)
+
+    def _partners(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the members who hold shares of this client's secrets, and it of theirs, in order."""
+        return self.state.session.partners(self.state.me, self._about, members)
+
+    @property
+    def _about(self) -> bytes:
+        """The digest of the keys of all clients; a long list is hashed once."""
+        if self._digested[0] is not self.state.key_list:
+            self._digested = self.state.key_list, key_digest(self.state.session, self.state.key_list)
+        return self._digested[1]
+
+    def _check_partners(self, partners: tuple[int, ...]) -> None:
+        if len(partners) < self.state.session.shares_needed:
+            raise TooFew(f"{len(partners)} of this client's neighbours are left, and {self.state.session.shares_needed} restore "
+                         "its secrets.")
 
     def _mask_keys(self, context: MaskContext, ask: Ask) -> tuple[list[bytes], list[bytes]]:
         """The keys of the masks it adds, its own first, and of those it subtracts."""
         me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
         agree = agreement(secret.mask)
-        pairs = {one: pair_key(agree(publics[one]), context, me, one) for one in ask.members if one != me}
+        pairs = {one: pair_key(agree(publics[one]), context, me, one) for one in self._partners(ask.members) if one != me}
         plus = [self_key(secret.seed, context, me)] + [key for one, key in pairs.items() if me < one]
         return plus, [key for one, key in pairs.items() if me > one]
 
@@ -219,15 +263,19 @@ class Client:
             raise Refused("alive and dropped are not exactly the members this client answered with, itself alive.")
         if len(lists.alive) < state.session.threshold:
             raise TooFew(f"{len(lists.alive)} rows came, and the threshold is {state.session.threshold}.")
+        self._check_partners(self._partners(lists.alive))
         return answered
 
     def unmask(self, message: bytes) -> bytes:
-        """Answer the lists: a share of the seed of each client alive, of the mask key of each that dropped; never both."""
+        """Answer the lists: a share of the seed of each client alive, of the mask key of each that dropped; never both.
+
+        It holds shares of its neighbours only, where there are few.
+        """
         state, request = self.state, self._unwrap(Unmask, message)
         answered = self._check_lists(request.lists)
         self._check_signatures(request, answered)
         held, alive = self._held(request), set(request.lists.alive)
-        shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in state.members)
+        shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in held)
         self._replace(replace(answered, unmasked=1))
         return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
@@ -243,13 +291,14 @@ class Client:
             raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {self.state.session.threshold}.")
 
     def _held(self, request: Unmask) -> dict[int, bytes]:
-        """This client's shares of the two secrets of each member, for the query."""
+        """This client's shares of the two secrets of each member whose it has, for the query, in order."""
         state, query = self.state, request.lists.query
-        others = [one for one in state.members if one != state.me]
+        partners = self._partners(state.members)
+        others = [one for one in partners if one != state.me]
         if request.to != state.me or len(request.boxes) != BOX * len(others):
             raise Refused("sealed shares are for another client, or not one for each of the others.")
-        about, entries = key_digest(state.session, state.key_list), {one.sender: one for one in state.key_list.entries}
-        held, agree = {state.me: state.secrets[query].own}, agreement(state.sealing)
+        about, entries = self._about, {one.sender: one for one in state.key_list.entries}
+        held, agree = dict.fromkeys(partners, state.secrets[query].own), agreement(state.sealing)
         for place, one in enumerate(others):
             key = box_key(agree(entries[one].sealing), about, one, state.me)
             held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
@@ -263,4 +312,5 @@ class Client:
         return wrap(self.state.session.id, message)
 
     def _unwrap(self, kind: Any, message: bytes) -> Any:
-        return unwrap(kind, message, self.state.session.id, self.state.session.most_bytes)
+        session = self.state.session
+        return session.read(unwrap(session.kind_sent(kind), message, session.id, session.most_bytes))

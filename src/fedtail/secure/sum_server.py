@@ -6,7 +6,7 @@ Rows are added as they arrive; none is stored. A message that is refused changes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,16 @@ from fedtail.secure.primitives import agreement, public_key
 from fedtail.secure.shamir import SIZE, combine, element, weights
 
 Contents = dict[int, bytes]      # a message for each client
+Places = dict[int, int]          # names in increasing order, with their places in it
+
+
+def for_each(given: dict[int, Any], make: Callable[[Any], Any]) -> dict[int, Any]:
+    """What is made of each client's value; once, where the values of several are one and the same."""
+    made: dict[int, Any] = {}
+    for value in given.values():
+        if id(value) not in made:
+            made[id(value)] = make(value)
+    return {one: made[id(value)] for one, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,11 @@ class Query:
         alive = tuple(sorted(self.alive))
         return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
 
+    @cached_property
+    def lists_digest(self) -> bytes:
+        """The digest of those lists, which every answer carries."""
+        return self.lists.digest(self.context.digest)
+
 
 class Server:
     """invite() -> key_list() -> for each query: ask(...), [confirm(),] unmask(), total().
@@ -73,6 +88,9 @@ class Server:
         self.members: tuple[int, ...] = ()              # those who shared their secrets; fixed by the first query
         self._keys: dict[int, Keys] = {}
         self._list: KeyList | None = None
+        self._holders: dict[int, Places] = {}           # of each client that sent keys: who was sent shares of its secrets
+        self._partners: dict[int, Places] = {}          # of each member: the members among them
+        self._key_digests: dict[int, bytes] = {}        # of what each client was sent of the list of keys
         self._boxes: dict[int, bytes] = {}
         self._query: Query | None = None
         self._asked = 0
@@ -107,7 +125,15 @@ class Server:
         """The list of all public keys, to each client that sent its own."""
         self._next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
-        return self._to(sorted(self._keys), self._list)
+        self._holders = self._partners_among(tuple(sorted(self._keys)))
+        lists = self.session.key_lists(self._list)
+        self._key_digests = for_each(lists, lambda one: one.digest_of_received(self.session.id))
+        return for_each(lists, self._wrap)
+
+    def _partners_among(self, names: tuple[int, ...]) -> dict[int, Places]:
+        """For each client those that it shares secrets with, in order."""
+        partners = {one: self.session.partners(one, self._key_digest, names) for one in names}
+        return for_each(partners, lambda few: {one: place for place, one in enumerate(few)})
 
     @cached_property
     def _key_digest(self) -> bytes:
@@ -116,7 +142,9 @@ class Server:
     def _shares_came(self, shares: Shares) -> None:
         if shares.sender not in self._keys or shares.sender in self._boxes:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
-        if shares.heard != self._key_digest or len(shares.boxes) != (len(self._keys) - 1) * self.session.queries * BOX:
+        holders = self._holders[shares.sender]
+        boxes = (len(holders) - (shares.sender in holders)) * self.session.queries
+        if shares.heard != self._key_digests[shares.sender] or len(shares.boxes) != boxes * BOX:
             raise Refused(f"client {shares.sender} answers another list of keys, or has not a box for each client and query.")
         self._boxes[shares.sender] = shares.boxes
 
@@ -126,7 +154,9 @@ class Server:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
                           "session has no more. Plan more queries.")
         self._enough(len(self._boxes), "shared their secrets")
-        self.members = self.members or tuple(sorted(self._boxes))
+        if not self.members:
+            self.members = tuple(sorted(self._boxes))
+            self._partners = self._partners_among(self.members)
         ask = Ask(self._asked, self.members, width, modulus_bits)
         bound = mask_context(self.session, self._list, ask, context)
         self._query, self._expected, self._asked = Query(ask, bound, np.zeros(width, word(modulus_bits))), Masked, self._asked + 1
@@ -164,20 +194,25 @@ class Server:
             self._next(Masked, Unmasked, len(query.alive), "sent a row")
         signatures = tuple(query.signatures[one] for one in sorted(query.signatures)[:self.session.threshold])
         asked = sorted(query.signatures) if self.session.signed else query.lists.alive
-        return {one: wrap(self.session.id, Unmask(one, query.lists, self._boxes_for(one, query.ask.query), signatures))
-                for one in asked}
+        request, id = self.session.sent(Unmask(0, query.lists, b"", signatures)), self.session.id
+        return {one: wrap(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
 
     def _boxes_for(self, to: int, query: int) -> bytes:
-        names, queries = sorted(self._keys), self.session.queries
-        place = names.index(to)
-        starts = {one: BOX * ((place - (one < to)) * queries + query) for one in self.members if one != to}
-        return b"".join(self._boxes[one][start:start + BOX] for one, start in starts.items())      # nobody has a box from itself
+        found = []
+        for one in self._partners[to]:
+            if one != to:
+                holders = self._holders[one]
+                place = holders[to] - (one in holders and one < to)                   # nobody has a box from itself
+                start = BOX * (place * self.session.queries + query)
+                found.append(self._boxes[one][start:start + BOX])
+        return b"".join(found)
 
     def _unmasked_came(self, unmasked: Unmasked) -> None:
         query = self._now()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
             raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
-        if unmasked.heard != query.lists.digest(query.context.digest) or len(unmasked.shares) != SIZE * len(self.members):
+        count = len(self._partners[unmasked.sender])
+        if unmasked.heard != query.lists_digest or len(unmasked.shares) != SIZE * count:
             raise Refused(f"client {unmasked.sender} answers other lists, or has not a share for each member.")
         shares = [unmasked.shares[start:start + SIZE] for start in range(0, len(unmasked.shares), SIZE)]
         for one in shares:
@@ -195,11 +230,13 @@ class Server:
 
     def _secrets(self, query: Query) -> dict[int, bytes]:
         """The seed of each survivor and the mask key of each client that dropped, checked against their commitments."""
-        from_whom = sorted(query.shares)[:self.session.threshold]
-        counts, points = weights([self.session.points[one] for one in from_whom]), self.session.points
-        found = {}
-        for place, one in enumerate(self.members):
-            secret = combine({points[giver]: query.shares[giver][place] for giver in from_whom}, counts)
+        found, chosen = {}, dict[int, tuple[dict[int, int], dict[int, int]]]()
+        for one in self.members:
+            partners = self._partners[one]
+            if id(partners) not in chosen:                          # everybody's are the same where every pair shares a mask
+                chosen[id(partners)] = self._givers(one, query)
+            givers, counts = chosen[id(partners)]
+            secret = combine({point: query.shares[giver][self._partners[giver][one]] for giver, point in givers.items()}, counts)
             keys, number = self._keys[one], query.ask.query
             fits = (commitment(self.session, one, number, secret) == keys.commitments[number] if one in query.alive
                     else public_key(secret) == keys.masking[number])
@@ -209,15 +246,25 @@ class Server:
             found[one] = secret
         return found
 
+    def _givers(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
+        """Who gave the shares that a client's secret is restored from, with their points; and what each share counts."""
+        points, needed = self.session.holders(one, self._key_digest), self.session.shares_needed
+        gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
+        if len(gave) < needed:
+            raise TooFew(f"{len(gave)} of client {one}'s neighbours gave their shares, and {needed} restore its secret: nothing "
+                         "is released.")
+        return {giver: point for point, giver in gave}, weights([point for point, _ in gave])
+
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
         alone = [self_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
         subtracted: list[bytes] = []
         for gone in query.lists.dropped:
             agree = agreement(secrets[gone])
-            for one in query.lists.alive:
-                shared = agree(self._keys[one].masking[query.ask.query])
-                (added if one < gone else subtracted).append(pair_key(shared, query.context, one, gone))
+            for one in self._partners[gone]:
+                if one in query.alive:
+                    shared = agree(self._keys[one].masking[query.ask.query])
+                    (added if one < gone else subtracted).append(pair_key(shared, query.context, one, gone))
         add_masks(query.total, subtracted, alone + added)
 
     def _now(self) -> Query:
@@ -240,4 +287,7 @@ class Server:
                          "nothing is released.")
 
     def _to(self, names: Any, message: Any) -> Contents:
-        return dict.fromkeys(names, wrap(self.session.id, message))
+        return dict.fromkeys(names, self._wrap(message))
+
+    def _wrap(self, message: Any) -> bytes:
+        return wrap(self.session.id, self.session.sent(message))

@@ -128,7 +128,8 @@ class Cell:
             return self.watch.stop
 
         self.watch.begin(self.name, self.seed, 0, rounds)
-        trained = fedtail.train(algorithm, task, population, rounds=rounds, seed=self.seed, device=self.device, on_round=look_on)
+        trained = fedtail.train(algorithm, task, population, rounds=rounds, seed=self.seed,
+                                engine=fedtail.Engine(device=self.device), on_round=look_on)
         self.stop_if_asked()
         return trained
 

@@ -35,7 +35,7 @@ learning_rate = 0.1
 [channel]
 part = "SecureChannel"
 threshold = {threshold}
-hides_among = 3
+minimum_contributors = 3
 
 [[method]]
 name = "FedAvg"
@@ -44,8 +44,13 @@ name = "FedAvg"
 name = "Delta-FL"
 risk = {{ part = "Superquantile", tail_fraction = 0.5 }}
 """
+EVALUATED = """
+[evaluate.on_nodes]
+split = "test"
+"""
 METHODS = ("FedAvg", "Delta-FL")
 CLIENTS = 8             # at each node
+HELD_OUT = 0.2          # of each client's examples
 
 
 @dataclass(frozen=True)
@@ -56,24 +61,27 @@ class Compared:
     rounds: int
     difference: float                   # largest over the parameters
     moved: float                        # how far the model went from its start
+    error: float | None                 # mean over the clients of the last cohort, on held-out examples, as nodes found it
+    worst10: float | None               # of its worst tenth
     exchanges: int
     seconds: float                      # of one exchange, the median
     channel: str
 
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
-                  share: float = 0.5) -> tuple[DeploymentFolder, Population]:
+                  share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
     """A deployment on the digits, a `share` of whose clients is sampled; the data of each node are beside its settings."""
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
         raise FileExistsError(f"{path} is not empty. Choose a new folder.")
-    text = EXPERIMENT.format(rounds=rounds, cohort=cohort, threshold=cohort // 2 + 1)
+    text = EXPERIMENT.format(rounds=rounds, cohort=cohort, threshold=cohort // 2 + 1) + (EVALUATED if evaluates else "")
     written = path.parent / f"{path.name}.toml"
     written.write_text(text, encoding="utf-8")
     try:
-        folder = write_deployment(path, written, names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data")
+        folder = write_deployment(path, written, names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data",
+                                  test_share=HELD_OUT if evaluates else 0.0)
     finally:
         written.unlink()
     home = torch.arange(len(population)) % nodes
@@ -93,21 +101,24 @@ def compare(folder: DeploymentFolder, population: Population, method: str, out: 
 
     experiment = deployed_experiment(folder.path / "experiment.toml", method)
     task = experiment.task.make(seed)
+    if experiment.evaluate.on_nodes:
+        population, _ = population.split_examples(1 - HELD_OUT)
     simulated = train(experiment.algorithm, task, population, rounds=experiment.rounds, seed=seed, channel=IntegerChannel())
     ours, theirs = simulated.module.state_dict(), load_file(out / "model.safetensors")
     difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
-    seconds = json.loads((out / "seconds.json").read_text())
+    seconds, result = (json.loads((out / name).read_text()) for name in ("seconds.json", "result.json"))
+    found = result["members"][0]["test"]["error"] if "members" in result else {}
     return Compared(method, experiment.rounds, difference, float((simulated.state.params - task.params()).abs().max()),
-                    sum(line["exchanges"] for line in answers), statistics.median(seconds),
-                    "; ".join(json.loads((out / "result.json").read_text())["channel"]))
+                    found.get("mean"), found.get("worst10"), sum(line["exchanges"] for line in answers),
+                    statistics.median(seconds), "; ".join(result["channel"]))
 
 
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
     """Start a deployment, run both methods, compare them with the simulator, and end every process, whatever happens."""
     if nodes < 3:
         raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")
-    folder, population = write_example(path, nodes, rounds)
+    folder, population = write_example(path, nodes, rounds, evaluates=True)
     found = []
     with Loopback(folder) as loopback:
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")

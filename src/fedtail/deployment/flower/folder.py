@@ -41,8 +41,9 @@ seed = 0
 nodes = {nodes}                  # wait for so many
 wait = 300.0                     # seconds
 timeout = 60.0                   # seconds a node may take to answer; 30 or more
-schedule = "ahead"               # or simple, or together (all-or-nothing: half the exchanges, for a few reliable sites)
+schedule = "ahead"               # or simple, or all-or-nothing (half the exchanges, for a few reliable sites)
 resume = false
+trust = ""                       # folders (of the server) and packages, with commas, whose code the experiment may run
 """
 NODE = """\
 name = "{name}"
@@ -51,6 +52,8 @@ data = "{data}"                  # .npz, .parquet, a saved population or a folde
 minimum = {minimum}              # a row is summed over so many nodes or more
 masked_only = true               # nothing is answered in the clear
 keys = "{keys}"
+trust = []                       # ["."]: run code of this folder that the experiment names; ["torch"]: of a package
+test_share = {test_share}        # of each client's examples: never trained on, models are evaluated on them
 """
 
 
@@ -108,13 +111,14 @@ def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: s
 
 
 def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
-               keys: str = "name") -> None:
+               keys: str = "name", test_share: float = 0.0) -> None:
     """What one node needs: nothing in it is another node's secret."""
     place = folder.node(name)
     make_node_key(place)
     shutil.copyfile(experiment, place / "experiment.toml")
     shutil.copyfile(folder.server / "ca.crt", place / "ca.crt")
-    (place / "node.toml").write_text(NODE.format(name=name, data=data, minimum=minimum, keys=keys), encoding="utf-8")
+    (place / "node.toml").write_text(NODE.format(name=name, data=data, minimum=minimum, keys=keys, test_share=test_share),
+                                     encoding="utf-8")
 
 
 def commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun, write_log
 from fedtail.deployment.flower.transport import FlowerTransport, wait_for
-from fedtail.deployment.registry import NodeInfo, Roster, read_node_info
+from fedtail.deployment.registry import ClientRegistry, NodeInfo, read_node_info
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.runs.files import write_whole
 
@@ -30,7 +30,7 @@ class Nodes:
 
     def __init__(self, transport: FlowerTransport, log: Any):
         self.transport, self.log = transport, log
-        self.roster, self.names = Roster.empty(), list[str]()
+        self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
 
     def wait(self, count: int, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Nodes:
             self.log(f"{info.name} is back")
             return
         try:
-            self.roster = self.roster.joined(len(self.names), info.key, info.mass, info.group)
+            self.registry = self.registry.joined(len(self.names), info.key, info.mass, info.group)
         except ValueError as why:
             self.log(f"{info.name} is left out: {why}")
             return
@@ -90,15 +90,16 @@ def serve(grid: Any, settings: Mapping[str, Any]) -> None:
 
 
 def _serve(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
-    experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")))
+    trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
+    experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
     run = DeployedRun(experiment, int(settings.get("seed", 0)), out, bool(settings.get("resume", False)))
     nodes, schedule = Nodes(transport, run.log), settings.get("schedule", "ahead")
     nodes.wait(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
-    fleet = RemoteFleet(transport.exchange, nodes.roster, schedule=schedule)
+    fleet = RemoteFleet(transport.exchange, nodes.registry, schedule=schedule)
 
     def between() -> None:
         nodes.find(TRIES)
-        fleet.population = nodes.roster
+        fleet.population = nodes.registry
         write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
 
     run.run(fleet, between)

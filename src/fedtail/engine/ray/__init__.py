@@ -1,5 +1,5 @@
 """Clients in actors of Ray, on the cores of this machine or of a cluster. Needs `pip install 'fedtail[ray]'`."""
 
-from fedtail.engine.ray.fleet import RayFleet
+from fedtail.engine.ray.ray_fleet import RayFleet
 
 __all__ = ["RayFleet"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Report
-from fedtail.engine.fleet import LocalFleet
+from fedtail.engine.local_fleet import LocalFleet
 from fedtail.engine.ray.shards import array_of, population_of, tensor_of
 from fedtail.fleet import Broadcast
 from fedtail.rows import Recalled, RowPlaces
@@ -23,7 +23,7 @@ References = list[Any]      # Ray's; within a list they come as they are, and ar
 
 @dataclass(frozen=True)
 class Told:
-    """What all shards are told when a round begins: who is asked, what they remember, and the broadcast."""
+    """What is sent to all shards when a round begins: who is sampled, what they remember, and the broadcast."""
 
     cohort: Cohort
     broadcast: Broadcast
@@ -41,7 +41,7 @@ class Reply:
     """
 
     answers: list[Any]
-    counted: Any
+    contributed: Any
     failed: Any
     remembered: dict[str, Any]
     life: str
@@ -49,7 +49,7 @@ class Reply:
 
     @property
     def report(self) -> Report:
-        return Report(tensor_of(self.counted), tensor_of(self.failed),
+        return Report(tensor_of(self.contributed), tensor_of(self.failed),
                       {name: tensor_of(rows) for name, rows in self.remembered.items()})
 
 
@@ -81,7 +81,7 @@ class Keeper:
         remembered = {name: array_of(rows) for name, rows in report.remembered.items()}
         rows_here = {} if self.sees else fleet.give_up_rows()
         written = {name: (array_of(who), array_of(rows)) for name, (who, rows) in rows_here.items()}
-        return Reply([array_of(a) for a in answers], array_of(report.counted), array_of(report.failed), remembered, self.life,
+        return Reply([array_of(a) for a in answers], array_of(report.contributed), array_of(report.failed), remembered, self.life,
                      written)
 
     def _fleet(self, held: References) -> LocalFleet:

@@ -43,11 +43,12 @@ class Course:
     error: Distribution = field(init=False)
 
     def look(self, progress: Progress) -> None:
-        self.counted.append(progress.view.counted if progress.view else 0)
+        self.counted.append(progress.view.contributors if progress.view else 0)
         if progress.round % self.every and progress.round != progress.rounds:
             return
-        self.loss = loss = fedtail.evaluate(progress.trained, self.sides.train, weighted=True, device=self.device).loss
-        self.error = error = fedtail.evaluate(progress.trained, self.sides.test, device=self.device).error
+        engine = fedtail.Engine(device=self.device)
+        self.loss = loss = fedtail.evaluate(progress.trained, self.sides.train, weighted=True, engine=engine).loss
+        self.error = error = fedtail.evaluate(progress.trained, self.sides.test, engine=engine).error
         counted, self.counted = self.counted, []
         now = {"round": progress.round, "loss": loss.mean(), "loss_p90": loss.percentile(90), "error": 100 * error.mean(),
                "error_p90": 100 * error.percentile(90), "counted": float(np.mean(counted)), "fewest": min(counted),
@@ -69,7 +70,7 @@ def last_loss(cell: Cell, algorithm: Method, task: fedtail.Task, train: Populati
     """The mean training loss a run ends with, by which the papers choose the learning rate."""
     with quiet_about_small_tails():
         trained = cell.train(algorithm, task, train, rounds)
-    return {"loss": fedtail.evaluate(trained, train, weighted=True, device=cell.device).loss.mean()}
+    return {"loss": fedtail.evaluate(trained, train, weighted=True, engine=fedtail.Engine(device=cell.device)).loss.mean()}
 
 
 def described(cell: Cell, course: Course, one_by_one: bool) -> Numbers:

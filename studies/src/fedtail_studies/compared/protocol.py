@@ -114,7 +114,7 @@ def tune(at: Field, cell: Cell, method: str, decay: float | None = None, strengt
     algorithm = recipe(method, cohort, local(cell.plan, best_rate(cell), rounds, decay), strength)
     with quiet_about_small_tails():
         trained = cell.train(algorithm, at.task(cell), train, rounds)
-    error = fedtail.evaluate(trained, held, device=cell.device).error
+    error = fedtail.evaluate(trained, held, engine=fedtail.Engine(device=cell.device)).error
     return {"validation": percent(error, ("p90", "mean"))}
 
 
@@ -145,7 +145,7 @@ def personal(trained: Trained, test: Population, cell: Cell, rounds: int) -> Num
 
     def tuned(rate: float) -> FineTuned:
         way = replace(local, learning_rate=rate, epochs=PERSONAL_EPOCHS, schedule=fedtail.Constant())
-        return fedtail.finetune(trained, test, way, seed=cell.seed, device=cell.device)
+        return fedtail.finetune(trained, test, way, seed=cell.seed, engine=fedtail.Engine(device=cell.device))
     own = tuned(last)
     found = {when: percent(getattr(own, when).error, ("mean", "p90")) for when in ("before", "after")}
     return found | ({"first_rate": percent(tuned(first).after.error, ("mean", "p90"))} if first != last else {})

@@ -117,10 +117,10 @@ def trained_errors(
     In a search it is not, which changes no number: the noise is the same, and pricing takes as long as a hundred rounds.
     """
     people, promised = data(seed, clients), budget.private and split == "test"
-    terms = fedtail.Terms(budget.epsilon, budget.delta) if promised else None
+    terms = fedtail.PrivacyBudget(budget.epsilon, budget.delta) if promised else None
     trained = fedtail.train(settings.algorithm(budget, clients, rounds), fedtail.Task(SoftmaxRegression(20, 10)), people.train,
-                            rounds=rounds, seed=seed, workers=1, privacy=terms, on_round=on_round)
-    error = fedtail.evaluate(trained, getattr(people, split), workers=1).error.summary()
+                            rounds=rounds, seed=seed, engine=fedtail.Engine(workers=1), privacy=terms, on_round=on_round)
+    error = fedtail.evaluate(trained, getattr(people, split), engine=fedtail.Engine(workers=1)).error.summary()
     found: Numbers = {name: 100 * error[name] for name in STATISTICS}
     return found | _cost(settings, budget, clients, rounds, trained) if promised else found
 
@@ -131,5 +131,5 @@ def _cost(settings: Settings, budget: Budget, clients: Clients, rounds: int, tra
         raise RuntimeError(f"{settings} promised epsilon {budget.epsilon:g} and spent {spent:g}.")
     z = noise(budget, settings.quantile_ratio, clients, rounds)
     second = z.guarantee.second_opinion
-    return {"spent": spent, "rounds": trained.state.round, "noise": z.whole_round, "against_server": z.guarantee.against_server,
-            "second_opinion": None if second is None else second[1]}
+    return {"spent": spent, "rounds": trained.state.round, "noise": z.whole_round,
+            "against_server": z.guarantee.without_amplification, "second_opinion": None if second is None else second[1]}

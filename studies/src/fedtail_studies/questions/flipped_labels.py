@@ -46,8 +46,8 @@ def measured(cell: Cell, theta: float, flipped: bool, place: settings.Place) -> 
     with quiet_about_small_tails():
         trained = cell.train(where.method(theta), where.task, train if flipped else where.train, where.rounds)
     benign = where.train.select(~bad)            # the same clients, whether or not the others were flipped
-    return {"test": settings.percent(fedtail.evaluate(trained, where.test, device=cell.device).error),
-            "benign": settings.percent(fedtail.evaluate(trained, benign, device=cell.device).error)}
+    return {"test": settings.percent(fedtail.evaluate(trained, where.test, engine=fedtail.Engine(device=cell.device)).error),
+            "benign": settings.percent(fedtail.evaluate(trained, benign, engine=fedtail.Engine(device=cell.device)).error)}
 
 
 def _name(theta: float, flipped: bool) -> str:

@@ -41,7 +41,7 @@ def measured(cell: Cell, method: str | float) -> Numbers:
     with quiet_about_small_tails():
         trained = cell.train(algorithm, where.task, where.train, where.rounds)
     params = trained.state.params.double()
-    found = {"test": settings.percent(fedtail.evaluate(trained, where.test, device=cell.device).error)}
+    found = {"test": settings.percent(fedtail.evaluate(trained, where.test, engine=fedtail.Engine(device=cell.device)).error)}
     if method in ENDS:
         return {**found, "params": params.tolist()}
     return {**found, "distance": {end: _distance(params, cell.numbers(end)["params"]) for end in ENDS}}

@@ -59,7 +59,8 @@ def measured(cell: Cell, made: Settings, budget: Budget) -> Numbers:
     where = settings.generated_clients(cell)
     clients = Clients(len(where.train), len(where.test), where.cohort, cell.plan.pool)
     trained = cell.train(made.algorithm(budget, clients, where.rounds), where.task, where.train, where.rounds)
-    found: Numbers = {"test": settings.percent(fedtail.evaluate(trained, where.test, device=cell.device).error)}
+    engine = fedtail.Engine(device=cell.device)
+    found: Numbers = {"test": settings.percent(fedtail.evaluate(trained, where.test, engine=engine).error)}
     return found | {"spent": trained.ledger.guarantee(budget.delta).epsilon} if budget.private else found
 
 

@@ -73,7 +73,8 @@ def measured(cell: Cell, place: settings.Place) -> Numbers:
     where, thetas = place(cell), (1.0, *TAIL_FRACTIONS)
     with quiet_about_small_tails():              # the last setting is about it
         trained = cell.train(fedtail.Family(tuple(map(where.method, thetas))), where.task, where.train, where.rounds)
-    return {settings.key(theta): settings.percent(fedtail.evaluate(module, where.test, device=cell.device).error)
+    engine = fedtail.Engine(device=cell.device)
+    return {settings.key(theta): settings.percent(fedtail.evaluate(module, where.test, engine=engine).error)
             for theta, module in zip(thetas, trained.modules, strict=True)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
-from fedtail.clients import Clients, Memo, Report, Shard, memo_name
+from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_name
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
 from fedtail.engine.choice import kernel_for
+from fedtail.engine.fork_pool import Perform
 from fedtail.engine.gpu.precision import Precision, computing
 from fedtail.engine.kernels import Kernel, own_randomness
 from fedtail.engine.shelf import Place, Shelf
@@ -36,7 +38,7 @@ READ = 2**24     # numbers that clients remember and that are read at once
 
 @dataclass(frozen=True)
 class Opening:
-    """Who is asked in a round and what they are told, but for the models, which lie in shared memory."""
+    """Who is sampled in a round and what is broadcast to them, but for the models, which lie in shared memory."""
 
     number: int                          # of rounds this fleet has opened
     cohort: Cohort
@@ -75,20 +77,22 @@ class Answered(NamedTuple):
 
 
 class LocalFleet(Simulated):
-    """Answers questions for a population held here; a cohort is asked in fixed blocks, whose sums are added in order.
+    """Answers questions for a population held here; a cohort answers in fixed blocks, whose sums are added in order.
 
-    Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one counted, by
+    Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one included, by
     default one for each core; their number changes no bit. `workers=0` leaves a round to torch's own threads, whose number
     may. `kernel` is how models are computed, by default as fits them (`kernel_for`); `precision` how a GPU multiplies. `chunk`
     bounds the clients computed side by side. What clients remember is written to files of `folder` where it is large, without
-    one to temporary files. Leaving a `with` block ends the processes; so does the end of this one.
+    one to temporary files. `test` are examples of the same clients, known by their keys, for evaluation only. Leaving a `with`
+    block ends the processes; so does the end of this one.
     """
 
-    in_one_process = True      # with its workers: what is gathered here crosses nothing
+    in_one_process = True      # with its workers: what is gathered here is sent nowhere
 
     def __init__(self, population: Population, task: Task, device: torch.device | str = "cpu",
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
-                 workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None):
+                 workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None,
+                 test: Population | None = None):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
@@ -96,8 +100,9 @@ class LocalFleet(Simulated):
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
+        self._held_out = None if test is None else HeldOut.of(population, test)
         self.workers = workers_for(self.device, workers)
-        self._team, self._home = Team(self._perform, self.workers), os.getpid()
+        self._team, self._home = Team(_weakly(self._perform), self.workers), os.getpid()
         self._shelf: Shelf | None = None
         self._opening: Opening | None = None
 
@@ -106,6 +111,7 @@ class LocalFleet(Simulated):
 
     def __exit__(self, *_: object) -> None:
         self._team.close()
+        self.release()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
         memory, large = self._recalled(cohort, broadcast)
@@ -125,7 +131,7 @@ class LocalFleet(Simulated):
         return [self._sum(question, encoding) for question in questions]
 
     def report(self) -> Report:
-        """What is known so far of those who are asked in this round, beside their answers."""
+        """What is known so far of those who are sampled in this round, beside their answers."""
         _, shard = self._opened()
         return shard.report(torch.arange(len(shard.population)))
 
@@ -217,11 +223,12 @@ class LocalFleet(Simulated):
 
     def _shard_of(self, opening: Opening, params: Tensor) -> Shard:
         cohort = opening.cohort
-        clients = replace(self.population.select(cohort.ids), key=cohort.key)
+        clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
         blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack, self.device)
         told = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
         return Shard(clients, cohort.importance, told, self.kernel, params.to(self.device, self.dtype), opening.memory, blocks,
-                     large=opening.large, places=opening.places)
+                     large=opening.large, places=opening.places,
+                     held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
 
     def _share(self, models: Tensor) -> None:
         """Put the models where forked processes see them; those forked before there were as many end."""
@@ -229,6 +236,18 @@ class LocalFleet(Simulated):
             self._team.close()
             self._shelf = Shelf(models, most_blocks(self.kernel.dim))
         self._shelf.models.copy_(models)
+
+
+def _weakly(perform: Perform) -> Perform:
+    """A method that does not hold on to its fleet: one that nothing refers to any more ends its processes at once."""
+    method = weakref.WeakMethod(perform)
+
+    def performed(job: Any, block: int) -> Any:
+        bound = method()
+        assert bound is not None
+        return bound(job, block)
+
+    return performed
 
 
 def resident(population: Population, device: torch.device) -> Population:

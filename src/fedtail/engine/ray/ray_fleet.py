@@ -68,6 +68,7 @@ class RayFleet(Simulated):
     def __exit__(self, *_: object) -> None:
         self._end()
         self._keepers, self._end = [], _nothing
+        self.release()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
         ray = self._started()

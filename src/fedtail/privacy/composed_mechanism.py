@@ -28,6 +28,12 @@ from fedtail.privacy.events import (
 
 AccountantName = Literal["pld", "rdp", "zcdp"]
 NAMES = {PoissonSampling: "poisson", FixedSampling: "fixed", NoSampling: "none"}
+UNRECORDED = ("priced again without amplification: this ledger does not say that the shares of integer noise were as many for "
+              "every cohort, and earlier versions, in which they were not, claimed too much")
+VARYING = ("no amplification is claimed for integer noise where clients may drop out: all of them add a share, and the variance "
+           "of a long sum reveals the size of the cohort")
+UNBOUNDED = ("no amplification is claimed where a round may hang on one client and nobody can say how often: over nodes, which "
+             "may fail to answer")
 UNTRUSTED = 1e-12               # a delta below which rounding shows in convolutions by Fourier transforms
 NEGLIGIBLE = 1e-3               # of delta: the probability up to which a minimum cohort that reveals participation is ignored
 
@@ -148,13 +154,13 @@ def amplified(event: RoundEvent, adjacency: Adjacency) -> Step:
     """A round as one step of an accountant, with the amplification that its sampling provably earns, and no more."""
     sampling, full = event.sampling, Step(composed(event.releases, adjacency))
     rate = sampling_rate(sampling)
-    if rate == 1:
+    if rate == 1 or _unamplified(event):
         return full
     if isinstance(sampling, PoissonSampling) and adjacency == "zero-out":
-        return Step(full.multiplier, rate, "poisson", sampling.decisive)
+        return Step(full.multiplier, rate, "poisson", sampling.revealed)
     if isinstance(sampling, PoissonSampling):       # a sampled client sends x or x', one that is not sampled nothing
         return Step(min(composed(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
-                    sampling.decisive)
+                    sampling.revealed)
     if adjacency == "replace-one" and not _in_integers(event):
         return Step(full.multiplier, rate, "fixed")
     return full
@@ -167,7 +173,17 @@ def sampling_rate(sampling: Sampling) -> float:
     return sampling.cohort / sampling.population if isinstance(sampling, FixedSampling) else 1.0
 
 
+def _unamplified(event: RoundEvent) -> str | None:
+    """Why Poisson sampling earns such a round nothing; None where it does."""
+    if not isinstance(event.sampling, PoissonSampling):
+        return None
+    varying = {release.constant for release in event.releases if isinstance(release, LatticeRelease) and not release.constant}
+    return UNRECORDED if None in varying else VARYING if varying else UNBOUNDED if event.sampling.revealed == 1 else None
+
+
 def _note(event: RoundEvent, adjacency: Adjacency) -> str | None:
+    if isinstance(event.sampling, PoissonSampling):
+        return _unamplified(event) if event.sampling.rate < 1 else None
     if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
         return None
     if adjacency == "zero-out":
@@ -199,9 +215,9 @@ def _check_sampling(sampling: Sampling) -> None:
         raise TypeError(f"no accountant knows {sampling!r}. Cohorts are sampled by PoissonSampling, FixedSampling or NoSampling.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:
         raise ValueError(f"the rate of Poisson sampling must be in [0, 1], got {sampling.rate:g}.")
-    if isinstance(sampling, PoissonSampling) and not 0 <= sampling.decisive < 1:
-        raise ValueError("decisive, the probability that the minimum-cohort rule reveals participation, must be in [0, 1), got "
-                         f"{sampling.decisive:g}.")
+    if isinstance(sampling, PoissonSampling) and not 0 <= sampling.revealed <= 1:
+        raise ValueError("revealed, the probability that the minimum-cohort rule reveals participation, must be in [0, 1], got "
+                         f"{sampling.revealed:g}.")
     if isinstance(sampling, FixedSampling) and not 1 <= sampling.cohort <= sampling.population:
         raise ValueError(f"a cohort must be between 1 and the population, got {sampling.cohort} of {sampling.population}.")
 

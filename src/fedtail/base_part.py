@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, ClassVar
+
+UNSENT = "unsent"      # in the metadata of a field that stays in its process
 
 
 class Part:
     """Something frozen that questions may hold: a node builds it from its class, which it was given, and its fields."""
 
     sends: ClassVar[tuple[type, ...]] = ()      # classes of parts that its questions hold beside itself and its fields
+
+
+def unsent() -> Any:
+    """A field of a dataclass, None by default, that is never sent to another machine; a message that sets it is refused."""
+    return field(default=None, metadata={UNSENT: True})
 
 
 def classes_sent(part: Any) -> Iterator[type]:

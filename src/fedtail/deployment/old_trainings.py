@@ -1,0 +1,42 @@
+"""A node keeps what its clients remember of its last few trainings, each in a folder, and removes older ones."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from fedtail.rows import RowsError
+from fedtail.rows.writer_lock import WriterLock
+
+log = logging.getLogger("fedtail.node")
+REMOVING = ".removing-"      # the name of a folder begins so when it counts no more: a crash leaves it, the next call removes it
+
+
+def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
+    """Remove all but the `most` trainings that were used last; `used` counts as the last, and one with another writer stays."""
+    trainings = [place for place in folder.iterdir() if place.is_dir() and _is_training(place.name) and place != used]
+    for place in sorted(trainings, key=_last_used, reverse=True)[most - 1:]:
+        lock = WriterLock(place)
+        with suppress(RowsError):
+            lock.take(patience=0.0)
+            place.rename(folder / f"{REMOVING}{place.name}")
+            log.info("what clients remember of training %s is removed: the node keeps its last %d trainings", place.name, most)
+        lock.release()
+    for place in folder.glob(f"{REMOVING}*"):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_training(name: str) -> bool:
+    """Whether a folder is named as those of trainings are; others are not ours."""
+    with suppress(ValueError):
+        return bytes.fromhex(name).hex() == name
+    return False
+
+
+def _last_used(place: Path) -> float:
+    """When something was last written there, by the clock of this machine."""
+    with suppress(FileNotFoundError):
+        return max(path.stat().st_mtime for path in (place, *place.iterdir()))
+    return 0.0

@@ -1,0 +1,294 @@
+"""A pool of processes forked from this one, which see its data without a copy, and do the blocks of jobs with it.
+
+They end with the pool, with this process whichever way it ends, and after an exception in the middle of a job. One that dies
+costs time only: what it had taken is missing from what was done. One that hangs is warned of, with the line it is at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedtail.modules import nobody_draws
+
+Perform = Callable[[Any, int], Any]      # (job, block) -> result
+
+PATIENCE = 2.0             # seconds between a waiting process's looks at whether its parent lives
+QUIET = 15.0               # seconds without a word from any process after which their use of the processor is looked at
+IDLE = 0.01                # of the time on a processor: below, a process does nothing
+FRAMES = 12                # lines of where a process hangs
+PR_SET_PDEATHSIG = 1       # of Linux's prctl
+
+
+class Done(NamedTuple):
+    """A block that somebody did, well or not."""
+
+    block: int
+    result: Any
+    seconds: float
+
+
+class Failed(NamedTuple):
+    """Why a block has no result, and where in another process that came about."""
+
+    reason: Exception
+    trace: str = ""
+
+
+class Worker(NamedTuple):
+    """A forked process, our end of the connection to it, and a file in memory where it writes where it is when asked to."""
+
+    process: Any
+    connection: Connection
+    trace: int
+
+    def busy(self) -> float:
+        """Seconds on a processor so far."""
+        with suppress(OSError):
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+    def where(self) -> str:
+        """The innermost frames of what it is doing."""
+        with suppress(OSError):
+            begins = os.fstat(self.trace).st_size
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+            return "\n".join(os.pread(self.trace, 2**16, begins).decode(errors="replace").splitlines()[:FRAMES])
+        return ""
+
+
+class ForkPool:
+    """Forked processes, and a pipe from which they and we take the numbers of blocks, a byte each."""
+
+    def __init__(self, perform: Perform, workers: list[Worker], tokens: tuple[int, int]):
+        self.perform, self.workers, self.tokens = perform, workers, tokens
+        self._end = weakref.finalize(self, _end, list(workers), tokens, os.getpid())
+
+    @classmethod
+    def forked(cls, count: int, perform: Perform) -> ForkPool | None:
+        """None where this system or this process cannot fork, or where the forked cannot compute."""
+        if not can_fork():
+            return None
+        tokens = os.pipe()
+        os.set_blocking(tokens[0], False)
+        pool = cls(perform, _started(count, tokens[0], perform), tokens)
+        try:
+            pool.workers = [worker for worker, said in _heard(pool.workers, starting=True) if said and pickle.loads(said)]
+        except BaseException:
+            pool.close()
+            raise
+        if pool.workers:
+            return pool
+        pool.close()
+        return None
+
+    def run(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
+        """What was done of these blocks; what a process that died had taken is missing."""
+        os.write(self.tokens[1], bytes(todo))
+        for worker in self.workers:
+            with suppress(OSError):
+                worker.connection.send_bytes(message)
+        done, alive = _take(self.tokens[0], self.perform, job), []
+        for worker, said in _heard(self.workers):
+            if said:
+                done += pickle.loads(said)
+                alive.append(worker)
+        if len(alive) < len(self.workers):
+            warnings.warn(f"{len(self.workers) - len(alive)} worker processes died (out of memory?); the others do their "
+                          "work, and results are the same.", RuntimeWarning, stacklevel=2)
+            self.workers = alive
+        return done
+
+    def close(self) -> None:
+        self._end()
+
+
+def can_fork() -> bool:
+    """Forking is safe for one-threaded work on Linux; elsewhere system libraries forbid it."""
+    return sys.platform == "linux"
+
+
+def _take(tokens: int, perform: Perform, job: Any) -> list[Done]:
+    """Do blocks until none is left."""
+    done: list[Done] = []
+    while True:
+        try:
+            block = os.read(tokens, 1)[0]
+        except BlockingIOError:
+            return done
+        done.append(timed(perform, job, block))
+
+
+def timed(perform: Perform, job: Any, block: int) -> Done:
+    began = time.perf_counter()
+    try:
+        result = perform(job, block)
+    except Exception as reason:
+        result = Failed(reason)
+    return Done(block, result, time.perf_counter() - began)
+
+
+def _started(count: int, tokens: int, perform: Perform) -> list[Worker]:
+    """As many processes as could be started, each waiting for jobs."""
+    context, started = multiprocessing.get_context("fork"), list[Worker]()
+    ended_by_kernel = ctypes.CDLL(None).prctl if threading.get_native_id() == os.getpid() else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                # Python 3.12 warns of threads, which the forked do not use
+        for _ in range(count):
+            (mine, theirs), trace = context.Pipe(), os.memfd_create("trace")
+            ours = [mine, *(worker.connection for worker in started)]
+            given = theirs, ours, tokens, perform, trace, os.getpid(), ended_by_kernel
+            process = context.Process(target=_serve, args=given, daemon=True)
+            try:
+                with nobody_draws():
+                    process.start()
+            except (OSError, AssertionError):          # too many processes, or we are a daemon ourselves
+                os.close(trace)
+                break
+            theirs.close()
+            started.append(Worker(process, mine, trace))
+    return started
+
+
+def _heard(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Worker, bytes]]:
+    """Each worker and its next message as it comes, empty from one that died; one that does nothing for long is warned of.
+
+    One that hangs while it is `starting`, before any work was given to it, is ended and counts as dead.
+    """
+    silent = {worker.connection.fileno(): worker for worker in workers}
+    poller, spent, told, began = select.poll(), dict[int, float](), set[int](), time.monotonic()
+    for end in silent:
+        poller.register(end, select.POLLIN)
+    while silent:
+        heard = [end for end, _ in poller.poll(1000 * QUIET)]
+        for end in set() if heard else _idle(silent, spent) - told:
+            told.add(end)
+            _warn_of(silent[end], time.monotonic() - began, starting)
+            if starting:                               # its connection closes with it
+                silent[end].process.kill()
+        for end in heard:
+            poller.unregister(end)
+            worker, said = silent.pop(end), b""
+            with suppress(OSError, EOFError):
+                said = worker.connection.recv_bytes()
+            yield worker, said
+
+
+def _idle(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
+    """Those that did nothing since the last call; `spent` holds their time on a processor by then."""
+    before = dict(spent)
+    spent.update({end: worker.busy() for end, worker in silent.items()})
+    return {end for end in silent if end in before and spent[end] - before[end] < IDLE * QUIET}
+
+
+def _warn_of(worker: Worker, waited: float, starting: bool) -> None:
+    then = "It is ended, and the others do its work." if starting else (
+        "The run waits for it; Ctrl-C ends both. workers=1 starts no processes and gives the same result.")
+    where = worker.where()
+    warnings.warn(f"worker process {worker.process.pid} has sent nothing for {waited:.0f} s and uses no processor time, so it "
+                  "may hang: a lock that another thread held when it was forked is never released there. "
+                  f"{then}{' It is here:' if where else ''}\n{where}".rstrip(), RuntimeWarning, stacklevel=6)
+
+
+def _serve(connection: Connection, ours: list[Connection], tokens: int, perform: Perform, trace: int, parent: int,
+           ended_by_kernel: Any) -> None:
+    """A forked process: jobs come, lists of what was done go back; it ends when its parent lets go of it or dies."""
+    _die_with(parent, ended_by_kernel)
+    faulthandler.register(signal.SIGUSR1, trace)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)       # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in ours:
+        other.close()
+    torch.set_num_threads(1)
+    with suppress(EOFError, OSError):
+        connection.send_bytes(pickle.dumps(_can_differentiate()))
+        while True:
+            while not connection.poll(PATIENCE):
+                if os.getppid() != parent:
+                    return
+            job = pickle.loads(connection.recv_bytes())
+            connection.send_bytes(_packed(_take(tokens, perform, job)))
+
+
+def _die_with(parent: int, ended_by_kernel: Any) -> None:
+    """End with the parent, whatever this process hangs in.
+
+    The kernel sees to that where the parent's main thread forked it: it ends a process with the thread that forked it, and
+    another thread may well end before the fleet does. Then a thread of this process looks at who its parent is.
+    """
+    if ended_by_kernel is not None:
+        ended_by_kernel(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:                     # it died before
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PATIENCE)
+    os._exit(1)
+
+
+def _can_differentiate() -> bool:
+    """Torch refuses where its threads for a GPU had been started before the fork."""
+    try:
+        x = torch.ones(1, requires_grad=True)
+        (x * 2).sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _packed(done: list[Done]) -> bytes:
+    return pickle.dumps([d._replace(result=_portable(d.result)) for d in done], protocol=5)
+
+
+def _portable(result: Any) -> Any:
+    """A failure with its traceback in words; an exception that does not survive pickling, as one that does."""
+    if not isinstance(result, Failed):
+        return result
+    reason, trace = result.reason, "".join(traceback.format_exception(result.reason))
+    with suppress(Exception):
+        back = pickle.loads(pickle.dumps(reason, protocol=5))
+        if type(back) is type(reason) and str(back) == str(reason):
+            return Failed(reason, trace)
+    text = "".join(traceback.format_exception_only(reason)).strip()
+    return Failed(RuntimeError(f"{text} (in a worker process; exceptions of this kind cannot be pickled)"), trace)
+
+
+def _end(workers: list[Worker], tokens: tuple[int, int], owner: int) -> None:
+    if os.getpid() != owner:                           # a forked process inherits this, and leaves it alone
+        return
+    for worker in workers:
+        worker.connection.close()
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join(5)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()
+        os.close(worker.trace)
+    for end in tokens:
+        os.close(end)

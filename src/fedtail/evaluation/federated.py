@@ -1,0 +1,233 @@
+"""Evaluation where the data are: clients evaluate the models they receive, and the server gets sums and histograms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.algorithm import Method, states_of
+from fedtail.base_part import Part
+from fedtail.channel.base import RoundLost
+from fedtail.errors import FieldError
+from fedtail.evaluation.client_histogram import ClientHistogram
+from fedtail.evaluation.evaluate import Evaluation, client_values
+from fedtail.fleet import Broadcast
+from fedtail.privacy.events import Release
+from fedtail.privacy.mechanisms import Mechanism, NoisySum, NoPrivacy
+from fedtail.privacy.noise import Noise
+from fedtail.quantiles.histogram import Edges
+from fedtail.questions import Conversation, Evaluate, Joint
+from fedtail.sampling import ByMass, Sampler
+
+if TYPE_CHECKING:
+    from fedtail.clients import Clients
+
+Split = Literal["test", "train"]
+SPLITS = ("test", "train")
+MOMENTS = 2              # entries of a row before its bins: the value and its square
+
+
+@dataclass(frozen=True)
+class MetricRange(Part):
+    """A metric by name, and the public range [`low`, `high`] of its `bins`: values beyond it are as if at its ends."""
+
+    name: str
+    low: float = 0.0
+    high: float = 1.0
+    bins: int = 50
+    better: Literal["lower", "higher"] = "lower"
+
+    def __post_init__(self) -> None:
+        _ = self.edges                  # refuses what is no range
+
+    @cached_property
+    def edges(self) -> Edges:
+        """The edges of its bins."""
+        return Edges.equal(self.low, self.high, self.bins)
+
+    @property
+    def width(self) -> int:
+        """Entries of a row about it."""
+        return MOMENTS + self.bins
+
+    def rows(self, values: Tensor) -> Tensor:
+        """The value within the range as a number in [0, 1], its square, and a one in its bin: (clients, width)."""
+        inside = (values.clamp(self.low, self.high) - self.low) / (self.high - self.low)
+        bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.place(values.numpy())), self.bins)
+        return torch.cat([inside[:, None], inside.square()[:, None], bins.double()], 1)
+
+    def read(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
+        """What the sum of the rows says; `noise` is the standard deviation of each of its entries."""
+        counts = np.maximum(sums[MOMENTS:].numpy(), 0.0)
+        return ClientHistogram(self.edges, counts, float(sums[0]), float(sums[1]), self.better, noise)
+
+
+@dataclass(frozen=True)
+class ClientMetrics(Part):
+    """The client half: metrics of each client's task on its own examples, as rows that can be summed.
+
+    A client without examples in the split, or with a metric that is not finite, answers zeros and is in no bin.
+    """
+
+    ranges: tuple[MetricRange, ...]
+    split: Split = "test"
+
+    sends = (MetricRange,)
+
+    def losses(self, clients: Clients, model: int) -> Tensor:
+        """Client: the metrics under one of the broadcast models, (clients, metrics); NaN without examples."""
+        known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
+        missing = [one.name for one in self.ranges if one.name not in known]
+        if missing:
+            raise FieldError("metrics", "those of the task", missing[0], f"The task has {', '.join(known)}.")
+        population, has = clients.split(self.split)
+        found = torch.full((len(clients), len(self.ranges)), math.nan, dtype=torch.float64)
+        if bool(has.any()):
+            metrics = tuple(known[one.name] for one in self.ranges)
+            values = client_values(clients.kernel, clients.params(model), population, metrics)
+            found[has] = torch.stack([values[one.name].cpu() for one in self.ranges], 1)
+        return found
+
+    def rows(self, values: Tensor) -> Tensor:
+        """Client: the rows about all metrics, side by side; zeros for a client without a finite value of each."""
+        finite = values.isfinite().all(1)
+        known = values.where(finite[:, None], 0.0)
+        rows = torch.cat([one.rows(column) for one, column in zip(self.ranges, known.T.contiguous(), strict=True)], 1)
+        return rows * finite[:, None]
+
+    @property
+    def row_width(self) -> int:
+        """Entries of a row."""
+        return sum(one.width for one in self.ranges)
+
+    @property
+    def row_norm(self) -> float:
+        """The largest L2 norm of a row: for each metric three entries of at most 1."""
+        return math.sqrt((MOMENTS + 1) * len(self.ranges))
+
+
+@dataclass(frozen=True)
+class FederatedEvaluation:
+    """How models are evaluated by the clients of a cohort, from their own examples, and what of it is released.
+
+    `split` is which of a client's examples: held out ("test") or those it trains on. Released are, for each metric, the sums of
+    the values and their squares and a histogram of `bins` bins over a public range: the error in [0, `error_bound`], the loss in
+    [0, `loss_bound`] where that is given, and `more` metrics of the task. With `noise` the release is private, without it is on
+    the ledger as non-private. A cohort that trains evaluates first, every so many rounds (`every`), the model it has received.
+    """
+
+    split: Split = "test"
+    error_bound: float = 1.0
+    loss_bound: float | None = None
+    bins: int = 50
+    more: tuple[MetricRange, ...] = ()
+    noise: Noise | None = None
+    every: int = 5
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise FieldError("split", "test or train", self.split)
+        if self.every < 1:
+            raise FieldError("every", "at least 1 round", self.every)
+        for name, bound in (("error_bound", self.error_bound), ("loss_bound", self.loss_bound)):
+            if bound is not None and not 0 < bound < math.inf:
+                raise FieldError(name, "positive and finite", bound, "It is a public bound: larger values are as if at it.")
+        names = [one.name for one in self.client_half.ranges]
+        if len(set(names)) < len(names):
+            raise FieldError("more", "metrics of other names", names[-1])
+        if self.noise is not None and not isinstance(self.noise, Noise):
+            raise TypeError(f"noise must be GaussianNoise(...) or DiscreteNoise(...), got {self.noise!r}.")
+
+    @cached_property
+    def client_half(self) -> ClientMetrics:
+        """What clients compute."""
+        loss = () if self.loss_bound is None else (MetricRange("loss", 0.0, self.loss_bound, self.bins),)
+        return ClientMetrics((*loss, MetricRange("error", 0.0, self.error_bound, self.bins), *self.more), self.split)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What happens to the rows before they are summed, and to the sum before it is released."""
+        return NoPrivacy() if self.noise is None else NoisySum(self.client_half.row_norm, self.noise)
+
+    def questions(self, first: int, models: int) -> tuple[Evaluate, ...]:
+        """A question about each of so many broadcast models, from the one at `first`."""
+        return tuple(Evaluate(self.client_half, model=first + k, mechanism=self.mechanism) for k in range(models))
+
+    def read(self, sums: Tensor) -> Evaluation:
+        """What was released about one model, as distributions over clients."""
+        parts = sums.double().cpu().split([one.width for one in self.client_half.ranges])
+        noise = 0.0 if self.noise is None else self.noise.noise_multiplier * self.client_half.row_norm
+        return Evaluation({one.name: one.read(part, noise)
+                           for one, part in zip(self.client_half.ranges, parts, strict=True)})
+
+    def round(self, method: Method, only: bool = False) -> EvaluatedRound:
+        """A round of a method that begins with this evaluation, or consists `only` of it."""
+        return EvaluatedRound(method, self, only)
+
+    def refuse_sampler(self, sample: Sampler) -> str | None:
+        """Why a cohort cannot stand for all clients, each with equal weight; None where it can."""
+        if isinstance(sample, ByMass):
+            return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
+                    "uniformly, or evaluate on everybody.")
+        return None
+
+
+@dataclass(frozen=True)
+class EvaluatedRound:
+    """A round whose cohort evaluates the models to be handed out, and then trains, unless it is for evaluation only.
+
+    It is held like a round of the `method` itself, and ends in the state after it and what was found: an evaluation for each
+    model, or nothing where too few clients had something to evaluate on.
+    """
+
+    method: Method
+    evaluation: FederatedEvaluation
+    only: bool = False
+
+    @property
+    def sample(self) -> Sampler:
+        return self.method.sample
+
+    @property
+    def minimum(self) -> int:
+        return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
+
+    def broadcast(self, state: Any, seed: int) -> Broadcast:
+        told = self.method.broadcast(state, seed)
+        if self._others(state) is None:
+            return told
+        return Broadcast(told.round, told.seed, torch.cat([told.params, self._others(state).to(told.params)]))
+
+    def _others(self, state: Any) -> Any:
+        """The models to be handed out, where they are not those that are trained on (averaged iterates)."""
+        results = [m.result(s) for m, s in zip(self.method.members, states_of(state), strict=True)]
+        same = all(torch.equal(result, s.params) for result, s in zip(results, states_of(state), strict=True))
+        return None if same else torch.stack(results)
+
+    def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
+        count = len(self.method.members)
+        first = 0 if self._others(state) is None else count
+        try:
+            sums = yield Joint(self.evaluation.questions(first, count))
+            found = tuple(self.evaluation.read(one) for one in sums)
+        except RoundLost:
+            found = None
+        if self.only:
+            return state, found
+        return (yield from self.method.conversation(state, seed)), found
+
+    def skip(self, state: Any, seed: int) -> tuple[Any, None]:
+        return (state if self.only else self.method.skip(state, seed)), None
+
+    def lost(self, state: Any, seed: int) -> tuple[Any, None]:
+        return (state if self.only else self.method.lost(state, seed)), None
+
+    def releases(self, dim: int) -> tuple[Release, ...]:
+        asked = self.evaluation.questions(0, len(self.method.members))
+        return (*(one.release(dim) for one in asked), *(() if self.only else self.method.releases(dim)))

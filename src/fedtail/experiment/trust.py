@@ -1,0 +1,117 @@
+"""Whose code an experiment file may run: fedtail's own, and what whoever reads the file has allowed.
+
+A file names code of its user by `module:name`, and importing a module runs it. So nothing is imported unless the user has said
+from where, in the command (`--trust`), in Python (`trust=`) or in a node's own settings; the file itself cannot say it, and no
+answer is remembered. Commands that only read a file import nothing at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+OURS = "fedtail"
+_LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Folders and packages whose code may be imported; by default none. With `as_written`, names are not looked up at all.
+
+    A folder allows the files in it and below it; a package what is installed under its name.
+
+    >>> Trust.of(["torch"]).packages
+    ('torch',)
+    """
+
+    folders: tuple[Path, ...] = ()
+    packages: tuple[str, ...] = ()
+    as_written: bool = False
+
+    @classmethod
+    def of(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
+        """From folders (a `Path`, ".", or text with a slash) and names of packages; folders are relative to `beside`."""
+        if isinstance(given, Trust):
+            return given
+        folders, packages = [], []
+        for one in [given] if isinstance(given, (str, Path)) else list(given):
+            text = os.fspath(one) if isinstance(one, Path) else one
+            if not isinstance(text, str):
+                raise TypeError(f"trust must name folders or packages, got {one!r}. Write \".\" for a folder, \"torch\" for a "
+                                "package.")
+            if isinstance(one, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
+                packages.append(text)
+                continue
+            folder = ((beside or Path()) / Path(text).expanduser()).resolve()
+            if not folder.is_dir():
+                raise ValueError(f"{text!r} is not a folder, so it cannot be trusted. Write the folder that holds your modules "
+                                 "(\".\" is the present one), or the name of an installed package.")
+            folders.append(folder)
+        return cls(tuple(folders), tuple(packages))
+
+    def allows_file(self, file: Path) -> bool:
+        """Whether a file, where its links lead, is in a trusted folder."""
+        place = file.resolve()
+        return any(place.is_relative_to(folder) for folder in self.folders)
+
+    def allows_package(self, module: str) -> bool:
+        """Whether a module is of a trusted package, by its name."""
+        return any(module == package or module.startswith(f"{package}.") for package in self.packages)
+
+    def allows(self, module: str) -> bool:
+        """Whether a module that is loaded is of a trusted package, or was loaded from a trusted folder."""
+        file = getattr(sys.modules.get(module), "__file__", None)
+        return self.allows_package(module) or (file is not None and self.allows_file(Path(file)))
+
+
+AS_WRITTEN = Trust(as_written=True)
+
+
+class Unread(str):
+    """The name of a function that was not looked up; it stands where the function would, and cannot be called."""
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(f"{str(self)!r} was read as a name only, so it cannot be called.")
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is one of fedtail's."""
+    return module == OURS or module.startswith(f"{OURS}.")
+
+
+def file_beside(folder: Path, module: str) -> Path | None:
+    """The file that importing a module would run first, where a folder comes before installed packages; None where it holds none.
+
+    Only names of files are looked at: nothing is imported.
+    """
+    parts = module.split(".")
+    found = FileFinder(str(folder), *_LOADERS).find_spec(parts[0])
+    if found is not None and found.loader is not None and found.origin:
+        return Path(found.origin)
+    inner = folder.joinpath(*parts)      # below a folder without __init__.py
+    return next((file for file in (inner.with_suffix(".py"), inner / "__init__.py") if file.is_file()), None)
+
+
+def attribute_of(module: ModuleType, path: str, trust: Trust) -> Any:
+    """`Outer.Inner` of a module; a walk into another module is refused (PermissionError) unless that is trusted too."""
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name)
+        if isinstance(found, ModuleType) and not (is_ours(found.__name__) or trust.allows(found.__name__)):
+            raise PermissionError(found.__name__)
+    return found
+
+
+def home_of(function: Any) -> str:
+    """The module that a function, or an object that can be called, was written in."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or "builtins"

@@ -1,0 +1,71 @@
+"""Model files: a module's tensors as safetensors, with what they cost of the clients' privacy in the file's metadata.
+
+A file that stands beside the ledger it came from (`ledger.jsonl`) gives its whole history to a run that begins with it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.privacy.history import UNKNOWN, EarlierHistory
+from fedtail.privacy.ledger import Ledger
+from fedtail.privacy.ledger_file import LedgerError, LedgerFile, LedgerMark
+
+LEDGER = "ledger.jsonl"         # every release, written before it was made
+ENTRY = "fedtail"               # of the metadata
+
+
+def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
+    """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice).
+
+    `made` is what `how_made` says of the run that trained it.
+    """
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+               for name, tensor in module.state_dict().items()}
+    return save(tensors, {ENTRY: json.dumps(made, sort_keys=True)}) if made else save(tensors)
+
+
+def how_made(ledger: Ledger, rounds: int) -> dict[str, Any]:
+    """What a model file says of the rounds that made it: what was released without a mechanism or, where nothing was, the
+    ledger's size, digest and rounds. A private model's file is therefore not the same to the bit after repeated rounds."""
+    exposed = list(ledger.non_private)
+    mark = None if exposed else ledger.mark()
+    return {"rounds": rounds, "non_private": exposed, "ledger": list(mark) if mark else None}
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
+    """The tensors of a model file, and what is known of the rounds that made it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}      # noqa: SIM118 (not a dict)
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as reason:
+        raise ValueError(f"{path} is not a model file that can be read ({reason}). Runs leave theirs as model.safetensors.") \
+            from reason
+    return tensors, _history(path, metadata)
+
+
+def _history(path: Path, metadata: dict[str, str]) -> EarlierHistory:
+    """The rounds that a ledger beside the file tells of, if it is the file's own; else what the file says."""
+    try:
+        made = json.loads(metadata.get(ENTRY, "null"))
+        rounds, mark = int(made["rounds"]), made["ledger"]
+        what = f"{path.name}, trained for {rounds} rounds"
+        if made["non_private"]:
+            return EarlierHistory(f"{what} that released without a mechanism: {'; '.join(made['non_private'])}")
+        mark = LedgerMark(*mark)
+        beside = LedgerFile(path.parent / LEDGER)
+        if not beside.agrees(mark):
+            return EarlierHistory(f"{what}, whose ledger (digest {mark.digest}) is not beside it")
+        return Ledger(path=beside.path).as_of(mark.size).history(what, rounds)
+    except (ValueError, TypeError, KeyError, LedgerError):
+        return EarlierHistory(f"{path.name}, {UNKNOWN}")

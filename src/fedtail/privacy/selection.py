@@ -1,0 +1,138 @@
+r"""The privacy cost of a search that keeps the best of several private trials.
+
+Choosing by what trials gave is not free: the best of k trials may tell more than any one of them. Two ways are priced.
+
+- *Composition*: a fixed number of trials, all of which may be released.
+- *Random stopping* (Papernot and Steinke, "Hyperparameter Tuning with Rényi Differential Privacy", ICLR 2022): the number of
+  trials K is random, trials are independent and alike, and only the best is released, neither the others nor K. With trials
+  that are (lambda, eps)-RDP at every order lambda, the best is (lambda, eps')-RDP for
+
+      Poisson (mean mu), Theorem 6:       eps' = eps + mu d + log(mu) / (lambda - 1),  d the delta of a trial at
+                                          log(1 + 1 / (lambda - 1))
+      negative binomial (shape eta, K >= 1), Theorem 2:
+                                          eps' = eps + (1 + eta) min_j ((1 - 1/j) eps_j - log(gamma) / j)
+                                                 + log(E K) / (lambda - 1)
+
+  where j goes over the orders. eta = 1 is the geometric and eta = 0 the logarithmic distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedtail.privacy.accountants import RenyiDivergences, Steps
+from fedtail.privacy.accounting import Rounds, epsilon_at
+from fedtail.privacy.composed_mechanism import compose_rounds
+from fedtail.privacy.concentrated import check_delta, crossing
+from fedtail.privacy.events import Adjacency
+from fedtail.privacy.randomness import Randomness
+
+Stopping = Literal["composition", "poisson", "geometric", "logarithmic"]
+SHAPES = {"geometric": 1.0, "logarithmic": 0.0}         # eta of the truncated negative binomial distribution
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """Accountant for the best of a random number of trials: Rényi divergences at some orders."""
+
+    name: ClassVar[str] = "rdp"
+    steps: Steps
+    orders: np.ndarray
+    divergences: np.ndarray
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta`, by the best order."""
+        from dp_accounting.rdp import compute_epsilon
+
+        return float(compute_epsilon(self.orders, self.divergences, delta)[0])
+
+    def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon`, by the best order."""
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+        return float(compute_delta(self.orders, self.divergences, epsilon)[0])
+
+
+def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: int, delta: float,
+                      adjacency: Adjacency = "zero-out") -> float:
+    """Epsilon of a search over private trials at `delta`: of a client that trains or, where it is larger, of one that judges.
+
+    `trial` are the rounds of one trial, `score` what those clients release by which a trial is judged, who train in none;
+    `trials` is their number or, where that is random, its expectation.
+    """
+    check_delta(delta)
+    if stopping == "composition":
+        return max(epsilon_at([(event, trials * count) for event, count in rounds], delta, adjacency)
+                   for rounds in (trial, score))
+    mechanism, other = compose_rounds(tuple(trial), adjacency), compose_rounds(tuple(score), adjacency)
+    whole = mechanism.whole or other.whole
+    orders, ours = RenyiDivergences(mechanism.steps, whole).curve()
+    _, theirs = RenyiDivergences(other.steps, whole).curve(tuple(orders))
+    best = BestOf(mechanism.steps + other.steps, orders, best_of_random(orders, np.maximum(ours, theirs), stopping, trials))
+    draws = replace(mechanism, error=trials * max(mechanism.error, other.error),
+                    non_private=mechanism.non_private + other.non_private)
+    return draws.epsilon(best, delta)
+
+
+def best_of_random(orders: np.ndarray, divergences: np.ndarray, stopping: Stopping, mean: float) -> np.ndarray:
+    """Rényi divergences of the best of a random number of trials, given those of one trial."""
+    if mean < 1:
+        raise ValueError(f"a search needs one trial or more on average, got {mean:g}.")
+    extra = math.log(mean) / (orders - 1)
+    if stopping == "poisson":
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+        deltas = np.array([compute_delta(orders, divergences, math.log1p(1 / (order - 1)))[0] for order in orders])
+        return divergences + mean * deltas + extra
+    shape = SHAPES[stopping]
+    constant = np.min((1 - 1 / orders) * divergences - math.log(gamma_for(shape, mean)) / orders)
+    bounds = divergences + (1 + shape) * constant + extra
+    return np.minimum.accumulate(bounds[::-1])[::-1]        # divergences grow with the order
+
+
+def gamma_for(shape: float, mean: float) -> float:
+    """gamma of the truncated negative binomial distribution with so many trials on average: 1 / mean for the geometric one.
+
+    >>> gamma_for(1.0, 4.0)
+    0.25
+    """
+    if shape == 1:
+        return 1 / mean
+    if mean == 1:
+        return 1.0
+    few = crossing(lambda log_gamma: (math.exp(-log_gamma) - 1) / -log_gamma <= mean, math.log(1e-300), -1e-12)
+    return math.exp(few[0])         # the smaller one: it costs more
+
+
+def number_of_trials(stopping: Stopping, mean: float, random: Randomness) -> int:
+    """A random number of trials; for composition `mean` itself. By the inverse of its distribution function."""
+    if stopping == "composition":
+        return int(mean)
+    left = int(random.words(1)[0] >> np.uint64(11)) / 2**53
+    for trials, probability in _probabilities(stopping, mean):
+        left -= probability
+        if left < 0 or (probability < 1e-30 and trials > mean):
+            return trials
+    raise AssertionError("probabilities sum to one")
+
+
+def _probabilities(stopping: Stopping, mean: float) -> Iterator[tuple[int, float]]:
+    """The numbers of trials there may be, in order, and how probable each is."""
+    if stopping == "poisson":
+        probability, trials = math.exp(-mean), 0
+        while True:
+            yield trials, probability
+            trials += 1
+            probability *= mean / trials
+    shape = SHAPES[stopping]
+    gamma = gamma_for(shape, mean)
+    probability, trials = (gamma if shape == 1 else 1.0 if gamma == 1 else (1 - gamma) / -math.log(gamma)), 1
+    while True:
+        yield trials, probability
+        probability *= (1 - gamma) * (trials + shape) / (trials + 1)
+        trials += 1

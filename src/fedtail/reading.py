@@ -1,0 +1,191 @@
+"""Files from elsewhere, read within limits: what is too large, nested too deeply or damaged is refused in words.
+
+A file may have come from anyone. So its size is known before it is read, it is an ordinary file (not a pipe or a device, which
+could go on for ever), and whatever a damaged one makes another library say becomes one error that names the file and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TOML_BYTES = 1 << 20
+JSON_BYTES = 1 << 28             # of a file with one value, or of one line; in memory it takes up to thirty times as much
+DEPTH = 64
+RATIO, ALWAYS = 100, 1 << 28     # what a compressed file may unpack to: so many times its size, or so many bytes
+AGAIN = "Is it whole? Write it again."
+LARGEST = 2**63                  # whole numbers beyond 64 bits fit in no array
+_WORD = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"{_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{DEPTH}}}")      # which tomllib takes quadratic time for
+
+
+class Unreadable(ValueError):
+    """A file or message that is damaged, too large or something else; says what came and what to do."""
+
+
+def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
+    """The contents of an ordinary file of at most so many bytes."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            size = _checked_size(path, file.fileno(), most, what)
+            content = file.read(size + 1)
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as reason:
+        raise type(reason)(f"{path} cannot be read: {reason.strerror}.") from None
+    except (OSError, ValueError) as reason:
+        raise reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {shortly(reason)}.") from reason
+    if len(content) > size:
+        raise Unreadable(f"{path} grew beyond {size} bytes while it was read. Read it when it is whole.")
+    return content
+
+
+def read_text(path: Path, most: int, what: str = "a file") -> str:
+    """The contents of a text file in UTF-8."""
+    try:
+        return read_bytes(path, most, what).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Unreadable(f"{path} is not a text file in UTF-8.") from None
+
+
+def read_json(path: Path, most: int = JSON_BYTES) -> Any:
+    """The value in a JSON file, checked as `json_value` does."""
+    return json_value(read_text(path, most, "a JSON file"), str(path))
+
+
+def json_value(text: str | bytes, where: str) -> Any:
+    """A JSON value whose keys differ, without NaN, nested at most `DEPTH` deep, its whole numbers of 64 bits."""
+    try:
+        value = json.loads(text, object_pairs_hook=unlike_keys, parse_constant=_no_constant)
+        _check_tree(value)
+    except (ValueError, RecursionError) as reason:
+        raise Unreadable(f"{where} is not readable json ({shortly(reason)}).") from None
+    return value
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """The values of the whole lines of a file, one by one; none where there is no file. A half line at the end is left out."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(JSON_BYTES + 1), b""), start=1):
+            if len(line) > JSON_BYTES:
+                raise Unreadable(f"line {number} of {path} is longer than {JSON_BYTES} bytes.")
+            if line.endswith(b"\n"):
+                yield json_value(line, f"line {number} of {path}")
+
+
+def toml_tables(text: str, where: str) -> dict[str, Any]:
+    """The tables of a TOML text, nested at most `DEPTH` deep, its whole numbers of 64 bits."""
+    if len(text) > TOML_BYTES:
+        raise Unreadable(f"{where} has {len(text)} characters, at most {TOML_BYTES} are read.")
+    if _LONG_KEY.search(text):
+        raise Unreadable(f"{where} is not valid TOML: a key has more than {DEPTH} parts.")
+    try:
+        tables = tomllib.loads(text)
+        _check_tree(tables)
+    except (ValueError, RecursionError) as reason:
+        hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
+        raise Unreadable(f"{where} is not valid TOML: {shortly(reason)}.{hint}") from None
+    return tables
+
+
+def unlike_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """An object out of its keys and values; refused where a key comes twice: readers would differ in which one they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def plain_name(name: Any, where: str) -> str:
+    """The name of a file in a folder; one that leads elsewhere is refused."""
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise Unreadable(f"{where} names the file {shortly(name)!r}, and the plain name of a file beside it is needed.")
+    return name
+
+
+@contextmanager
+def refusing(what: str, write: str) -> Iterator[None]:
+    """Whatever a damaged file makes another library say, a lack of memory included, as one refusal."""
+    try:
+        yield
+    except Unreadable:
+        raise
+    except Exception as reason:
+        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {shortly(reason)}). {write}") from reason
+
+
+def shortly(value: Any, most: int = 300) -> str:
+    """A text, or the first line of what an error says, cut to a length that fits in an error."""
+    try:
+        text = str(value)
+    except ValueError:                                   # a number with more digits than Python writes
+        text = f"a {type(value).__name__}"
+    text = text.encode("utf-8", "replace").decode()
+    text = (text.strip().splitlines() or [""])[0] if isinstance(value, BaseException) else text
+    text = text.rstrip(".") if isinstance(value, BaseException) else text
+    return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 3:]}"
+
+
+def most_unpacked(path: str | Path) -> int:
+    """Bytes that the arrays of a compressed file may take: `RATIO` times the file, and `ALWAYS` in any case."""
+    return max(ALWAYS, RATIO * Path(path).stat().st_size)
+
+
+def refuse_swollen(path: str | Path, size: float) -> None:
+    """Refuse a file whose arrays take many times more than the file: a few bytes can stand for any number of equal values."""
+    if size > most_unpacked(path):
+        raise Unreadable(f"{path} has {Path(path).stat().st_size} bytes and would unpack to {size:.3g}, more than {RATIO} times "
+                         f"as many. If that is right, write it without compression: numpy.savez(...).")
+
+
+def _check_tree(value: Any) -> None:
+    """Refuse what is nested too deeply, numbers that no array holds, and text that is no text."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                _check_text(one)
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+            elif isinstance(one, str):
+                _check_text([one])
+            elif isinstance(one, int) and not -LARGEST <= one < 2 * LARGEST:
+                raise ValueError("a whole number has more than 64 bits")
+        level = inner
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEPTH} deep")
+
+
+def _check_text(texts: Any) -> None:
+    """Refuse half characters, which JSON can write and no file can hold."""
+    for text in texts:
+        if not text.isascii():
+            text.encode()
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise Unreadable(f"{path} is not an ordinary file.")
+    if found.st_size > most:
+        raise Unreadable(f"{path} has {found.st_size} bytes, and {what} of at most {most} is read. Is it what it should be?")
+    return found.st_size
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe is opened too, without waiting for its other end, so that it can be refused."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,132 @@
+"""Who shares masks and secrets with whom, where every pair would be too many: few random neighbours for each client.
+
+After Bell, Bonawitz, Gascón, Lepoint and Raykova, 2020. Clients stand on a circle in a random order, which follows from the keys
+of all of them; each has the k/2 clients before it and the k/2 behind it for neighbours (a Harary graph). Of n clients, up to c
+are corrupted (on the server's side) and up to d drop out, whoever they are, as long as it does not depend on the order. A row
+stays secret unless
+
+1. some honest client has t corrupted neighbours or more, who hold the t shares that restore its secrets; or
+2. those who are honest and stay are not connected: then each part of them has a sum of its own.
+
+A sum is lost where some client has fewer than t neighbours left. A client's neighbours are a uniform draw of k from the n - 1
+others, so 1 and the loss are tails of the hypergeometric distribution, summed over clients. For 2 there must be two gaps on
+the circle, each of k/2 places or more in a row whose clients are all gone: a union bound over pairs of places. All of it is
+computed in exact fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from fedtail.secure.encoding import Refused
+from fedtail.secure.primitives import fill, key_stream
+
+CORRUPTED = 0.1            # the share of clients that may be on the server's side, unless a client is told otherwise
+SECURITY_BITS = 40         # rows stay secret but for a probability of 2^-40
+CORRECTNESS_BITS = 20      # and sums are not lost but for one of 2^-20
+
+
+def tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
+    """The probability that of `drawn` clients, out of `others` of whom some are `marked`, `least` or more are marked.
+
+    >>> tail(4, 2, 2, 2)
+    Fraction(1, 6)
+    """
+    ways = sum(math.comb(marked, x) * math.comb(others - marked, drawn - x) for x in range(max(least, 0), min(marked, drawn) + 1))
+    return Fraction(ways, math.comb(others, drawn))
+
+
+@lru_cache(maxsize=64)
+def disclosure_probability(clients: int, neighbours: int, share_threshold: int, corrupted: int, dropped: int,
+                           queries: int = 1) -> Fraction:
+    """At most how likely a session does not keep rows secret (1 and 2 above), with so many corrupted and dropped.
+
+    Who drops out may differ from query to query, so 2 counts for each of them.
+
+    >>> float(disclosure_probability(1000, 46, 26, corrupted=100, dropped=100)) < 2**-40
+    True
+    """
+    captured = (clients - corrupted) * tail(clients - 1, corrupted, neighbours, share_threshold)
+    gaps = Fraction(math.comb(clients, 2) * math.comb(corrupted + dropped, neighbours), math.comb(clients, neighbours))
+    return captured + queries * gaps
+
+
+def loss_probability(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int = 1) -> Fraction:
+    """At most how likely a sum of a session is lost though no more than `dropped` clients drop out."""
+    return queries * clients * tail(clients - 1, dropped, neighbours, neighbours - share_threshold + 1)
+
+
+@lru_cache(maxsize=64)
+def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int = 1, security_bits: int = SECURITY_BITS,
+                      correctness_bits: int = CORRECTNESS_BITS) -> tuple[int, int] | None:
+    """The fewest neighbours (k, even) that suffice, and how many of them restore a secret (t); None where all are needed.
+
+    More than half of a client's neighbours are needed for one of its secrets, so that no two groups of them can be asked for
+    different ones.
+
+    >>> fewest_neighbours(10_000, corrupted=1000, dropped=1000)
+    (54, 30)
+    """
+    def threshold(half: int) -> int | None:
+        """The smallest t that keeps rows secret with 2 * half neighbours, where sums are then not lost either."""
+        k = 2 * half
+        secret = (t for t in range(half + 1, k + 1)
+                  if disclosure_probability(clients, k, t, corrupted, dropped, queries) <= Fraction(1, 1 << security_bits))
+        t = next(secret, None)
+        kept = t is not None and loss_probability(clients, k, t, dropped, queries) <= Fraction(1, 1 << correctness_bits)
+        return t if kept else None
+
+    most = (clients - 2) // 2                       # with one more, everybody is a neighbour
+    few, many = 0, 1                                # too few; enough, or beyond the most
+    while many <= most and threshold(many) is None:
+        few, many = many, 2 * many
+    while many - few > 1:                           # with two neighbours and one share more, every tail is smaller
+        middle = (few + many) // 2
+        few, many = (few, middle) if middle > most or threshold(middle) is not None else (middle, many)
+    found = threshold(many) if many <= most else None
+    return None if found is None else (2 * many, found)
+
+
+def count_of(share: float, clients: int) -> int:
+    """A share of the clients as a number of them, rounded up but for the rounding of the share itself."""
+    return math.ceil(share * clients - 1e-9)
+
+
+def check_graph(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int, corrupted: float,
+                security_bits: int) -> None:
+    """Refuse a graph under which rows are not secret enough with a share of `corrupted` clients on the server's side."""
+    captured = count_of(corrupted, clients)
+    risk = disclosure_probability(clients, neighbours, share_threshold, captured, dropped, queries)
+    if risk > Fraction(1, 1 << security_bits):
+        raise Refused(f"with {neighbours} neighbours each, {share_threshold} of whom restore a secret, rows are disclosed with "
+                      f"probability up to {min(float(risk), 1.0):.2g} where {captured} of {clients} clients are corrupted and "
+                      f"{dropped} drop out; this client requires 2^-{security_bits}.")
+
+
+@lru_cache(maxsize=4)
+def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Who stands at which place of the circle, and where each client stands; a uniform order, from a seed of 32 bytes.
+
+    Clients are sorted by 128 bits each of the seed's key stream: two that are equal are less likely than 2^-100.
+    """
+    bits, zeros = np.empty((2, clients), "<u8"), np.zeros((2, clients), "<u8")
+    fill(key_stream(seed), bits.reshape(-1), zeros.reshape(-1))
+    order = np.lexsort((bits[1], bits[0]))
+    place = np.empty(clients, np.intp)
+    place[order] = np.arange(clients)
+    return order, place
+
+
+def neighbours_of(one: int, order: np.ndarray, place: np.ndarray, neighbours: int) -> list[int]:
+    """The neighbours of the client with this number: those before it on the circle, the farthest first, then those behind it.
+
+    >>> neighbours_of(3, np.arange(6), np.arange(6), 4)
+    [1, 2, 4, 5]
+    """
+    half = neighbours // 2
+    offsets = np.concatenate([np.arange(-half, 0), np.arange(1, half + 1)])
+    return order[(place[one] + offsets) % len(order)].tolist()

@@ -1,0 +1,203 @@
+"""Messages of a session in which each client has few neighbours: names as bits, and to each client only what concerns it.
+
+They are version 2 of the protocol; all others are as in a session in which every pair shares a mask. A client computes its
+neighbours itself, from the digest of everybody's keys.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from fedtail.secure.encoding import U8, U16, U32, U64, Blob, Key, Refused, decode, encode
+from fedtail.secure.messages import BOX, Ask, KeyList, Keys, Lists, Session, Unmask
+from fedtail.secure.primitives import digest
+from fedtail.secure.sparse_graph import check_graph, circle_order, count_of, fewest_neighbours, neighbours_of
+
+SPARSE_VERSION = 2
+
+
+@dataclass(frozen=True)
+class SparseSession(Session):
+    """A session in which each client shares masks and secrets with `neighbours` others, `needed` of whom restore a secret.
+
+    Write `sparse_session(...)`, which chooses the two. All but `threshold` members may drop out. Against a server that follows
+    the protocol; there is no signed form, since what a signed session promises is not proved for few neighbours.
+    """
+
+    neighbours: U16 = 0
+    needed: U16 = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.signed:
+            raise Refused("a session with few neighbours cannot be signed: what signatures promise against a server that departs "
+                          "from the protocol holds where every pair shares a mask. Use Session.")
+        if self.neighbours % 2 or not 2 <= self.neighbours < len(self.members) - 1:
+            raise Refused(f"neighbours must be even, and in 2..{len(self.members) - 2} for {len(self.members)} members; got "
+                          f"{self.neighbours}.")
+        if not self.neighbours < 2 * self.needed <= 2 * self.neighbours:
+            raise Refused(f"needed must be more than half of the {self.neighbours} neighbours, at most all of them; got "
+                          f"{self.needed}.")
+
+    @cached_property
+    def id(self) -> bytes:
+        """A digest of all of it, in every message."""
+        return digest("fedtail secure: session", bytes([SPARSE_VERSION]), encode(self))
+
+    @property
+    def most_bytes(self) -> int:
+        """The longest message, a row apart."""
+        return 1024 + len(self.members) // 4 + self.neighbours * (256 + (2 * 32 + BOX) * self.queries)
+
+    @property
+    def shares_needed(self) -> int:
+        """So many shares restore a secret."""
+        return self.needed
+
+    def holders(self, one: int, heard: bytes) -> dict[int, int]:
+        """Who holds shares of a client's secrets, and at which point: its neighbours. `heard`: the digest of the keys."""
+        order, place = circle_order(digest("fedtail secure: graph", self.id, heard), len(self.members))
+        found = neighbours_of(self.points[one] - 1, order, place, self.neighbours)
+        return {self.members[other]: point for point, other in enumerate(found, 1)}
+
+    def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
+        """Those `among` the clients, who are in order, that hold shares of a client's secrets: its neighbours."""
+        return tuple(other for other in sorted(self.holders(one, heard)) if is_among(other, among))
+
+    def agree_to(self, corrupted: float, security_bits: int) -> None:
+        """Refuse a session in which rows are not secret enough with a share of `corrupted` clients on the server's side."""
+        count = len(self.members)
+        check_graph(count, self.neighbours, self.needed, count - self.threshold, self.queries, corrupted, security_bits)
+
+    def sent(self, message: Any) -> Any:
+        """A message as it is sent in this session."""
+        if isinstance(message, Ask):
+            return SparseAsk(message.query, self.bits(message.members), message.width, message.modulus_bits)
+        if isinstance(message, Unmask):
+            lists = message.lists
+            return SparseUnmask(message.to, lists.query, self.bits(lists.alive), self.bits(lists.dropped), message.boxes)
+        return message
+
+    def kind_sent(self, kind: type) -> type:
+        """What a kind of message is sent as."""
+        return {Ask: SparseAsk, Unmask: SparseUnmask, KeyList: Neighbours}.get(kind, kind)
+
+    def read(self, message: Any) -> Any:
+        """A message that was sent, as it was."""
+        if isinstance(message, SparseAsk):
+            return Ask(message.query, named(self, message.members), message.width, message.modulus_bits)
+        if isinstance(message, SparseUnmask):
+            lists = Lists(message.query, named(self, message.alive), named(self, message.dropped))
+            return Unmask(message.to, lists, message.boxes)
+        if isinstance(message, Neighbours):
+            return NeighbourKeys(tuple(decode(Keys, one) for one in message.keys), message.heard)
+        return message
+
+    def key_lists(self, keys: KeyList) -> dict[int, Any]:
+        """What each client is sent of the list of keys: those of its neighbours, and the digest of all."""
+        heard, written = keys.digest(self.id), {one.sender: encode(one) for one in keys.entries}
+        everybody = tuple(written)
+        partners = {one: self.partners(one, heard, everybody) for one in written}
+        return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
+
+    def bits(self, names: Iterable[int]) -> bytes:
+        """Some of the members, a bit for each member."""
+        chosen = np.zeros(len(self.members), bool)
+        chosen[[self.points[one] - 1 for one in names]] = True
+        return np.packbits(chosen).tobytes()
+
+
+def is_among(one: int, names: tuple[int, ...]) -> bool:
+    """Whether a name is among others that are in order: there may be thousands, and few are looked for."""
+    place = bisect_left(names, one)
+    return place < len(names) and names[place] == one
+
+
+@lru_cache(maxsize=16)
+def named(session: SparseSession, bits: bytes) -> tuple[int, ...]:
+    """The members that bits stand for. Clients in one process share the result."""
+    count, size = len(session.members), -(-len(session.members) // 8)
+    chosen = np.unpackbits(np.frombuffer(bits.ljust(size), np.uint8))
+    if len(bits) != size or chosen[count:].any():
+        raise Refused(f"a list of members is not {count} bits.")
+    return tuple(compress(session.members, chosen[:count].tolist()))
+
+
+def sparse_session(name: bytes, round: int, members: tuple[int, ...], threshold: int, corrupted: float, dropped: float,
+                   queries: int = 1, security_bits: int = 40, correctness_bits: int = 20) -> Session:
+    """A session in which each client shares masks with the fewest neighbours that suffice; with everybody where all are needed.
+
+    A share of `corrupted` members (gamma) may be on the side of a server that follows the protocol, and a share of `dropped`
+    ones (delta) may drop out, whoever they are, as long as it does not depend on the graph. Rows are then secret but for a
+    probability of 2^-security_bits, and sums are not lost but for one of 2^-correctness_bits. Sums are over `threshold`
+    clients or more, and over all but the share of `dropped`.
+
+    >>> session = sparse_session(b"run", 0, tuple(range(1000)), threshold=501, corrupted=0.1, dropped=0.1)
+    >>> session.neighbours, session.needed, session.threshold
+    (46, 26, 900)
+    >>> type(sparse_session(b"run", 0, (1, 2, 3, 4), threshold=3, corrupted=0.1, dropped=0.1)).__name__
+    'Session'
+    """
+    if not 0 <= corrupted < 1 or not 0 <= dropped < 0.5:
+        raise ValueError(f"corrupted must be in [0, 1) and dropped in [0, 0.5), got {corrupted:g} and {dropped:g}. They are "
+                         "shares of the clients.")
+    count, captured = len(members), count_of(corrupted, len(members))
+    complete = Session(name, round, members, max(threshold, captured + 1), queries)      # so many could restore every secret
+    leave = min(count_of(dropped, count), count - threshold)
+    found = fewest_neighbours(count, captured, leave, queries, security_bits, correctness_bits)
+    return complete if found is None else SparseSession(name, round, members, count - leave, queries, 0, *found)
+
+
+@dataclass(frozen=True)
+class NeighbourKeys(KeyList):
+    """The public keys of a client's neighbours, and the digest of everybody's, as the server has it."""
+
+    heard: Key = bytes(32)
+
+    def digest(self, session: bytes) -> bytes:
+        """A digest of the public keys of all clients, as the server has it: a client with few of them cannot compute it."""
+        return self.heard
+
+    def digest_of_received(self, session: bytes) -> bytes:
+        """A digest of what a client received, which its answer carries: a key that was changed on the way gives it away."""
+        return Neighbours(self.heard, tuple(encode(one) for one in self.entries)).digest_of_received(session)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """To one client: the digest of everybody's public keys, from which the graph follows, and the keys of its neighbours."""
+
+    heard: Key
+    keys: tuple[Blob, ...]
+
+    def digest_of_received(self, session: bytes) -> bytes:
+        """A digest of this message, which the answer to it carries."""
+        return digest("fedtail secure: keys of neighbours", session, encode(self))
+
+
+@dataclass(frozen=True)
+class SparseAsk:
+    """A query: whose rows are summed, as bits, how wide they are, and the modulus."""
+
+    query: U16
+    members: Blob
+    width: U32
+    modulus_bits: U8
+
+
+@dataclass(frozen=True)
+class SparseUnmask:
+    """To one client: whose row arrived and whose did not, as bits, and the boxes that its neighbours sealed for it."""
+
+    to: U64
+    query: U16
+    alive: Blob
+    dropped: Blob
+    boxes: Blob
