@@ -645,9 +645,9 @@ def read_rows(place: Path) -> None:
 
 def read_wire(place: Path) -> None:
     from fedtail.deployment.node import PARTS
-    from fedtail.wire import named, unpack
+    from fedtail.wire import types_by_name, unpack
 
-    unpack((place / "m.msgpack").read_bytes(), named(PARTS))
+    unpack((place / "m.msgpack").read_bytes(), types_by_name(PARTS))
 
 
 def read_info(place: Path) -> None:

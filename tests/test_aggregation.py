@@ -43,7 +43,7 @@ def double(*values: float) -> torch.Tensor:
 
 def client_rows(aggregate, updates, clients: ClientStatistics, train: Train, batch):
     """The client half, given the weights that the risk of the question gives."""
-    return aggregate.rows(updates, clients.weighted(train.risk.density(clients, train.dual)), train, batch)
+    return aggregate.rows(updates, clients.with_density(train.risk.density(clients, train.dual)), train, batch)
 
 
 def answered(aggregate, train: Train, sums: torch.Tensor):

@@ -36,7 +36,7 @@ from fedtail import (
     train,
 )
 from fedtail.algorithm import RoundLostWarning
-from fedtail.base_part import Part, with_declared
+from fedtail.base_part import Part, class_with_declared
 from fedtail.composition import NEEDS, RULES, Composition, check, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
@@ -363,14 +363,14 @@ PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(compatibility.what_runs_where())
+    return list(compatibility.table_rows())
 
 
 def test_the_table_of_what_runs_where_is_what_the_parts_declare(rows):
     page = PAGE.read_text()
     shown = page.split(compatibility.BEGIN)[1].split(compatibility.END)[0].strip()
-    assert shown == compatibility.markdown(iter(rows)), "docs/methods.md is not what the parts declare. Run make tables (python -m fedtail.compatibility docs/methods.md)."
-    assert compatibility.written(page) == page
+    assert shown == compatibility.markdown_table(iter(rows)), "docs/methods.md is not what the parts declare. Run make tables (python -m fedtail.compatibility docs/methods.md)."
+    assert compatibility.page_with_table(page) == page
 
 
 def test_the_table_has_every_risk_and_every_aggregator(rows):
@@ -379,7 +379,7 @@ def test_the_table_has_every_risk_and_every_aggregator(rows):
         for name in room.__all__:
             kind = getattr(room, name)
             if isinstance(kind, type) and issubclass(kind, Part) and kind is not Risk:
-                assert name in names, f"{name} is missing in fedtail.compatibility.what_runs_where"
+                assert name in names, f"{name} is missing in fedtail.compatibility.table_rows"
 
 
 def test_a_cell_that_says_no_has_its_text_and_others_have_none(rows):
@@ -464,4 +464,4 @@ def test_innocent_fields_of_a_risk_may_have_the_names_of_former_members():
 def test_classes_that_send_each_other_are_named_once():
     first, second = type("First", (Part,), {}), type("Second", (Part,), {})
     first.sends, second.sends = (second,), (first,)
-    assert list(with_declared(first)) == [first, second]
+    assert list(class_with_declared(first)) == [first, second]

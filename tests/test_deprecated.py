@@ -10,11 +10,15 @@ import pytest
 import torch
 
 import fedtail
-from fedtail import Ledger, PrivacyBudget, SecureChannel
+from fedtail import Ledger, PlainChannel, PrivacyBudget, SecureChannel, State
+from fedtail.client_statistics import ClientStatistics
+from fedtail.clients import Clients
+from fedtail.composition import Composition
 from fedtail.deployment import AnswerReport, RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deprecated import ATTRIBUTES, KEYWORDS, NAMES, VALUES
+from fedtail.engine import LocalFleet
 from fedtail.fleet import RoundView
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
 from fedtail.runs import Interrupted, RunFolder, run
@@ -66,7 +70,11 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Guarantee": guarantee([(event, 3)], 1e-5),
+    method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
+    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Clients": Clients(None, some),
+            "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
+            "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
+            "Guarantee": guarantee([(event, 3)], 1e-5),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}
 

@@ -23,7 +23,7 @@ from fedtail import Ledger, PrivacyBudget
 from fedtail.cli import app
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
-from fedtail.model_file import how_made, model_bytes, read_model
+from fedtail.model_file import model_bytes, read_model, training_record
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import BudgetSpent, GaussianRelease, NoSampling, PoissonSampling, RoundEvent
 from fedtail.privacy.accounting import epsilon_at
@@ -312,7 +312,7 @@ def test_a_model_file_carries_its_ledger(tmp_path):
     population, ledger = small_population(40), Ledger(OS, tmp_path / "ledger.jsonl")
     earlier = train(PRIVATE, TASK, population, rounds=3, privacy=ledger)
     file = tmp_path / "model.safetensors"
-    file.write_bytes(model_bytes(earlier.module, how_made(ledger, 3)))
+    file.write_bytes(model_bytes(earlier.module, training_record(ledger, 3)))
     with safe_open(file, "pt") as opened:
         assert json.loads(opened.metadata()["fedtail"])["ledger"] == list(ledger.mark())
     a_round(ledger, 3, UPDATE)                                                  # what came later is not this model's
@@ -325,7 +325,7 @@ def test_a_model_file_carries_its_ledger(tmp_path):
     (tmp_path / "ledger.jsonl").write_text("")
     assert "whose ledger (digest " in read_model(file)[1].what
     exact = train(fedtail.fedavg(20, learning_rate=0.1), TASK, population, rounds=1)
-    file.write_bytes(model_bytes(exact.module, how_made(exact.ledger, 1)))
+    file.write_bytes(model_bytes(exact.module, training_record(exact.ledger, 1)))
     assert read_model(file)[1].what == "model.safetensors, trained for 1 rounds that released without a mechanism: the updates, by WeightedMean"
     file.write_bytes(model_bytes(exact.module))
     assert read_model(file)[1] == EarlierHistory("model.safetensors, a model of unknown history")

@@ -94,8 +94,8 @@ def test_the_model_travels_once_a_round():
 def test_losses_are_computed_once_a_round_even_in_new_processes(monkeypatch):
     from fedtail.clients import Shard
 
-    computed, losses_of = [], Shard.losses_of
-    monkeypatch.setattr(Shard, "losses_of", lambda shard, model, low, high, objective=None: computed.append(high - low) or losses_of(shard, model, low, high, objective))
+    computed, compute_losses = [], Shard.compute_losses
+    monkeypatch.setattr(Shard, "compute_losses", lambda shard, model, low, high, objective=None: computed.append(high - low) or compute_losses(shard, model, low, high, objective))
     train(RECIPES["delta_fl 12 bits"], TASK, fleet=Sites(restart=True).fleet(), rounds=2, channel=CHANNEL)
     assert sum(computed) == 2 * 20
 

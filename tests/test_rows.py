@@ -288,7 +288,7 @@ def test_parts_recall_rows_and_who_has_any(tmp_path):
     for round, (chosen, finished) in enumerate([([0, 2], True), ([1], False), ([], True)]):
         fleet.open(Cohort(ids, POPULATION.key[ids], torch.ones(3), 1.0), Broadcast(round + 1, 0, task().params()[None]))
         clients = fleet._shard.clients()
-        found = {name: clients.recalled(name) for name in rows}
+        found = {name: clients.stored_rows(name) for name in rows}
         for name in rows if round else ():
             assert found[name].has.tolist() == [name == "wide", False, True]
             assert torch.equal(found[name].rows[2], rows[name][2])

@@ -158,10 +158,10 @@ def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clie
     kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     with own_generator():
-        together = full_gradients(shard.clients(), params[0]), shard.losses_of(0, 0, 24, InTraining())
+        together = full_gradients(shard.clients(), params[0]), shard.compute_losses(0, 0, 24, InTraining())
         for k in (5, 3, 23):
             assert torch.equal(full_gradients(shard.clients(k, k + 1), params[0])[0], together[0][k])
-            assert torch.equal(shard.losses_of(0, k, k + 1, InTraining())[0], together[1][k])
+            assert torch.equal(shard.compute_losses(0, k, k + 1, InTraining())[0], together[1][k])
     assert len(together[1].unique()) > 20
 
 

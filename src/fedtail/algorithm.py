@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedtail.aggregation.base import Aggregated, Aggregator
 from fedtail.channel.base import Channel, RoundLost
+from fedtail.deprecated import with_old_names
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.iterates import Iterate, LastIterate
 from fedtail.local.base import LocalTraining, RoundStart
@@ -21,7 +22,7 @@ from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, 
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
-from fedtail.questions import Conversation, Train, changing, converse, side_by_side
+from fedtail.questions import Conversation, Train, converse, side_by_side, with_question_fields
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
@@ -31,6 +32,7 @@ class RoundLostWarning(UserWarning):
     """Too few clients stayed, or contributed, for a sum that may be released."""
 
 
+@with_old_names
 @dataclass(frozen=True)
 class State:
     """Where a run stands: the model, the round, and what each part of the method keeps on the server, by the part's name."""
@@ -39,12 +41,12 @@ class State:
     round: int = 0
     parts: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
-    def of(self, part: str) -> Tensor | None:
+    def part_state(self, part: str) -> Tensor | None:
         """What a part keeps, where that is one tensor: the dual of "risk", say; None where it keeps nothing."""
         kept = self.parts.get(part, ())
         return kept[0] if kept else None
 
-    def keeping(self, part: str, *kept: Tensor | None) -> State:
+    def with_part_state(self, part: str, *kept: Tensor | None) -> State:
         """The state with what a part keeps instead of what it kept; nothing where that is None."""
         tensors = tuple(tensor for tensor in kept if tensor is not None)
         if not tensors and part not in self.parts:
@@ -55,7 +57,7 @@ class State:
     @property
     def dual(self) -> Tensor | None:
         """The risk's public numbers of the last round."""
-        return self.of("risk")
+        return self.part_state("risk")
 
     @property
     def optimizer(self) -> OptimizerState:
@@ -96,37 +98,37 @@ class FederatedAlgorithm:
         return (self,)
 
     def start(self, params: Tensor, seed: int) -> State:
-        state = State(params).keeping("server", *self.server.start(params))
-        return state.keeping("iterate", self.iterate.keep(None, params, 0, seed))
+        state = State(params).with_part_state("server", *self.server.start(params))
+        return state.with_part_state("iterate", self.iterate.keep(None, params, 0, seed))
 
     def broadcast(self, state: State, seed: int) -> Broadcast:
         return Broadcast(state.round, seed, state.params[None])
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
         fitting, objective = self.risk.fit(state.dual), self.local.objective
-        dual = yield from fitting if objective is None else changing(fitting, objective=objective)
-        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"), objective=objective)
+        dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
+        train = Train(self.local, self.risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
         local, kept_local = yield from self.local.prepare(self._round_start(state, train))
         found = yield from self.aggregate.fit(replace(train, local=local))
-        update, kept = found if isinstance(found, Aggregated) else (found, state.of("aggregate"))
-        after = state.keeping("aggregate", kept).keeping("local", kept_local)
+        update, kept = found if isinstance(found, Aggregated) else (found, state.part_state("aggregate"))
+        after = state.with_part_state("aggregate", kept).with_part_state("local", kept_local)
         if update is None:                      # no client contributed: keep the model
-            return self.skip(after.keeping("risk", self.risk.unused(dual)), seed)
+            return self.skip(after.with_part_state("risk", self.risk.unused(dual)), seed)
         params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
         after = replace(after, params=params, round=state.round + 1)
-        return self._next(after.keeping("risk", dual).keeping("server", *optimizer), seed)
+        return self._with_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
 
     def skip(self, state: State, seed: int) -> State:
         """A round in which nobody could be sampled keeps the model."""
-        return self._next(replace(state, round=state.round + 1), seed)
+        return self._with_iterate(replace(state, round=state.round + 1), seed)
 
-    def lost(self, state: State, seed: int) -> State:
+    def after_lost_round(self, state: State, seed: int) -> State:
         """A round whose sums were not released keeps the model; a dual that was used again is not used once more."""
-        return self.skip(state if state.dual is None else state.keeping("risk", self.risk.unused(state.dual)), seed)
+        return self.skip(state if state.dual is None else state.with_part_state("risk", self.risk.unused(state.dual)), seed)
 
     def result(self, state: State) -> Tensor:
         """The model to hand out: the last one, or the average or draw that `iterate` keeps."""
-        return self.iterate.result(state.of("iterate"), state.params)
+        return self.iterate.result(state.part_state("iterate"), state.params)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -151,10 +153,10 @@ class FederatedAlgorithm:
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
-        return RoundStart(state.round, state.params, state.of("local"), mean_update)
+        return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
 
-    def _next(self, state: State, seed: int) -> State:
-        return state.keeping("iterate", self.iterate.keep(state.of("iterate"), state.params, state.round, seed))
+    def _with_iterate(self, state: State, seed: int) -> State:
+        return state.with_part_state("iterate", self.iterate.keep(state.part_state("iterate"), state.params, state.round, seed))
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Family:
     def __post_init__(self) -> None:
         if not self.members:
             raise ValueError("a Family needs at least one algorithm.")
-        if not all(same_parts(m.sample, self.sample) for m in self.members):
+        if not all(parts_are_equal(m.sample, self.sample) for m in self.members):
             raise ValueError("the members of a Family are trained on one cohort, so they must have the same sampler, got "
                              f"{', '.join(sorted({repr(m.sample) for m in self.members}))}.")
 
@@ -181,14 +183,15 @@ class Family:
         return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
 
     def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
-        own = [changing(m.conversation(s, seed), model=k) for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
+        own = [with_question_fields(m.conversation(s, seed), model=k)
+               for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from side_by_side(own)))
 
     def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
 
-    def lost(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
-        return tuple(m.lost(s, seed) for m, s in zip(self.members, states, strict=True))
+    def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
+        return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     @property
     def minimum(self) -> int:
@@ -201,16 +204,16 @@ class Family:
 Method = FederatedAlgorithm | Family
 
 
-def same_parts(one: Any, other: Any) -> bool:
+def parts_are_equal(one: Any, other: Any) -> bool:
     """Whether two parts or methods are alike, field by field; tensors by their values, which a printed form would abbreviate."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if is_dataclass(one):
-        return all(same_parts(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
+        return all(parts_are_equal(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
     if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(same_parts, one, other))
+        return len(one) == len(other) and all(map(parts_are_equal, one, other))
     return bool(one == other)
 
 
@@ -226,7 +229,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     if len(cohort.ids.unique()) < len(cohort.ids):
         raise ValueError(f"{type(algorithm.sample).__name__} named a client more than once in a cohort, so that it would move a "
                          "sum more than once. Name each client once, and give it an importance.")
-    if len(cohort.ids) < fewest(algorithm, channel):
+    if len(cohort.ids) < smallest_cohort(algorithm, channel):
         fleet.close(finished=False)
         ledger.skip(broadcast.round)
         return algorithm.skip(state, seed)
@@ -236,10 +239,10 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
             return converse(algorithm.conversation(state, seed), ask)
     except RoundLost as reason:
         warnings.warn(f"round {broadcast.round} is lost, and the model stays as it was: {reason}", RoundLostWarning, stacklevel=2)
-        return algorithm.lost(state, seed)
+        return algorithm.after_lost_round(state, seed)
 
 
-def fewest(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
+def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
     """The smallest cohort of a round that is held: below, the model stays as it was."""
     return max(channel.minimum, algorithm.minimum)
 
@@ -256,6 +259,6 @@ def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | Simulat
     if all_answer:
         releases = tuple(map(with_constant_noise, releases))
     if isinstance(event, PoissonSampling) and noised:
-        revealed = reveal_probability(event.rate, len(population), fewest(algorithm, channel)) if all_answer else 1.0
+        revealed = reveal_probability(event.rate, len(population), smallest_cohort(algorithm, channel)) if all_answer else 1.0
         event = replace(event, revealed=revealed)
     return RoundEvent(releases, event)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import field, fields, is_dataclass
 from typing import Any, ClassVar
 
+from fedtail.deprecated import old_names
+
 UNSENT = "unsent"      # in the metadata of a field that stays in its process
 
 
@@ -15,7 +17,7 @@ class Part:
     sends: ClassVar[tuple[type, ...]] = ()      # classes of parts that its questions hold beside itself and its fields
 
 
-def unsent() -> Any:
+def unsent_field() -> Any:
     """A field of a dataclass, None by default, that is never sent to another machine; a message that sets it is refused."""
     return field(default=None, metadata={UNSENT: True})
 
@@ -26,13 +28,13 @@ def classes_sent(part: Any) -> Iterator[type]:
         for one in part:
             yield from classes_sent(one)
     elif is_dataclass(part) and not isinstance(part, type):
-        yield from with_declared(type(part))
+        yield from class_with_declared(type(part))
         for one in fields(part):
             yield from classes_sent(getattr(part, one.name))
         yield from classes_sent(getattr(part, "objective", None))      # of local training: sent with every question
 
 
-def with_declared(kind: type) -> Iterator[type]:
+def class_with_declared(kind: type) -> Iterator[type]:
     """A class, and those it declares to be sent with it; a user's class that declares nothing is sent alone."""
     known, waiting = dict[type, None](), [kind]
     while waiting:
@@ -41,3 +43,6 @@ def with_declared(kind: type) -> Iterator[type]:
             known[one] = None
             waiting += getattr(one, "sends", ())
     yield from known
+
+
+__getattr__ = old_names(__name__)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
 from fedtail.types import Density, Losses, Mass
 
 
+@with_old_names
 @dataclass(frozen=True)
 class ClientStatistics:
     """All a risk may know of some clients: one number or so per client, float64."""
@@ -21,12 +23,12 @@ class ClientStatistics:
 
     def take(self, chosen: Tensor) -> ClientStatistics:
         """Those of some of the clients; memory may be as wide as the model, so all of them are not copied."""
-        if _is_all(chosen):
+        if _takes_all(chosen):
             return self
         return ClientStatistics(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
                                 None if self.memory is None else self.memory[chosen])
 
-    def weighted(self, density: Density) -> WeightedClients:
+    def with_density(self, density: Density) -> WeightedClients:
         """The statistics together with how much of each client's mass contributes."""
         return WeightedClients(self.losses, self.mass, self.group, self.memory, density)
 
@@ -49,8 +51,8 @@ class WeightedClients(ClientStatistics):
 
     def take(self, chosen: Tensor) -> WeightedClients:
         """Those of some of the clients."""
-        return self if _is_all(chosen) else super().take(chosen).weighted(self.density[chosen])
+        return self if _takes_all(chosen) else super().take(chosen).with_density(self.density[chosen])
 
 
-def _is_all(chosen: Tensor) -> bool:
+def _takes_all(chosen: Tensor) -> bool:
     return chosen.dtype == torch.bool and bool(chosen.all())

@@ -13,10 +13,11 @@ from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
 from fedtail.data.arrays import on, taken
 from fedtail.data.population import Population, rows_of
-from fedtail.devices import sent
+from fedtail.deprecated import with_old_names
+from fedtail.devices import to_device
 from fedtail.draws import hashed
 from fedtail.fleet import Broadcast
-from fedtail.modules import cast, generator_positions
+from fedtail.modules import cast_inputs, generator_positions
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
@@ -48,7 +49,7 @@ class HeldOut:
     place: Tensor                       # (clients,) where each client is in it; -1 for one that has none
 
     @classmethod
-    def of(cls, clients: Population, population: Population) -> HeldOut:
+    def match_keys(cls, clients: Population, population: Population) -> HeldOut:
         """Those of some clients, found by their keys."""
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
@@ -92,21 +93,21 @@ class Shard:
         """What risks see of every client, by default its mean loss: rounded once to float32, then held as float64."""
         name = memo_name(model, objective)
         if name not in self.memo:
-            self.memo[name] = torch.cat([self.losses_of(model, *block, objective) for block in self.blocks])
+            self.memo[name] = torch.cat([self.compute_losses(model, *block, objective) for block in self.blocks])
         return self.memo[name]
 
-    def knows(self, model: int, objective: Any = None) -> bool:
+    def knows_losses(self, model: int, objective: Any = None) -> bool:
         """Whether those losses were computed before in this round."""
         return memo_name(model, objective) in self.memo
 
-    def losses_of(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
+    def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
         """The losses of some consecutive clients, computed anew."""
         if objective is not None:
-            return self._values_of(objective, self.clients(low, high), model).float().double()
+            return self._objective_values(objective, self.clients(low, high), model).float().double()
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
-    def _values_of(self, objective: Any, clients: Clients, model: int) -> Tensor:
+    def _objective_values(self, objective: Any, clients: Clients, model: int) -> Tensor:
         """An objective's numbers; a client draws from a stream of its own, whoever else is sampled and by which process."""
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
@@ -117,7 +118,7 @@ class Shard:
                 return together
             self.drawing.add(objective)
         found = []
-        for one in clients.one_by_one():
+        for one in clients.batches_of_one():
             one.reseed("objective")
             found.append(objective.losses(one, model).detach().cpu())
         return torch.cat(found)
@@ -127,7 +128,7 @@ class Shard:
         return Report(self.contributed[:, place], self.failed[place],
                       {name: rows[place] for name, rows in self.remembered.items()})
 
-    def add(self, place: Tensor, report: Report) -> None:
+    def add_report(self, place: Tensor, report: Report) -> None:
         """Note what another process found out about them."""
         self.contributed[:, place] |= report.contributed
         self.failed[place] |= report.failed
@@ -138,6 +139,7 @@ class Shard:
         return Clients(self, torch.arange(low, len(self.population) if high is None else high))
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Clients:
     """Some clients of a shard, as a batch: their data, draws, losses and memory."""
@@ -172,7 +174,7 @@ class Clients:
     def take(self, chosen: Tensor | slice) -> Clients:
         return Clients(self.shard, self.place[chosen], self.memory)
 
-    def one_by_one(self) -> Iterator[Clients]:
+    def batches_of_one(self) -> Iterator[Clients]:
         """Batches of one client each."""
         return (self.take(slice(k, k + 1)) for k in range(len(self)))
 
@@ -195,7 +197,7 @@ class Clients:
         if self.kernel.draws:
             self.kernel.reseed(int(self.take(slice(1)).draws(name, *parts)))
 
-    def noise(self, number: int) -> Randomness:
+    def noise_source(self, number: int) -> Randomness:
         """Where these clients' noise for one of the round's questions comes from."""
         seed = self.shard.broadcast.noise_seed
         if seed is None:
@@ -214,16 +216,16 @@ class Clients:
             self.shard.failed[place] |= ~finite
             losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
-                                self._or_nan(memory) if memory else None)
+                                self._stored_or_nan(memory) if memory else None)
 
-    def _or_nan(self, memory: str) -> Tensor | None:
+    def _stored_or_nan(self, memory: str) -> Tensor | None:
         """What these clients keep under a name, NaN for those who keep nothing; None where no client keeps anything."""
         if memory in self.shard.large:
             return self.shard.large[memory].take(self.place).read().or_nan()
         kept = self.shard.memory.get(memory)
         return None if kept is None else kept[self.place]
 
-    def recalled(self, memory: str) -> Recalled | None:
+    def stored_rows(self, memory: str) -> Recalled | None:
         """What these clients keep under a name: a row for each, and who has one; None where no client keeps anything."""
         if memory in self.shard.large:
             return self.shard.large[memory].take(self.place).read()
@@ -237,12 +239,12 @@ class Clients:
         """The same clients, bound to a memory: `kept()` and `keep(rows)` then read and write the rows stored under its name."""
         return replace(self, memory=name)
 
-    def kept(self) -> Recalled | None:
+    def kept_rows(self) -> Recalled | None:
         """Local training: the rows that these clients kept last, and who has one; None where no client has."""
         if self.memory is None:
             raise TypeError(KEEPS_NOTHING)
-        found, device = self.recalled(self.memory), self.shard.params.device
-        return None if found is None else Recalled(sent(found.rows, device), sent(found.has, device))
+        found, device = self.stored_rows(self.memory), self.shard.params.device
+        return None if found is None else Recalled(to_device(found.rows, device), to_device(found.has, device))
 
     def keep(self, rows: Tensor) -> None:
         """Local training: what each client keeps for the next round it trains in; one that failed keeps what it had."""
@@ -270,9 +272,10 @@ class Clients:
         """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
         population = self.shard.population
         where = population.targets.device
-        rows = sent(population.start[self.place], where)[:, None] + sent(within, where)
+        rows = to_device(population.start[self.place], where)[:, None] + to_device(within, where)
         inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
-        return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), sent(targets, self.shard.params.device)
+        params = self.shard.params
+        return on(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
 
 
 def memo_name(model: int, objective: Any) -> Any:
@@ -287,7 +290,7 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in flat_batches(population, kernel.flat, params):
-        outputs, owner = kernel.outputs(params, inputs), sent(owner, params.device)
+        outputs, owner = kernel.outputs(params, inputs), to_device(owner, params.device)
         for k, function in enumerate(functions):
             sums[k].index_add_(0, owner, function(outputs, targets).double())
     return sums.cpu() / population.size                        # one copy to the host, at the end
@@ -300,6 +303,6 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
         owner, rows = piece.examples(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
-            yield mine, inputs, sent(taken(population.targets, few), like.device)
+            inputs = on(cast_inputs(rows_of(population.inputs, few), like.dtype), like.device)
+            yield mine, inputs, to_device(taken(population.targets, few), like.device)
         before += len(piece)

@@ -85,7 +85,7 @@ class Row:
         return self.integers, self.secure, self.private, self.remote, self.keeps
 
 
-def what_runs_where() -> Iterator[Row]:
+def table_rows() -> Iterator[Row]:
     """A row for each risk, and for each aggregator around the mean."""
     noise = DiscreteNoise(1.0, planned_clients=CLIENTS // 2)
     histogram = NoisyHistogram(4.0, float(CLIENTS), noise)
@@ -100,7 +100,7 @@ def what_runs_where() -> Iterator[Row]:
     )
     for name, risk in risks:
         method = replace(fedavg(CLIENTS), sample=Everyone(), risk=risk)
-        yield _row(name, method, _risk_with_noise(method, noise, histogram))
+        yield _table_row(name, method, _noise_cell_of_risk(method, noise, histogram))
     aggregators: tuple[tuple[str, Any], ...] = (
         ("`WeightedMean`", WeightedMean()), ("`CurvatureMean`", CurvatureMean()),
         ("`PrivateMean` with `DiscreteNoise`", PrivateMean(1.0, noise, float(CLIENTS))),
@@ -111,50 +111,50 @@ def what_runs_where() -> Iterator[Row]:
     )
     for name, aggregate in aggregators:
         method = replace(fedavg(CLIENTS), sample=Everyone(), aggregate=aggregate)
-        yield _row(name, method, _aggregator_with_noise(method))
+        yield _table_row(name, method, _noise_cell_of_aggregator(method))
 
 
-def markdown(rows: Iterator[Row]) -> str:
+def markdown_table(rows: Iterator[Row]) -> str:
     """The rows as a table, the texts of refusals numbered below it."""
     texts: list[str] = []
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for row in rows:
-        lines.append("| " + " | ".join([row.part, *(_shown(cell, texts) for cell in row.cells)]) + " |")
+        lines.append("| " + " | ".join([row.part, *(_cell_text(cell, texts) for cell in row.cells)]) + " |")
     return "\n".join([*lines, "", "Refused, each with its text:", "", *(f"{n}. {text}" for n, text in enumerate(texts, 1))])
 
 
-def written(page: str) -> str:
+def page_with_table(page: str) -> str:
     """A page with the table of today between the two comments."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{markdown(what_runs_where())}\n\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{markdown_table(table_rows())}\n\n{END}{rest.split(END)[1]}"
 
 
-def _row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
+def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
-    return Row(name, _tried(method, IntegerChannel()), _tried(method, secure, _counted(method)), private,
-               _tried(method, PlainChannel(), forgets=True), Cell(kept))
+    return Row(name, _cell_over_channel(method, IntegerChannel()), _cell_over_channel(method, secure, _counting_note(method)),
+               private, _cell_over_channel(method, PlainChannel(), forgets=True), Cell(kept))
 
 
-def _tried(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
-    found = _refused(method, channel, forgets)
+def _cell_over_channel(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
+    found = _refusal_texts(method, channel, forgets)
     return Cell("no", found) if found else Cell(f"yes{counted}")
 
 
-def _refused(method: FederatedAlgorithm, channel: Channel, forgets: bool = False) -> tuple[str, ...]:
-    fleet = _fleet(forgets)
+def _refusal_texts(method: FederatedAlgorithm, channel: Channel, forgets: bool = False) -> tuple[str, ...]:
+    fleet = _remote_fleet(forgets)
     return refusals(method, fleet.population, channel, fleet)
 
 
-def _fleet(forgets: bool) -> Fleet:
+def _remote_fleet(forgets: bool) -> Fleet:
     """Clients in other processes, of whom nothing is asked."""
     client = torch.arange(CLIENTS)
     registry = ClientRegistry(client, torch.ones(CLIENTS, dtype=torch.float64), client % NODES, client // NODES, client % GROUPS)
     return RemoteFleet(lambda messages: {}, registry, forgets)
 
 
-def _counted(method: FederatedAlgorithm) -> str:
+def _counting_note(method: FederatedAlgorithm) -> str:
     """Whether a secure channel counts who contributes before they train: in every round, or where a dual is used again."""
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
@@ -169,16 +169,16 @@ def _counted(method: FederatedAlgorithm) -> str:
     return ", counted first" if all(unknown) else ", counted first with a reused dual" if any(unknown) else ""
 
 
-def _risk_with_noise(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
+def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
     """With a private aggregator: as the risk is, or inside `Binned`."""
     private = _with_private_mean(method, noise)
-    found = _refused(private, PlainChannel())
+    found = _refusal_texts(private, PlainChannel())
     if found:
         return Cell("no", found)
-    if _finite(private):
+    if _has_finite_epsilon(private):
         return Cell("yes")
     binned = _with_private_mean(replace(method, risk=Binned(method.risk, histogram)), noise)
-    found = _refused(binned, PlainChannel())
+    found = _refusal_texts(binned, PlainChannel())
     return Cell("no", found) if found else Cell("inside `Binned`")
 
 
@@ -188,16 +188,16 @@ def _with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) -> Fede
     return replace(method, aggregate=aggregate)
 
 
-def _aggregator_with_noise(method: FederatedAlgorithm) -> Cell:
-    return Cell("yes" if _finite(method) else "ε is infinite")
+def _noise_cell_of_aggregator(method: FederatedAlgorithm) -> Cell:
+    return Cell("yes" if _has_finite_epsilon(method) else "ε is infinite")
 
 
-def _finite(method: FederatedAlgorithm) -> bool:
+def _has_finite_epsilon(method: FederatedAlgorithm) -> bool:
     """Whether a round costs a finite epsilon."""
     return not any(isinstance(release, NonPrivateRelease) for release in method.releases(1))
 
 
-def _shown(cell: Cell, texts: list[str]) -> str:
+def _cell_text(cell: Cell, texts: list[str]) -> str:
     """A cell in the table; the texts it refers to are appended where they are new."""
     texts += [text for text in cell.refused if text not in texts]
     numbers = ", ".join(str(texts.index(text) + 1) for text in cell.refused)
@@ -206,7 +206,7 @@ def _shown(cell: Cell, texts: list[str]) -> str:
 
 def main(path: str) -> None:
     page = Path(path)
-    page.write_text(written(page.read_text()))
+    page.write_text(page_with_table(page.read_text()))
 
 
 if __name__ == "__main__":

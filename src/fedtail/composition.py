@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtail.channel.base import Channel, adds_shares, refuse_release
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
+from fedtail.deprecated import with_old_names
 from fedtail.fleet import Fleet
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
@@ -27,6 +28,7 @@ class SmallTailWarning(UserWarning):
     """Few clients contribute in a round: what the cohort optimises is far from the risk over all clients."""
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Composition:
     """A method's parts, and what they are to run on."""
@@ -40,7 +42,7 @@ class Composition:
     fleet: Fleet
 
     @property
-    def declared(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
+    def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
         return self.risk.declares, self.aggregate.declares, self.local.declares
 
     @property
@@ -88,7 +90,7 @@ def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
 
 def sampler_fits(parts: Composition) -> Iterator[str]:
     """The sampler can draw from this population."""
-    yield from _said(lambda: parts.sample.check(parts.population))
+    yield from _catch_refusal(lambda: parts.sample.check(parts.population))
 
 
 def risk_has_its_clients(parts: Composition) -> Iterator[str]:
@@ -102,20 +104,20 @@ def risk_has_its_clients(parts: Composition) -> Iterator[str]:
     elif declared.needs_groups is not None and int(population.group.max()) >= declared.needs_groups:
         highest = int(population.group.max())
         yield f"population.group goes up to {highest}, but groups={declared.needs_groups}. Write groups={highest + 1}."
-    yield from _said(lambda: parts.risk.check(population, parts.sample))
+    yield from _catch_refusal(lambda: parts.risk.check(population, parts.sample))
 
 
 def channel_carries_the_rows(parts: Composition) -> Iterator[str]:
     """What is sent may be seen as this channel shows it."""
-    risk, aggregate, _ = parts.declared
+    risk, aggregate, _ = parts.declarations
     names = parts.names
-    yield from _said(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
-    yield from _said(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
+    yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
+    yield from _catch_refusal(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
 
 
 def noise_makes_it_private(parts: Composition) -> Iterator[str]:
     """Where updates are noised, one client moves the rest by a bounded amount too."""
-    risk, aggregate, _ = parts.declared
+    risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
                "WeightedMean without privacy.")
@@ -127,14 +129,14 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
     The cohort a risk's own numbers were planned for must be about the sampler's, and a total about what the weights of the risk
     sum to; where that is not known (`Tilted`), any total will do.
     """
-    risk, aggregate, _ = parts.declared
+    risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:
         yield (f"{parts.names[1]} needs a total: {parts.names[0]} does not release the weight of those who contribute. Write "
                "total=theta * m, the weight the tail is expected to have.")
     if not aggregate.mechanism.private:
         return
     cohort, planned = parts.cohort_size, risk.planned_clients
-    if planned is not None and not _near(planned, cohort, ROUGHLY):
+    if planned is not None and not _is_near(planned, cohort, ROUGHLY):
         yield (f"the histogram is planned for expected_clients={planned:g}, but of this population {cohort:g} are expected in a "
                f"round. Write expected_clients={cohort:g}.")
         return
@@ -142,7 +144,7 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
         return
     clients, total, inner = planned or cohort, aggregate.total, type(parts.innermost).__name__
     weight = risk.weight * clients
-    if not _near(total, weight, ROUGHLY if planned is None else CLOSELY):
+    if not _is_near(total, weight, ROUGHLY if planned is None else CLOSELY):
         times, wrong = (total / weight, "short") if total > weight else (weight / total, "long")
         yield (f"updates are divided by total={total:g}, but of {clients:g} clients about {weight:g} contribute under {inner}: "
                f"they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
@@ -150,7 +152,7 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
 
 def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
     """An aggregator that uses curvature has a risk that gives it."""
-    risk, aggregate, _ = parts.declared
+    risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
         yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
                "PowerFair as the risk.")
@@ -186,7 +188,7 @@ def enough_clients_contribute(parts: Composition) -> Iterator[str]:
 
 def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
     """Where a node adds its own clients' shares of integer noise, and so knows them, the others' are enough."""
-    risk, aggregate, _ = parts.declared
+    risk, aggregate, _ = parts.declarations
     nodes = getattr(parts.population, "node", None)
     if nodes is None:
         return
@@ -216,7 +218,7 @@ def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
                       SmallTailWarning, stacklevel=5)
 
 
-def _said(check: Callable[[], None]) -> Iterator[str]:
+def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
     """What a check of a part's own says, if it refuses."""
     try:
         check()
@@ -224,5 +226,5 @@ def _said(check: Callable[[], None]) -> Iterator[str]:
         yield str(reason)
 
 
-def _near(one: float, other: float, factor: float) -> bool:
+def _is_near(one: float, other: float, factor: float) -> bool:
     return other / factor <= one <= other * factor

@@ -16,20 +16,27 @@ Kind = TypeVar("Kind", bound=type)
 NAMES = {
     "fedtail": {"NobodyCountedWarning": "NoContributionWarning", "Terms": "PrivacyBudget"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
+    "fedtail.base_part": {"unsent": "unsent_field", "with_declared": "class_with_declared"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
     "fedtail.quantiles": {"nobody": "empty_tail"},
+    "fedtail.questions": {"arranged": "arrange_answers", "bound_for": "row_bound_for", "changed": "replace_fields",
+                          "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise"},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
                        "TogetherServer": "AllOrNothingServer"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
+    "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one"},
+    "ClientStatistics": {"weighted": "with_density"},
+    "Composition": {"declared": "declarations"},
     "Guarantee": {"against_server": "without_amplification"},
     "Ledger": {"terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "State": {"keeping": "with_part_state", "of": "part_state"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}
 VALUES = {"schedule": {"together": "all-or-nothing"}}
@@ -45,7 +52,7 @@ def old_name(module: str, name: str) -> Any:
     new = NAMES[module].get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{module}.{new}", stacklevel=3)
+    _warn_of_old_name(f"{module}.{name}", f"{module}.{new}", stacklevel=3)
     return getattr(importlib.import_module(module), new)
 
 
@@ -60,7 +67,7 @@ def with_old_names(kind: Kind) -> Kind:
 
     changed.__init__ = init
     for old, new in ATTRIBUTES.get(kind.__name__, {}).items():
-        setattr(kind, old, _old_attribute(kind.__name__, old, new))
+        setattr(kind, old, _old_attribute_property(kind.__name__, old, new))
     return kind
 
 
@@ -68,7 +75,7 @@ def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a class under their new names, an old one before a new one; warns where there are old ones."""
     changed = KEYWORDS.get(kind, {})
     for old in changed.keys() & given.keys():
-        _warn(f"{old} of {kind}", changed[old], stacklevel=3)
+        _warn_of_old_name(f"{old} of {kind}", changed[old], stacklevel=3)
     return new_fields(kind, given)
 
 
@@ -93,21 +100,21 @@ def new_value(name: str, value: Any) -> Any:
     """The value of a setting as it is written now; warns where it was written otherwise."""
     new = VALUES[name].get(value, value)
     if new != value:
-        _warn(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
+        _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
     return new
 
 
-def _old_attribute(kind: str, old: str, new: str) -> property:
+def _old_attribute_property(kind: str, old: str, new: str) -> property:
     def get(self: Any) -> Any:
-        _warn(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
+        _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         return getattr(self, new)
 
     def put(self: Any, value: Any) -> None:
-        _warn(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
+        _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         setattr(self, new, value)
 
     return property(get, put, doc=f"The old name of `{new}`.")
 
 
-def _warn(old: str, new: str, stacklevel: int) -> None:
+def _warn_of_old_name(old: str, new: str, stacklevel: int) -> None:
     warnings.warn(f"{old} is now {new}; the old name goes with the next version.", DeprecationWarning, stacklevel + 1)

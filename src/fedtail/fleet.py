@@ -39,7 +39,7 @@ class RoundView:
     left_out: Tensor        # (clients,) whose loss or update was not finite
 
     @classmethod
-    def of_nobody(cls) -> RoundView:
+    def empty(cls) -> RoundView:
         """A round in which no client was sampled."""
         none = torch.zeros(0, dtype=torch.bool)
         return cls(torch.zeros(0, dtype=torch.int64), none[None], none)

@@ -23,7 +23,7 @@ ENTRY = "fedtail"               # of the metadata
 def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
     """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice).
 
-    `made` is what `how_made` says of the run that trained it.
+    `made` is what `training_record` says of the run that trained it.
     """
     from safetensors.torch import save
 
@@ -32,7 +32,7 @@ def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
     return save(tensors, {ENTRY: json.dumps(made, sort_keys=True)}) if made else save(tensors)
 
 
-def how_made(ledger: Ledger, rounds: int) -> dict[str, Any]:
+def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
     """What a model file says of the rounds that made it: what was released without a mechanism or, where nothing was, the
     ledger's size, digest and rounds. A private model's file is therefore not the same to the bit after repeated rounds."""
     exposed = list(ledger.non_private)
@@ -51,10 +51,10 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
     except (OSError, SafetensorError) as reason:
         raise ValueError(f"{path} is not a model file that can be read ({reason}). Runs leave theirs as model.safetensors.") \
             from reason
-    return tensors, _history(path, metadata)
+    return tensors, _history_from_metadata(path, metadata)
 
 
-def _history(path: Path, metadata: dict[str, str]) -> EarlierHistory:
+def _history_from_metadata(path: Path, metadata: dict[str, str]) -> EarlierHistory:
     """The rounds that a ledger beside the file tells of, if it is the file's own; else what the file says."""
     try:
         made = json.loads(metadata.get(ENTRY, "null"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import rows_of
 from fedtail.losses import padding
-from fedtail.modules import call, own_generator, trainable, training_copy
+from fedtail.modules import call_module, own_generator, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -23,7 +23,7 @@ AGAIN = 4            # calls of any module, which should all give the same
 TIMES = 32           # calls of a module that was seen to draw: whether it drops a layer, say, does not show every time
 
 
-def tried(module: nn.Module, inputs: Examples) -> Tensor:
+def try_module(module: nn.Module, inputs: Examples) -> Tensor:
     """The outputs for a few examples, in evaluation mode.
 
     Refused is a module that fails or does not return a tensor, that carries tensor hooks on its parameters, writes to its
@@ -34,14 +34,14 @@ def tried(module: nn.Module, inputs: Examples) -> Tensor:
     with torch.no_grad(), own_generator():
         outputs = trial(trial.evaluating, inputs)
         trial(trial.learning, inputs)                      # buffers that are filled at the first call are filled now
-        trial.step()
+        trial.move_parameters()
         _refuse_changed_tensors(trial, inputs)
         _refuse_draws_in_evaluation(trial, inputs)
         _refuse_other_generators(trial, inputs)
     return outputs
 
 
-def refuse_neighbours(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
+def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
     """Refuse a module whose outputs for an example depend on the other examples of the batch, in either mode.
 
     The last and the first example are called as a batch of two, in this order, and compared with the batch of all. Dropout is
@@ -49,11 +49,11 @@ def refuse_neighbours(module: nn.Module, inputs: Examples, targets: Tensor) -> N
     mode. Positions that do not count, by their target, may differ.
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
-    _without_dropout(trial.learning)
+    _remove_dropout(trial.learning)
     with torch.no_grad(), own_generator():
         for copied in (trial.evaluating, trial.learning):
             trial(copied, inputs)                          # buffers that are filled at the first call are filled now
-        trial.step()                                       # last layers that start at zero would hide all before them
+        trial.move_parameters()                                       # last layers that start at zero would hide all before them
         for copied in (trial.evaluating, trial.learning):
             whole, pair = trial(copied, inputs), trial(copied, rows_of(inputs, picked))
             if not trial.drew and len(whole) == len(targets) and pair.shape[1:] == whole.shape[1:]:
@@ -72,21 +72,21 @@ class Trial:
         given = {k: v.clone() for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.clone()
         before = torch.default_generator.manual_seed(seed).get_state()
         try:
-            outputs = call(copied, given)
+            outputs = call_module(copied, given)
         except Exception as reason:
-            shapes = {k: tuple(v.shape[1:]) for k, v in _by_name(inputs).items()}
-            shape, hint = shapes if isinstance(inputs, dict) else shapes["x"], _hint(str(reason), _by_name(inputs))
+            shapes = {k: tuple(v.shape[1:]) for k, v in _inputs_by_name(inputs).items()}
+            shape, hint = shapes if isinstance(inputs, dict) else shapes["x"], _input_hint(str(reason), _inputs_by_name(inputs))
             raise ValueError(f"{self.name} cannot take examples of shape {shape}{hint}: {reason}") from reason
         self.drew = not torch.equal(torch.default_generator.get_state(), before)
         if not isinstance(outputs, Tensor):
             raise ValueError(f"{self.name} must return one tensor, got {type(outputs).__name__}. Wrap it in a module that picks "
                              "one.")
-        self._refuse_written(_by_name(given), _by_name(inputs))
-        return outputs.clone()                             # they may be a view of a parameter, which `step` changes
+        self._refuse_written_inputs(_inputs_by_name(given), _inputs_by_name(inputs))
+        return outputs.clone()                             # they may be a view of a parameter, which `move_parameters` changes
 
-    def step(self) -> None:
+    def move_parameters(self) -> None:
         """Move all parameters a little, as a step of training would, so that what follows it shows: away from 0."""
-        for parameter in (*trainable(self.learning), *trainable(self.evaluating)):
+        for parameter in (*trainable_parameters(self.learning), *trainable_parameters(self.evaluating)):
             away = torch.where(parameter < 0, -1.0, 1.0)
             parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
 
@@ -97,21 +97,21 @@ class Trial:
         if targets.ndim > 1 and gap.shape[: targets.ndim] == targets.shape:
             counts &= ~padding(targets).reshape(*targets.shape, *[1] * (gap.ndim - targets.ndim))
         largest, most = (values.where(counts, 0.0).amax().item() if values.numel() else 0.0 for values in (gap, scale))
-        if largest > most * max(CLOSE, ROUNDING * torch.finfo(trainable(self.learning)[0].dtype).eps):
+        if largest > most * max(CLOSE, ROUNDING * torch.finfo(trainable_parameters(self.learning)[0].dtype).eps):
             raise ValueError(f"{self.name} gives an example other outputs when other examples are in the batch (by up to "
                              f"{largest:.2g}, outputs being up to {most:.2g}), so a client's loss would depend on its "
                              "neighbours. Normalise within an example (LayerNorm, GroupNorm; x.mean(1, keepdim=True), not "
                              "x.mean(0)), and give recurrent and attention layers batch_first=True.")
 
-    def _refuse_written(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
-        written = [name for name, values in given.items() if _written(values, originals[name])]
+    def _refuse_written_inputs(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
+        written = [name for name, values in given.items() if _was_written_to(values, originals[name])]
         if written:
             raise ValueError(f"{self.name} writes to its input ({', '.join(written)}), which would change the population's own "
                              "examples. Write x = 2 * x for x.mul_(2), x = x.masked_fill(...) for x[...] = 0 and a first layer "
                              "without inplace=True, or begin forward with x = x.clone().")
 
 
-def _without_dropout(module: nn.Module) -> None:
+def _remove_dropout(module: nn.Module) -> None:
     """Take the dropout out of PyTorch's own layers."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -133,7 +133,7 @@ def _refuse_tensor_hooks(module: nn.Module) -> None:
 def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
     before = {k: v.clone() for k, v in trial.learning.state_dict().items()}
     trial(trial.learning, inputs)
-    changed = [k for k, v in trial.learning.state_dict().items() if not _same(v, before[k])]
+    changed = [k for k, v in trial.learning.state_dict().items() if not _are_identical(v, before[k])]
     if changed:
         raise ValueError(f"{trial.name} changes {', '.join(changed)} when it is called in training, so that clients would change "
                          "each other's. Take that part out of the module.")
@@ -141,7 +141,7 @@ def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
 
 def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
     first = trial(trial.evaluating, inputs)
-    if trial.drew and any(not _same(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
+    if trial.drew and any(not _are_identical(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
         raise ValueError(f"{trial.name} draws random numbers in evaluation mode, where no client has a stream of its own: losses "
                          "would change with the number of workers. Draw in training only: F.dropout(x, p, self.training).")
 
@@ -149,9 +149,9 @@ def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
 def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
     """Refuse what differs from call to call though torch's generator is seeded: other processes would draw other numbers."""
     for mode, copied in (("training", trial.learning), ("evaluation", trial.evaluating)):
-        before, first = _states(copied), trial(copied, inputs)
-        drawn = [name for name, state in _states(copied).items() if state != before.get(name)]
-        if all(_same(trial(copied, inputs), first) for _ in range(TIMES if drawn else AGAIN)):
+        before, first = _generator_states(copied), trial(copied, inputs)
+        drawn = [name for name, state in _generator_states(copied).items() if state != before.get(name)]
+        if all(_are_identical(trial(copied, inputs), first) for _ in range(TIMES if drawn else AGAIN)):
             continue
         unknown = "gives other outputs at each call (a generator of its own, or an attribute that every call changes)"
         source = f"draws from {' and '.join(drawn)}" if drawn else unknown
@@ -160,11 +160,11 @@ def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
                          "for each client.")
 
 
-def _states(module: nn.Module) -> dict[str, bytes]:
+def _generator_states(module: nn.Module) -> dict[str, bytes]:
     """Where generators other than torch's default one stand: those of numpy and random, and those that parts of a module hold."""
     held: dict[str, Any] = {"numpy.random": np.random.get_state(), "random": random.getstate()}      # noqa: NPY002
     for name, part in module.named_modules():
-        for key, value in _attributes(vars(part)):
+        for key, value in _held_values(vars(part)):
             where = f"{name}.{key}" if name else key
             if isinstance(value, np.random.Generator):
                 held[where] = value.bit_generator.state
@@ -175,30 +175,30 @@ def _states(module: nn.Module) -> dict[str, bytes]:
     return {name: pickle.dumps(state) for name, state in held.items()}
 
 
-def _attributes(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _held_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """What a part holds, by name, in lists and dicts too; the parts of a module are seen for themselves."""
     if isinstance(held, (list, tuple, dict)):
         for name, value in held.items() if isinstance(held, dict) else enumerate(held):
-            yield from _attributes(value, f"{key}.{name}" if key else str(name))
+            yield from _held_values(value, f"{key}.{name}" if key else str(name))
     else:
         yield key, held
 
 
-def _by_name(inputs: Examples) -> dict[str, Tensor]:
+def _inputs_by_name(inputs: Examples) -> dict[str, Tensor]:
     return inputs if isinstance(inputs, dict) else {"x": inputs}
 
 
-def _written(after: Tensor, before: Tensor) -> bool:
+def _was_written_to(after: Tensor, before: Tensor) -> bool:
     """Whether somebody wrote to a copy: torch counts that; what it does not see (`x.data`, numpy) shows in the values."""
-    return (not after.is_inference() and after._version > 0) or not _same(after, before)
+    return (not after.is_inference() and after._version > 0) or not _are_identical(after, before)
 
 
-def _same(some: Tensor, others: Tensor) -> bool:
+def _are_identical(some: Tensor, others: Tensor) -> bool:
     """Equal to the bit, NaN included."""
     return torch.equal(some, others) or (some.shape == others.shape and torch.allclose(some, others, 0, 0, equal_nan=True))
 
 
-def _hint(reason: str, parts: dict[str, Tensor]) -> str:
+def _input_hint(reason: str, parts: dict[str, Tensor]) -> str:
     whole = [name for name, values in parts.items() if not values.is_floating_point()]
     if "lengths" in reason:
         return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 
-def call(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
+def call_module(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
     """A module's outputs for a tensor, or for tensors by name (passed as keywords)."""
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
 
 
-def cast(inputs: Tensor | dict[str, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+def cast_inputs(inputs: Tensor | dict[str, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
     """Floating-point inputs in the model's precision; tokens and other integers as they are."""
     if isinstance(inputs, dict):
         return {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
-def trainable(module: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
@@ -52,14 +52,14 @@ def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None
 _ONE_AT_A_TIME = threading.RLock()
 
 
-def _renew() -> None:
+def _renew_lock() -> None:
     """A forked process has one thread, and whoever held the lock is not there to let go of it."""
     global _ONE_AT_A_TIME
     _ONE_AT_A_TIME = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def generator_positions(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def nobody_draws() -> Iterator[None]:
+def block_other_draws() -> Iterator[None]:
     """Keep all other threads out of `own_generator`: a process forked while one draws would inherit a locked generator."""
     with _ONE_AT_A_TIME:
         yield

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedtail.base_part import Part, unsent
+from fedtail.base_part import Part, unsent_field
 from fedtail.client_statistics import ClientStatistics, WeightedClients
-from fedtail.devices import sent
+from fedtail.deprecated import old_names
+from fedtail.devices import to_device
 from fedtail.privacy.events import NonPrivateRelease, Release
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
 
@@ -115,7 +116,7 @@ class Question(Protocol):
         """At least how many clients, of at most so much mass each, have a row other than zero; None: unknown until counted."""
         ...
 
-    def count(self) -> Question:
+    def count_question(self) -> Question:
         """The question how many clients would have a row other than zero."""
         ...
 
@@ -133,7 +134,7 @@ class Statistic:
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
     objective: Any = None               # what a client's loss is: None is the mean over its examples
-    last_share: int | None = unsent()
+    last_share: int | None = unsent_field()
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, StatisticPart):
@@ -163,7 +164,7 @@ class Statistic:
     def fewest_contributors(self, mass: float) -> float:
         return math.inf                 # everybody in the cohort answers
 
-    def count(self) -> Question:
+    def count_question(self) -> Question:
         raise TypeError("everybody answers a Statistic: there is nothing to count.")
 
 
@@ -182,7 +183,7 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
-    last_share: int | None = unsent()
+    last_share: int | None = unsent_field()
 
     @property
     def name(self) -> str:
@@ -198,7 +199,7 @@ class Train:
         return bool(self.risk.declares.reads_losses)
 
     @property
-    def weighed_by(self) -> str:
+    def weighting_part(self) -> str:
         """The class of the part that says who contributes."""
         return type(self.risk).__name__
 
@@ -211,22 +212,22 @@ class Train:
     def release(self, dim: int) -> Release:
         return _release(self, self.width(dim), f"the updates, by {self.name}")
 
-    def weighted(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
+    def weigh_clients(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
         """The clients with their weights, and who contributes: has a weight and takes a step."""
         declared = self.risk.declares
         memory = f"risk {self.model}" if declared.keeps else None
         known = clients.statistics(self.model, declared.reads_losses, memory, losses, self.objective)
-        weighted = known.weighted(self.risk.density(known, self.dual))
+        weighted = known.with_density(self.risk.density(known, self.dual))
         return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
     def contributes(self, clients: Clients) -> Tensor:
         """Who has a row other than zero: has a weight, and takes a step."""
-        return self.weighted(clients)[1]
+        return self.weigh_clients(clients)[1]
 
     def rows(self, clients: Clients) -> Tensor:
         at_once = self.first_gradient_tells_loss(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
-        weighted, chosen = self.weighted(clients, losses)
+        weighted, chosen = self.weigh_clients(clients, losses)
         if self.risk.declares.keeps:
             clients.remember(f"risk {self.model}", self.risk.remember(weighted, self.dual))
         clients.shard.contributed[self.model, clients.place] |= chosen
@@ -234,16 +235,17 @@ class Train:
             return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
         few = clients.take(chosen) if not bool(chosen.all()) else clients
         where = chosen.nonzero().flatten()
-        updates = self.local.updates(few, self.model, None if gradients is None else gradients[sent(where, gradients.device)])
+        first = None if gradients is None else gradients[to_device(where, gradients.device)]
+        updates = self.local.updates(few, self.model, first)
         trained = self.aggregate.rows(updates, weighted.take(chosen), self, few)
         if len(few) == len(clients):
             return trained
         rows = trained.new_zeros(len(clients), trained.shape[1])
-        return rows.index_copy_(0, sent(where, rows.device), trained)
+        return rows.index_copy_(0, to_device(where, rows.device), trained)
 
     def first_gradient_tells_loss(self, shard: Shard) -> bool:
         """Whether losses that are not known yet come with the first gradients."""
-        known = shard.knows(self.model, self.objective) or not self.risk.declares.reads_losses
+        known = shard.knows_losses(self.model, self.objective) or not self.risk.declares.reads_losses
         return not known and self.objective is None and self.local.first_gradient_tells_loss(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -252,7 +254,7 @@ class Train:
     def fewest_contributors(self, mass: float) -> float | None:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
-    def count(self) -> Question:
+    def count_question(self) -> Question:
         return Count(self, self.model)
 
 
@@ -268,14 +270,14 @@ class Evaluate:
     gather: bool = False
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
-    last_share: int | None = unsent()
+    last_share: int | None = unsent_field()
 
     @property
     def name(self) -> str:
         return type(self.part).__name__
 
     @property
-    def weighed_by(self) -> str:
+    def weighting_part(self) -> str:
         """The class of the part that says who contributes."""
         return self.name
 
@@ -308,7 +310,7 @@ class Evaluate:
     def fewest_contributors(self, mass: float) -> None:
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
-    def count(self) -> Question:
+    def count_question(self) -> Question:
         return Count(self, self.model)
 
 
@@ -346,7 +348,7 @@ class Count:
         return 1
 
     def release(self, dim: int) -> Release:
-        return NonPrivateRelease(f"how many clients contribute under {self.question.weighed_by}")
+        return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
         return torch.ones(1, dtype=torch.float64)
@@ -354,7 +356,7 @@ class Count:
     def fewest_contributors(self, mass: float) -> float:
         return math.inf                 # everybody in the cohort answers
 
-    def count(self) -> Question:
+    def count_question(self) -> Question:
         raise TypeError("everybody answers a Count: there is nothing to count.")
 
 
@@ -369,20 +371,20 @@ class Joint:
     questions: tuple[Any, ...]
 
 
-def changing(conversation: Conversation[T], **fields: Any) -> Conversation[T]:
+def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conversation[T]:
     """A conversation whose questions have other values in some fields: about another model, or another number of each client."""
     reply = None
     try:
         while True:
-            reply = yield changed(conversation.send(reply), **fields)
+            reply = yield replace_fields(conversation.send(reply), **fields)
     except StopIteration as end:
         return end.value
 
 
-def changed(question: Any, **fields: Any) -> Any:
+def replace_fields(question: Any, **fields: Any) -> Any:
     """A question, or every single one of a joint question, with other values in some fields."""
     if isinstance(question, Joint):
-        return Joint(tuple(changed(one, **fields) for one in question.questions))
+        return Joint(tuple(replace_fields(one, **fields) for one in question.questions))
     return replace(question, **fields)
 
 
@@ -395,9 +397,9 @@ def single_questions(question: Any) -> Iterator[Question]:
         yield question
 
 
-def arranged(question: Any, answers: Iterator[Tensor]) -> Any:
+def arrange_answers(question: Any, answers: Iterator[Tensor]) -> Any:
     """Answers to the single questions, arranged as they were joined."""
-    return tuple(arranged(one, answers) for one in question.questions) if isinstance(question, Joint) else next(answers)
+    return tuple(arrange_answers(one, answers) for one in question.questions) if isinstance(question, Joint) else next(answers)
 
 
 class Encoding(Protocol):
@@ -432,7 +434,7 @@ class Encoding(Protocol):
         ...
 
 
-def bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
+def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
     """The bound of the rows that are sent, where the encoding needs it."""
     if not encoding.bounded:
         return torch.zeros(0, dtype=torch.float64)
@@ -448,12 +450,12 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
         clients.shard.failed[clients.place] |= ~finite.cpu()
         rows = rows.where(finite[:, None], 0.0)
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
-        refuse_coarse(question, rows.shape[1], encoding)
-    rows = _noised(question, rows, clients)
-    return encoding.encode(rows, bound_for(question, rows.shape[1], encoding), question.divisor)
+        refuse_rounding_after_noise(question, rows.shape[1], encoding)
+    rows = _apply_mechanism(question, rows, clients)
+    return encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
 
 
-def refuse_coarse(question: Question, width: int, encoding: Encoding) -> None:
+def refuse_rounding_after_noise(question: Question, width: int, encoding: Encoding) -> None:
     """Refuse an encoding that would round rows of integers once more after their noise: the sum would not be what is priced."""
     bound = question.mechanism.bound(width)
     missing = encoding.missing_bits(bound) if bound is not None else 0
@@ -463,13 +465,13 @@ def refuse_coarse(question: Question, width: int, encoding: Encoding) -> None:
                          "(at most 62), or write a smaller scale in DiscreteNoise.")
 
 
-def _noised(question: Question, rows: Tensor, clients: Clients) -> Tensor:
+def _apply_mechanism(question: Question, rows: Tensor, clients: Clients) -> Tensor:
     """Rows with every client's share of the noise or, where the number of shares is fixed, those of the clients it falls to."""
     mechanism: Any = question.mechanism
     if question.last_share is None:
-        return mechanism.on_client(rows, clients.noise(question.number))
+        return mechanism.on_client(rows, clients.noise_source(question.number))
     adding = clients.keys <= question.last_share
-    return mechanism.on_client(rows, clients.take(adding).noise(question.number), adding)
+    return mechanism.on_client(rows, clients.take(adding).noise_source(question.number), adding)
 
 
 def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
@@ -505,3 +507,6 @@ def side_by_side(conversations: list[Conversation[T]]) -> Conversation[list[T]]:
         sums = (yield Joint(tuple(asked.values()))) if asked else ()
         replies = dict(zip(asked, sums, strict=True))
     return [results[k] for k in range(len(conversations))]
+
+
+__getattr__ = old_names(__name__)

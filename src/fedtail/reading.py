@@ -33,13 +33,13 @@ class Unreadable(ValueError):
 def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
     """The contents of an ordinary file of at most so many bytes."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            size = _checked_size(path, file.fileno(), most, what)
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            size = _check_size(path, file.fileno(), most, what)
             content = file.read(size + 1)
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as reason:
         raise type(reason)(f"{path} cannot be read: {reason.strerror}.") from None
     except (OSError, ValueError) as reason:
-        raise reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {shortly(reason)}.") from reason
+        raise reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {shorten(reason)}.") from reason
     if len(content) > size:
         raise Unreadable(f"{path} grew beyond {size} bytes while it was read. Read it when it is whole.")
     return content
@@ -61,10 +61,10 @@ def read_json(path: Path, most: int = JSON_BYTES) -> Any:
 def json_value(text: str | bytes, where: str) -> Any:
     """A JSON value whose keys differ, without NaN, nested at most `DEPTH` deep, its whole numbers of 64 bits."""
     try:
-        value = json.loads(text, object_pairs_hook=unlike_keys, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=dict_of_unique_keys, parse_constant=_refuse_constant)
         _check_tree(value)
     except (ValueError, RecursionError) as reason:
-        raise Unreadable(f"{where} is not readable json ({shortly(reason)}).") from None
+        raise Unreadable(f"{where} is not readable json ({shorten(reason)}).") from None
     return value
 
 
@@ -91,11 +91,11 @@ def toml_tables(text: str, where: str) -> dict[str, Any]:
         _check_tree(tables)
     except (ValueError, RecursionError) as reason:
         hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
-        raise Unreadable(f"{where} is not valid TOML: {shortly(reason)}.{hint}") from None
+        raise Unreadable(f"{where} is not valid TOML: {shorten(reason)}.{hint}") from None
     return tables
 
 
-def unlike_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def dict_of_unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """An object out of its keys and values; refused where a key comes twice: readers would differ in which one they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -103,25 +103,25 @@ def unlike_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return found
 
 
-def plain_name(name: Any, where: str) -> str:
+def check_plain_name(name: Any, where: str) -> str:
     """The name of a file in a folder; one that leads elsewhere is refused."""
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise Unreadable(f"{where} names the file {shortly(name)!r}, and the plain name of a file beside it is needed.")
+        raise Unreadable(f"{where} names the file {shorten(name)!r}, and the plain name of a file beside it is needed.")
     return name
 
 
 @contextmanager
-def refusing(what: str, write: str) -> Iterator[None]:
+def refuse_damaged(what: str, write: str) -> Iterator[None]:
     """Whatever a damaged file makes another library say, a lack of memory included, as one refusal."""
     try:
         yield
     except Unreadable:
         raise
     except Exception as reason:
-        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {shortly(reason)}). {write}") from reason
+        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {shorten(reason)}). {write}") from reason
 
 
-def shortly(value: Any, most: int = 300) -> str:
+def shorten(value: Any, most: int = 300) -> str:
     """A text, or the first line of what an error says, cut to a length that fits in an error."""
     try:
         text = str(value)
@@ -133,14 +133,14 @@ def shortly(value: Any, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 3:]}"
 
 
-def most_unpacked(path: str | Path) -> int:
+def largest_unpacked_size(path: str | Path) -> int:
     """Bytes that the arrays of a compressed file may take: `RATIO` times the file, and `ALWAYS` in any case."""
     return max(ALWAYS, RATIO * Path(path).stat().st_size)
 
 
-def refuse_swollen(path: str | Path, size: float) -> None:
+def refuse_decompression_bomb(path: str | Path, size: float) -> None:
     """Refuse a file whose arrays take many times more than the file: a few bytes can stand for any number of equal values."""
-    if size > most_unpacked(path):
+    if size > largest_unpacked_size(path):
         raise Unreadable(f"{path} has {Path(path).stat().st_size} bytes and would unpack to {size:.3g}, more than {RATIO} times "
                          f"as many. If that is right, write it without compression: numpy.savez(...).")
 
@@ -173,11 +173,11 @@ def _check_text(texts: Any) -> None:
             text.encode()
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
+def _check_size(path: Path, descriptor: int, most: int, what: str) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise Unreadable(f"{path} is not an ordinary file.")
@@ -186,6 +186,6 @@ def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
     return found.st_size
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
     """Open a file; a pipe is opened too, without waiting for its other end, so that it can be refused."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -50,12 +50,12 @@ class Uniform:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.cohort_size)
+        _check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         keys = hashed(seed, "cohort", round, population.key)
         ids = keys.topk(self.cohort_size, largest=False).indices.sort().values
-        return _cohort(population, ids)
+        return _unweighted_cohort(population, ids)
 
     def takes_everyone(self, population: Population) -> bool:
         return self.cohort_size == len(population)
@@ -77,7 +77,7 @@ class Everyone:
     """All clients, every round."""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        return _cohort(population, torch.arange(len(population)))
+        return _unweighted_cohort(population, torch.arange(len(population)))
 
     def expected_size(self, population: Population) -> float:
         return len(population)
@@ -108,7 +108,7 @@ class Poisson:
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         drawn = uniform(hashed(seed, "cohort", round, population.key)) < self.rate
-        return _cohort(population, drawn.nonzero().flatten())
+        return _unweighted_cohort(population, drawn.nonzero().flatten())
 
     def expected_size(self, population: Population) -> float:
         return self.rate * len(population)
@@ -138,7 +138,7 @@ class ByMass:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.cohort_size)
+        _check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         order = population.key.argsort()                       # whatever the order of the population
@@ -162,10 +162,10 @@ class ByMass:
         """Draws are with replacement: any number fits."""
 
 
-def _check_size(cohort_size: int) -> None:
+def _check_cohort_size(cohort_size: int) -> None:
     if not isinstance(cohort_size, Integral) or cohort_size < 1:
         raise ValueError(f"cohort_size must be a whole number, at least 1, got {cohort_size}.")
 
 
-def _cohort(population: Population, ids: Tensor) -> Cohort:
+def _unweighted_cohort(population: Population, ids: Tensor) -> Cohort:
     return Cohort(ids, population.key[ids], torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))

@@ -24,8 +24,8 @@ from fedtail.losses import (
     squared_error,
 )
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.module_checks import refuse_neighbours, tried
-from fedtail.modules import cast, refuse_shared_statistics, trainable
+from fedtail.module_checks import refuse_dependence_on_batch, try_module
+from fedtail.modules import cast_inputs, refuse_shared_statistics, trainable_parameters
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 VARIED = 6           # clients whose first examples are called in one batch, to see whether they change each other's outputs
@@ -94,12 +94,12 @@ class Task:
 
     def params(self, module: nn.Module | None = None) -> Tensor:
         """The trainable parameters as one flat vector (w); of another module or of a state dict of the same shape."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in trainable(module or self.module)])
+        return torch.cat([parameter.detach().reshape(-1) for parameter in trainable_parameters(module or self.module)])
 
     def with_params(self, params: Tensor) -> nn.Module:
         """A copy of the module with these parameters, in their precision; each is a tensor of its own, not a view of `params`."""
         module = in_precision(copy.deepcopy(self.module), params.dtype)
-        parameters = trainable(module)
+        parameters = trainable_parameters(module)
         for parameter, part in zip(parameters, params.detach().split([p.numel() for p in parameters]), strict=True):
             parameter.data = part.view(parameter.shape).to(parameter.device, copy=True)
         return module
@@ -110,18 +110,18 @@ class Task:
             raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
         self._refuse_whole_numbers(population)
         inputs, targets = self._examples(population, _telling_rows(population))
-        outputs = tried(self.module, inputs)
+        outputs = try_module(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
                 _check_per_example(metric, outputs, targets)
-        refuse_neighbours(self.module, *self._examples(population, _varied_rows(population)))
+        refuse_dependence_on_batch(self.module, *self._examples(population, _varied_rows(population)))
 
     def _examples(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
         """Some examples in the module's precision, and their targets, on the CPU."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
-        return on(cast(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
+        return on(cast_inputs(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
 
     def _refuse_whole_numbers(self, population: Population) -> None:
         """Among whole numbers -100 is padding, which a squared error cannot tell from the number."""
@@ -159,7 +159,7 @@ def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     A float64 table beside float32 weights is float64 for a reason. In place, as `module.to(dtype)` is, which would cast it too.
     """
-    own = {parameter.dtype for parameter in trainable(module)}
+    own = {parameter.dtype for parameter in trainable_parameters(module)}
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.dtype in own:
             tensor.data = tensor.data.to(dtype)

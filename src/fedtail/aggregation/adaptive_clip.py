@@ -14,7 +14,7 @@ from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
@@ -59,7 +59,7 @@ class AdaptiveClip(Part):
         now = self.now(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
         bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
-        return torch.cat([unit, BIT_WEIGHT * bit], 1) * sent(weighted.share, updates.device)[:, None]
+        return torch.cat([unit, BIT_WEIGHT * bit], 1) * to_device(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
         sums, now = (yield train), self.now(train)

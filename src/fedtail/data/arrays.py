@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
@@ -39,7 +39,7 @@ def tensors_of(inputs: Examples) -> list[Tensor]:
 
 def on(inputs: Examples, device: torch.device) -> Examples:
     """A tensor, or each tensor of a dict, on a device."""
-    return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
+    return {k: to_device(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else to_device(inputs, device)
 
 
 def lengths_of(inputs: Examples, name: str) -> list[tuple[str, int]]:

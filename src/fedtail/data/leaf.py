@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtail.data.arrays import as_array, is_ragged, join_clients
 from fedtail.data.population import Population
-from fedtail.reading import Unreadable, read_text, shortly, unlike_keys
+from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, shorten
 
 MOST_BYTES = 1 << 32      # of a file: LEAF's own have some hundred million
 Encode = Callable[[list[Any], list[Any]], tuple[Any, Any]]
@@ -81,11 +81,11 @@ def leaf_files(folder: str | Path) -> list[Path]:
 def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Every user of one file with its lists, checked against `num_samples`."""
     try:
-        content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=unlike_keys)
+        content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=dict_of_unique_keys)
     except Unreadable:
         raise
     except (ValueError, RecursionError) as reason:
-        raise ValueError(f"{path.name} is not a JSON file: {shortly(reason)}. Is it whole?") from reason
+        raise ValueError(f"{path.name} is not a JSON file: {shorten(reason)}. Is it whole?") from reason
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, so it is not a LEAF file.")
     missing = [key for key in ("users", "num_samples", "user_data") if key not in content]

@@ -23,8 +23,8 @@ from fedtail.data.arrays import (
     on,
     pad_sequences,
     rows_of,
-    sent,
     taken,
+    to_device,
 )
 from fedtail.draws import hashed
 from fedtail.errors import FieldError
@@ -191,7 +191,7 @@ class Population:
     def to(self, device: Any) -> Population:
         """A population with its examples on a device, so that rounds and evaluations there copy nothing."""
         device = torch.device(device)
-        return replace(self, inputs=on(self.inputs, device), targets=sent(self.targets, device), folder=None)
+        return replace(self, inputs=on(self.inputs, device), targets=to_device(self.targets, device), folder=None)
 
     def at_least(self, examples: int) -> Population:
         """The clients that hold at least so many examples (the papers keep writers with 100 images or more)."""
@@ -234,7 +234,7 @@ class Population:
 
     def examples(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
         """For every example, clients in order: its client, and its row in `inputs` and `targets`."""
-        size, start, count = sent(self.size, device), sent(self.start, device), self.num_examples
+        size, start, count = to_device(self.size, device), to_device(self.start, device), self.num_examples
         owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
         return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 
@@ -253,7 +253,7 @@ class Population:
 
     def _share(self, rows: Tensor, size: Tensor) -> Population:
         """These clients with a part of their examples, and of their mass."""
-        rows = sent(rows, self.targets.device)
+        rows = to_device(rows, self.targets.device)
         return replace(self, inputs=rows_of(self.inputs, rows), targets=taken(self.targets, rows), size=size,
                        start=size.cumsum(0) - size, mass=self.mass * size / self.size, folder=None)
 

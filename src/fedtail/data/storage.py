@@ -18,7 +18,7 @@ from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
 from fedtail.data.tables import npy_header
 from fedtail.losses import IGNORED
-from fedtail.reading import Unreadable, read_json, shortly
+from fedtail.reading import Unreadable, read_json, shorten
 
 FORMAT, VERSION = "fedtail population", 2
 FORMER = 1                                              # which padded sequences of numbers with -100, not with NaN
@@ -159,13 +159,13 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         raise ValueError(f"{place / _MANIFEST} does not describe a saved population. Write one with "
                          "population.save(folder).")
     if manifest.get("version") not in (FORMER, VERSION):
-        raise ValueError(f"{place} has format version {shortly(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
+        raise ValueError(f"{place} has format version {shorten(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
                          "Install the fedtail that wrote it, or save the population again.")
     names = list(manifest["arrays"]) if isinstance(manifest.get("arrays"), dict) else []
     inputs = [name for name in names if name == "inputs" or name.partition("inputs.")[2].isidentifier()]
     rest = set(names) - set(inputs)
     if not inputs or ("inputs" in inputs and len(inputs) > 1) or not set(_NEEDED) <= rest <= {*_NEEDED, *_OPTIONAL}:
-        raise ValueError(f"{place / _MANIFEST} names the arrays {shortly(', '.join(names)) or 'none'}; inputs and "
+        raise ValueError(f"{place / _MANIFEST} names the arrays {shorten(', '.join(names)) or 'none'}; inputs and "
                          f"{', '.join(_NEEDED)} are needed. Save the population again.")
     return manifest
 
@@ -192,12 +192,12 @@ def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
             begins = stream.tell()
         whole = min(shape, default=0) >= 0 and begins + math.prod(shape) * kind.itemsize == file.stat().st_size
     except Exception as reason:                                     # whatever a damaged file makes numpy say
-        raise ValueError(f"{file} is damaged or cut short ({shortly(reason)}). Save the population again.") from None
+        raise ValueError(f"{file} is damaged or cut short ({shorten(reason)}). Save the population again.") from None
     if not whole or not kind.itemsize:
         raise ValueError(f"{file} is damaged or cut short. Save the population again.")
     found = {"dtype": kind.str, "shape": list(shape)}
     if found != entry:
-        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {shortly(entry)}. Save the population again.")
+        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {shorten(entry)}. Save the population again.")
     if (name in _KINDS and kind.str != _KINDS[name]) or (name not in (*_KINDS, "names") and kind.kind not in "biuf"):
         raise ValueError(f"{name}.npy holds {kind}, {_KINDS.get(name, 'numbers')} is needed. Save the population again.")
     return np.memmap(file, kind, "c", begins, shape, "F" if by_columns else "C")      # copy on write

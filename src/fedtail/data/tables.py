@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtail.data.arrays import Sequences, as_labels, common_dtype
 from fedtail.errors import FieldError
-from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_swollen, refusing
+from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_damaged, refuse_decompression_bomb
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BLOCK = 1 << 20                                        # bytes unpacked at once
@@ -32,7 +32,7 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 def list_arrays(path: str | Path) -> dict[str, str]:
     """What a file holds, without reading it: each name with its shape and type."""
     if suffix_of(path) == ".parquet":
-        with open_parquet(path) as file, refusing(str(path), AGAIN):
+        with open_parquet(path) as file, refuse_damaged(str(path), AGAIN):
             rows = file.metadata.num_rows
             return {field.name: f"({rows},) {field.type}" for field in file.schema_arrow}
     with _opened_npz(path) as archive:
@@ -174,7 +174,7 @@ def _text_column(column: Any, name: str) -> np.ndarray:
 
     encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
     encoded = encoded.unify_dictionaries()                         # each distinct text becomes Python text once
-    with refusing(f"column {name!r}", AGAIN):
+    with refuse_damaged(f"column {name!r}", AGAIN):
         values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
     if values.itemsize * len(column) > ALWAYS + 64 * column.nbytes:
         raise Unreadable(f"column {name!r} holds a text of {values.itemsize // 4} characters, and an array would take as "
@@ -197,9 +197,9 @@ def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 def open_parquet(path: str | Path) -> Any:
     """A parquet file; refused where it is something else, or its description of itself is larger than any should be."""
-    from fedtail.parquet_files import opened
+    from fedtail.parquet_files import open_parquet
 
-    return opened(path)
+    return open_parquet(path)
 
 
 def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
         there = {name.removesuffix(".npy"): name for name in archive.namelist()}
         for name in names:
             check_name(name, there, f"array in {path}")
-        refuse_swollen(path, sum(archive.getinfo(there[name]).file_size for name in names))
+        refuse_decompression_bomb(path, sum(archive.getinfo(there[name]).file_size for name in names))
         return {name: _npz_array(path, archive, there[name], name) for name in names}
 
 
@@ -216,7 +216,7 @@ def _opened_npz(path: str | Path) -> zipfile.ZipFile:
     """An `.npz` file, which is a zip archive; anything else is refused."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    with refusing(str(path), AGAIN):
+    with refuse_damaged(str(path), AGAIN):
         if zipfile.is_zipfile(path):
             return zipfile.ZipFile(path)
     raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
@@ -228,7 +228,7 @@ def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str
     if about.file_size > _DEFLATE * about.compress_size + _BLOCK and about.compress_type == zipfile.ZIP_DEFLATED:
         raise Unreadable(f"array {name!r} of {path} announces {about.file_size} bytes, and {about.compress_size} packed ones "
                          f"cannot hold them. {AGAIN}")
-    with refusing(f"array {name!r} of {path}", AGAIN), archive.open(about) as stream:
+    with refuse_damaged(f"array {name!r} of {path}", AGAIN), archive.open(about) as stream:
         return npy_array(stream, about.file_size, f"array {name!r}")
 
 
@@ -253,7 +253,7 @@ def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
 
 def read_npy(path: str | Path) -> np.ndarray:
     """The array in a `.npy` file, never unpickled."""
-    with refusing(str(path), AGAIN), Path(path).open("rb") as stream:
+    with refuse_damaged(str(path), AGAIN), Path(path).open("rb") as stream:
         return npy_array(stream, Path(path).stat().st_size, str(path))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
-from fedtail.base_part import Part, with_declared
+from fedtail.base_part import Part, class_with_declared
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -29,7 +29,7 @@ from fedtail.runs.files import write_whole
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Computed:
 def built_in() -> Iterator[type]:
     """What a node is willing to build: fedtail's own parts, with those they declare to be sent with them."""
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *with_declared(ClientMetrics))
+                *class_with_declared(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
         for name in room.__all__:
             part = getattr(room, name)
             if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):
-                yield from with_declared(part)
+                yield from class_with_declared(part)
 
 
 PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in()))      # give a node your own parts as well
@@ -105,7 +105,7 @@ class Node:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
-        self.types = named(dict.fromkeys((*PARTS, *(sent for part in parts for sent in with_declared(part)))))
+        self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in class_with_declared(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._forget()
@@ -215,7 +215,7 @@ class Node:
         self.fleet.hold()                                      # of which one node is the writer
         write_whole(place, saved)
         if not self.fleet.stamp:
-            self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash
+            self.fleet.sweep(named | self._named)        # the state before may be all that is left after a crash
             self._named = named
 
     def recall(self, saved: bytes) -> None:
@@ -226,7 +226,7 @@ class Node:
         if not saved:
             self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
             return
-        was: Computed = unpack(saved, {**self.types, **named([Computed])})
+        was: Computed = unpack(saved, {**self.types, **types_by_name([Computed])})
         self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._place(was.training)
         if place is not None:
             self.fleet.keep_in(place.parent)

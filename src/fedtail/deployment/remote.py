@@ -26,7 +26,7 @@ from fedtail.secure.frames import peek, unbundled
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
 from fedtail.secure.sparse_messages import SparseAsk
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a message for some nodes, replies from those who answer
 Schedule = Literal["ahead", "simple", "all-or-nothing"]
@@ -56,7 +56,7 @@ class RemoteFleet:
         self.answered = 0                                    # clients whose answers the last sums hold
         self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
-        self._types, self._run, self._messages = named(PARTS), secrets.token_bytes(16), 0
+        self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
                                   else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training

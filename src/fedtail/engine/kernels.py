@@ -17,7 +17,7 @@ from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, computing
-from fedtail.modules import call, cast, generator_positions, own_generator, trainable, training_copy
+from fedtail.modules import call_module, cast_inputs, generator_positions, own_generator, trainable_parameters, training_copy
 from fedtail.task import Task, in_precision
 from fedtail.types import Examples
 
@@ -130,7 +130,7 @@ class ModuleKernel:
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)
         self.evaluating = copy.deepcopy(self.training).eval()
-        self.trained, self.evaluated = (trainable(m) for m in (self.training, self.evaluating))
+        self.trained, self.evaluated = (trainable_parameters(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
         self.dim = sum(self.sizes)
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
@@ -138,7 +138,7 @@ class ModuleKernel:
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
         self._bind(self.evaluated, params)
         with torch.no_grad(), computing(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
-            return call(self.evaluating, inputs).to(params.dtype)
+            return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         rows = []
@@ -160,7 +160,7 @@ class ModuleKernel:
         for k in range(len(params)):
             self._bind(self.trained, params[k])
             with torch.no_grad(), computing(self.precision, self.device):
-                outputs = call(self.training, rows_of(inputs, k))
+                outputs = call_module(self.training, rows_of(inputs, k))
             rows.append(self.task.loss(outputs.to(params.dtype), targets[k]))
         return torch.stack(rows)
 
@@ -180,7 +180,7 @@ class ModuleKernel:
         self._bind(self.trained, params)
         with torch.enable_grad():
             with computing(self.precision, self.device):
-                outputs = call(self.training, inputs).to(params.dtype)
+                outputs = call_module(self.training, inputs).to(params.dtype)
             losses = self.task.loss(outputs, targets)
             parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
         losses = losses.detach()
@@ -216,7 +216,7 @@ def found_to_draw(task: Task, device: torch.device, dtype: torch.dtype, populati
 def two_clients(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
     """Inputs and targets (clients, batch, ...) of two clients, all the first example there is."""
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
-    return on(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
+    return on(cast_inputs(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

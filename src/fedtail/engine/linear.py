@@ -12,7 +12,7 @@ from fedtail.data.population import Population
 from fedtail.engine.kernels import stack_of
 from fedtail.losses import cross_entropy, default_loss, logistic, loss_for, padding, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.modules import call
+from fedtail.modules import call_module
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -39,7 +39,7 @@ class LinearKernel:
         self.shape = (linear.out_features, linear.in_features)
         self.weights = linear.out_features * linear.in_features
         self.dim = self.weights + (linear.out_features if self.bias else 0)
-        self.squeeze = call(task.module, linear.weight[:1].detach()).ndim == 1
+        self.squeeze = call_module(task.module, linear.weight[:1].detach()).ndim == 1
         self.stack = stack_of(self.dim, device)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:

@@ -100,7 +100,7 @@ class LocalFleet(Simulated):
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
-        self._held_out = None if test is None else HeldOut.of(population, test)
+        self._held_out = None if test is None else HeldOut.match_keys(population, test)
         self.workers = workers_for(self.device, workers)
         self._team, self._home = Team(_weakly(self._perform), self.workers), os.getpid()
         self._shelf: Shelf | None = None
@@ -161,7 +161,7 @@ class LocalFleet(Simulated):
 
     def _sum(self, question: Question, encoding: Encoder) -> Tensor:
         opening, shard = self._opened()
-        if question.needs_losses(shard) and not shard.knows(question.model, question.objective):
+        if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
             losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
             shard.memo[memo_name(question.model, question.objective)] = torch.cat(losses)
         if not question.trains:                            # a few numbers of each client: nothing to share
@@ -169,7 +169,7 @@ class LocalFleet(Simulated):
         total: list[Tensor] = []
         for block, (found, report) in zip(shard.blocks, self._answers(question, encoding), strict=True):
             if report is not None:
-                shard.add(torch.arange(*block), report)
+                shard.add_report(torch.arange(*block), report)
             total = [*total, found] if question.gather or not total else [encoding.sum(torch.stack([*total, found]))]
         return torch.cat(total) if question.gather else total[0]
 
@@ -191,7 +191,7 @@ class LocalFleet(Simulated):
             shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
         with own_randomness(self.kernel, self.device), computing(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
-                return shard.losses_of(job.model, low, high, job.objective)
+                return shard.compute_losses(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
             found = self._answer(job.question, job.encoding, low, high)
         if not abroad or self._shelf is None:

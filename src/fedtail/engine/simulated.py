@@ -46,14 +46,14 @@ class Simulated:
         self._rows = RowFolder(None if folder is None else Path(folder))
         self._cohort: Cohort | None = None
         self._shard: Shard | None = None
-        self._view = RoundView.of_nobody()
+        self._view = RoundView.empty()
         self._restore: Callable[[], None] = _nothing
 
     def close(self, finished: bool) -> None:
         self._restore()
         self._restore = _nothing
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
-            self._view = RoundView.of_nobody()
+            self._view = RoundView.empty()
             return
         ids = self._cohort.ids
         for name, values in self._shard.remembered.items() if finished else ():
@@ -76,7 +76,7 @@ class Simulated:
     def recall(self, memory: ClientMemory) -> None:
         self._rows.forget()
         self._kept = {}
-        for name, values in memory.of(self.population.key).items():
+        for name, values in memory.align_to(self.population.key).items():
             if isinstance(values, Rows):
                 self._rows.recall(name, values)
             elif values.shape[1:].numel() >= LARGE:        # of a run from before there were files of rows

@@ -15,7 +15,7 @@ from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, computing
 from fedtail.engine.kernels import ModuleKernel, stack_of, two_clients
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call, trainable, training_copy
+from fedtail.modules import call_module, trainable_parameters, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -139,14 +139,14 @@ class StackedGradients:
 
 def flat_outputs(module: nn.Module, precision: Precision, device: torch.device) -> Step:
     """The function that takes flat parameters and many examples to outputs, each with an axis for one client before it."""
-    parameters = trainable(module)
+    parameters = trainable_parameters(module)
 
     def outputs(params: Tensor, inputs: Examples) -> Tensor:
         for parameter, part in zip(parameters, params[0].split([p.numel() for p in parameters]), strict=True):
             parameter.data = part.view(parameter.shape)
         given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
         with torch.no_grad(), computing(precision, device), Flat():
-            return call(module, given).to(params.dtype)[None]
+            return call_module(module, given).to(params.dtype)[None]
 
     return outputs
 
@@ -165,7 +165,7 @@ def _stay() -> None:
 
 def pays(task: Task, device: torch.device) -> bool:
     """Whether stacking is likely faster: on a GPU always, on a CPU for small models without convolutions and recurrences."""
-    dim = sum(parameter.numel() for parameter in trainable(task.module))
+    dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
     return device.type != "cpu" or (dim <= SMALL and not _is_heavy(task.module))
 
 

@@ -14,7 +14,7 @@ from fedtail.engine.choice import evaluating_kernel
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import shared_values
 from fedtail.task import Task
-from fedtail.training import Trained, results
+from fedtail.training import Trained, result_params
 
 ALONE = 0      # the one client of a population made on its own device
 
@@ -68,7 +68,7 @@ class FamilyEvaluation:
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
     """Every client picks a model by the first part of its examples; all models, and its pick, are evaluated on the second."""
-    models = results(trained.algorithm, trained.state)
+    models = result_params(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
         raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")

@@ -225,8 +225,8 @@ class EvaluatedRound:
     def skip(self, state: Any, seed: int) -> tuple[Any, None]:
         return (state if self.only else self.method.skip(state, seed)), None
 
-    def lost(self, state: Any, seed: int) -> tuple[Any, None]:
-        return (state if self.only else self.method.lost(state, seed)), None
+    def after_lost_round(self, state: Any, seed: int) -> tuple[Any, None]:
+        return (state if self.only else self.method.after_lost_round(state, seed)), None
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         asked = self.evaluation.questions(0, len(self.method.members))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.clients import Clients
 from fedtail.data.population import rows_of
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.draws import permutations
 from fedtail.types import Examples
 
@@ -47,7 +47,7 @@ def _by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int
     at_once = len(clients) == 1 or clients.shard.params.device.type != "cpu"
     last = done + len(active)
     for first in range(done // length * length, last, length):
-        order = permutations(sent(clients.draws("batches", first // length), where), sent(clients.sizes, where), width)
+        order = permutations(to_device(clients.draws("batches", first // length), where), to_device(clients.sizes, where), width)
         order, weight = _weighted(clients, order, batch_size)
         gathered = (*clients.examples(order), weight) if at_once else None
         for step in range(max(first, done), min(first + length, last)):
@@ -78,7 +78,7 @@ def _one_by_one(clients: Clients, epoch: Tensor, batch_size: int, active: list[i
 
 def _weighted(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
     """An order of all examples, (clients, largest size), padded with their last ones, and the weight of each in its batch."""
-    sizes = sent(clients.sizes, order.device)[:, None]
+    sizes = to_device(clients.sizes, order.device)[:, None]
     place = torch.arange(order.shape[1], device=order.device)
     size = sizes if batch_size is None else (sizes - place // batch_size * batch_size).clamp(1, batch_size)
     weight = torch.where(place < sizes, 1 / size.double(), 0.0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.questions import Conversation, StatisticPart, arranged, converse, single_questions
+from fedtail.questions import Conversation, StatisticPart, arrange_answers, converse, single_questions
 from fedtail.types import Density, Losses, Mass, Weights
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
     """Hold a risk's conversation with clients that are all here."""
     def ask(question: Any) -> Any:
         single: Iterator[Any] = single_questions(question)
-        return arranged(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
+        return arrange_answers(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
     return converse(conversation, ask)
 
 

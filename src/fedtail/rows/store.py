@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.reading import plain_name, shortly
+from fedtail.reading import check_plain_name, shorten
 from fedtail.rows.file import HEAD, LARGEST, NOT_WRITTEN, PUT_BACK, RowFile, RowsError
 
 NOTHING = bytes(16)              # the digest of no rows
@@ -89,8 +89,8 @@ class RowStore:
     def open(cls, folder: Path, mark: Mark) -> RowStore:
         """The store as a mark names it; rows beyond are as if they were not there. Heads are looked at, not the numbers."""
         if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
-            raise RowsError(f"a mark of a row store is damaged: it names {shortly(mark.length)} rows. {PUT_BACK}")
-        store = cls(RowFile.open(folder.absolute() / plain_name(mark.file, "a mark of a row store")))
+            raise RowsError(f"a mark of a row store is damaged: it names {shorten(mark.length)} rows. {PUT_BACK}")
+        store = cls(RowFile.open(folder.absolute() / check_plain_name(mark.file, "a mark of a row store")))
         if not store.file.holds(mark.length):
             raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
         store._take(0, mark.length)

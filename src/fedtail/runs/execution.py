@@ -20,7 +20,7 @@ from fedtail.fleet import Fleet
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
-from fedtail.reading import plain_name
+from fedtail.reading import check_plain_name
 from fedtail.runs.checkpoint import MEMORY, Checkpoint, Checkpoints
 from fedtail.runs.files import RunError, RunRefused, digest_of, only_writer, plain, refuse_strangers
 from fedtail.runs.measurements import Populations
@@ -124,8 +124,8 @@ def is_whole(folder: Path) -> bool:
         mark = result.get("ledger")
         if mark and not LedgerFile(folder / LEDGER).agrees(LedgerMark(*mark)):
             return False
-        return all((folder / plain_name(name, "result.json")).is_file() and digest_of((folder / name).read_bytes()) == digest
-                   for name, digest in result["files"].items())
+        return all((folder / check_plain_name(name, "result.json")).is_file()
+                   and digest_of((folder / name).read_bytes()) == digest for name, digest in result["files"].items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.evaluation.distribution import best_statistic
-from fedtail.model_file import how_made, model_bytes
+from fedtail.model_file import model_bytes, training_record
 from fedtail.runs.files import RunError, write_json, write_whole
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.training import Trained
@@ -35,7 +35,7 @@ class KeepBest:
             value, before = distribution.statistic(self.statistic), self.found[k]
             if math.isfinite(value) and (before is None or _better(value, before["value"], distribution.better)):
                 modules = modules or trained.modules
-                write_whole(self.place(k), model_bytes(modules[k], how_made(trained.ledger, trained.rounds)))
+                write_whole(self.place(k), model_bytes(modules[k], training_record(trained.ledger, trained.rounds)))
                 self.found[k] = {"round": trained.rounds, "statistic": f"{self.metric}.{self.statistic}", "value": value}
                 write_json(self.folder / "best.json", self.found)
 

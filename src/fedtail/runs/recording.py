@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedtail.experiment.experiment import Experiment
-from fedtail.model_file import how_made, model_bytes
+from fedtail.model_file import model_bytes, training_record
 from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerError, LedgerMark
@@ -160,7 +160,7 @@ class Recorder:
         """What a finished run leaves; `result.json` is written last and says that it is finished."""
         models = RunFolder(self.folder, {"members": self.experiment.members}).models
         for path, module in zip(models, trained.modules, strict=True):
-            write_whole(path, model_bytes(module, how_made(self.ledger, trained.rounds)))
+            write_whole(path, model_bytes(module, training_record(self.ledger, trained.rounds)))
         found, more, written = self.records.finish(trained)
         if found is not None and self._last_round() != trained.rounds:
             self._evaluated(trained, found)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.deprecated import new_fields, new_tables
-from fedtail.reading import Unreadable, json_lines, read_json, refusing, shortly
+from fedtail.reading import Unreadable, json_lines, read_json, refuse_damaged, shorten
 from fedtail.runs.run_checks import (
     MOST_CLIENTS,
     RESULT,
@@ -60,7 +60,7 @@ class RunFolder:
         if not isinstance(about, dict) or about.get("format") not in (FORMAT, DEPLOYED):
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
-            raise ValueError(f"{path} has format version {shortly(repr(about.get('version')))}; this fedtail reads {VERSION}.")
+            raise ValueError(f"{path} has format version {shorten(repr(about.get('version')))}; this fedtail reads {VERSION}.")
         check_about(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
         return cls(Path(path), new_tables(about))
 
@@ -130,7 +130,7 @@ class RunFolder:
             return None
         from fedtail.privacy.accounting import in_words  # here: reading other runs needs no torch
 
-        with refusing(str(self.path / "privacy.json"), "`fedtail privacy` states it again from the ledger."):
+        with refuse_damaged(str(self.path / "privacy.json"), "`fedtail privacy` states it again from the ledger."):
             simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
             epsilon, delta, adjacency, sampling, without = (
                 found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "without_amplification"))
@@ -163,13 +163,13 @@ class RunFolder:
         if not place.is_file():
             raise FileNotFoundError(f"{self.path} has no clients.parquet yet: the run is not finished. Go on with "
                                     "`fedtail run ... --resume`.")
-        from fedtail.parquet_files import kind_of, opened, read_columns
+        from fedtail.parquet_files import column_kind, open_parquet, read_columns
 
-        with opened(place) as file:
+        with open_parquet(place) as file:
             table = read_columns(file, place, file.schema_arrow.names)
-        with refusing(str(place), "`fedtail run ... --resume` writes it again from the last checkpoint."):
+        with refuse_damaged(str(place), "`fedtail run ... --resume` writes it again from the last checkpoint."):
             columns = {name: table[name].to_numpy() for name in table.column_names}
-        kinds = {name: kind_of(table[name].type) for name in table.column_names}
+        kinds = {name: column_kind(table[name].type) for name in table.column_names}
         check_clients(place, kinds, columns, len(self.members), self.about.get("splits", {}))
         return columns
 

@@ -91,7 +91,7 @@ class RayFleet(Simulated):
         replies = self._replies(called, asked)
         for (keeper, place), reply in zip(called, replies, strict=True):
             keeper.note(reply.life)
-            self._shard.add(place, reply.report)
+            self._shard.add_report(place, reply.report)
             for name, (who, rows) in reply.written.items():
                 Clients(self._shard, place[tensor_of(who)]).remember(name, tensor_of(rows))
         places = [place for _, place in called]
