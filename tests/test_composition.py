@@ -432,7 +432,7 @@ def test_a_cohort_smaller_than_one_must_hide_among_is_lost_whatever_the_risk_say
         warnings.simplefilter("always")
         views = []
         fedtail.train(method, TASK, people, rounds=12, channel=fedtail.SecureChannel(2, minimum_contributors=10, masks="none"), on_round=lambda p: views.append(p.view))
-    drawn = [view.cohort for view in views]
+    drawn = [view.cohort_size for view in views]
     lost = {int(str(one.message).split()[1]) for one in said if one.category is RoundLostWarning}
     assert lost == {round for round, cohort in enumerate(drawn) if 2 <= cohort < 10}
     assert lost

@@ -520,8 +520,8 @@ def test_losses_are_remembered_within_a_round_by_model_and_objective():
     assert bool((worst >= mean).all())
     assert not torch.equal(worst, mean)
     assert shard.losses(0, WorstExample()) is worst
-    assert shard.knows(0, WorstExample())
-    assert not shard.knows(1)
+    assert shard.knows_losses(0, WorstExample())
+    assert not shard.knows_losses(1)
 
 
 def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():

@@ -240,7 +240,7 @@ def test_the_ledger_prices_a_run_as_dp_accounting_does():
 def test_small_cohorts_are_not_asked_and_the_rate_is_that_of_those_that_are():
     algorithm = dp_fedavg(z=1.0, noise="discrete", planned_clients=30)
     asked = []
-    result = train(algorithm, TASK, PEOPLE, rounds=20, on_round=lambda progress: asked.append(progress.view.cohort) and None)
+    result = train(algorithm, TASK, PEOPLE, rounds=20, on_round=lambda progress: asked.append(progress.view.cohort_size) and None)
     held = [cohort for cohort in asked if cohort]
     assert 0 < len(held) < 20
     assert min(held) >= 30

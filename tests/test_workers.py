@@ -202,7 +202,7 @@ def test_clients_left_out_by_another_process_are_counted(eager):
     for count in (1, 3):
         fedtail.train(fedtail.delta_fl(0.5, 24, learning_rate=10.0), dropout(), people, rounds=1, engine=fedtail.Engine(workers=count),
                       on_round=lambda p: views.append(p.view))
-    assert [view.failed for view in views] == [1, 1]
+    assert [view.num_failed for view in views] == [1, 1]
     assert views[1].left_out[views[1].sampled == 23].all()
 
 

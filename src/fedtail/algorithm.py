@@ -42,12 +42,15 @@ class State:
     parts: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def part_state(self, part: str) -> Tensor | None:
-        """What a part keeps, where that is one tensor: the dual of "risk", say; None where it keeps nothing."""
+        """The tensor that a part keeps on the server: the dual of "risk", say; None where it keeps nothing.
+
+        Of a part that keeps several (a server optimiser) the first.
+        """
         kept = self.parts.get(part, ())
         return kept[0] if kept else None
 
     def with_part_state(self, part: str, *kept: Tensor | None) -> State:
-        """The state with what a part keeps instead of what it kept; nothing where that is None."""
+        """A copy in which a part keeps these tensors in place of its former ones; each that is None is left out."""
         tensors = tuple(tensor for tensor in kept if tensor is not None)
         if not tensors and part not in self.parts:
             return self
@@ -56,17 +59,17 @@ class State:
 
     @property
     def dual(self) -> Tensor | None:
-        """The risk's public numbers of the last round."""
+        """The risk's dual, a few public numbers, of the last round; None before the first, or where the risk keeps none."""
         return self.part_state("risk")
 
     @property
     def optimizer(self) -> OptimizerState:
-        """What the server optimiser keeps."""
+        """The tensors that the server optimiser keeps; empty where it keeps none."""
         return self.parts.get("server", ())
 
 
 def states_of(state: Any) -> tuple[State, ...]:
-    """The states of a family, or of one method as a family of one."""
+    """The states of a family, or of one method as a tuple of one."""
     return state if isinstance(state, tuple) else (state,)
 
 
@@ -82,6 +85,7 @@ class FederatedAlgorithm:
     iterate: Iterate = field(default_factory=LastIterate)
 
     def __post_init__(self) -> None:
+        """Refuse, with a TypeError, a class in place of a part, and a part that does not declare what it needs and reveals."""
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, type):
@@ -94,17 +98,23 @@ class FederatedAlgorithm:
 
     @property
     def members(self) -> tuple[FederatedAlgorithm, ...]:
-        """A family of one."""
+        """The method as a family of one, so that code written for families runs it."""
         return (self,)
 
     def start(self, params: Tensor, seed: int) -> State:
+        """The state before round 0: these flat parameters, and what the server optimiser and the iterate keep at first."""
         state = State(params).with_part_state("server", *self.server.start(params))
         return state.with_part_state("iterate", self.iterate.keep(None, params, 0, seed))
 
     def broadcast(self, state: State, seed: int) -> Broadcast:
+        """What clients are sent in the round that follows this state: its number, the seed, and the model as (1, dim)."""
         return Broadcast(state.round, seed, state.params[None])
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
+        """One round on the server, as a generator of questions: fit the risk's dual, prepare local training, aggregate, step.
+
+        Ends in the next state. Where no client contributed, the model stays as it is and the round is counted.
+        """
         fitting, objective = self.risk.fit(state.dual), self.local.objective
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
         train = Train(self.local, self.risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
@@ -119,29 +129,32 @@ class FederatedAlgorithm:
         return self._with_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
 
     def skip(self, state: State, seed: int) -> State:
-        """A round in which nobody could be sampled keeps the model."""
+        """The state after a round without any question, for lack of clients: the model as it was, the round counted."""
         return self._with_iterate(replace(state, round=state.round + 1), seed)
 
     def after_lost_round(self, state: State, seed: int) -> State:
-        """A round whose sums were not released keeps the model; a dual that was used again is not used once more."""
+        """The state after a round whose sums were not released: the model as it was, the round counted.
+
+        A risk that reuses its dual for some rounds fits it anew in the next.
+        """
         return self.skip(state if state.dual is None else state.with_part_state("risk", self.risk.unused(state.dual)), seed)
 
     def result(self, state: State) -> Tensor:
-        """The model to hand out: the last one, or the average or draw that `iterate` keeps."""
+        """The flat model to hand out: the last one, or the average or random draw that `iterate` keeps."""
         return self.iterate.result(state.part_state("iterate"), state.params)
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to the updates before they are sent."""
+        """The mechanism that clips and noises the updates; that of the losses is the risk's own."""
         return self.aggregate.declares.mechanism
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort a round may have."""
+        """The smallest cohort that its mechanisms' noise needs; a round with fewer clients is skipped."""
         return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
-        """What a round reveals, at most, of a model with `dim` parameters."""
+        """What a round reveals, at most, of a model with `dim` parameters: about the losses, then once for each training."""
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
             losses = (NonPrivateRelease(f"what {type(self.risk).__name__} asks about the losses"),)
@@ -149,13 +162,17 @@ class FederatedAlgorithm:
         return (*losses, *[updates] * (1 + self.local.declares.mean_updates))
 
     def _round_start(self, state: State, train: Train) -> RoundStart:
-        """What the server half of local training is given; it may have the cohort train by another part first."""
+        """What the server half of local training is given at the start of a round.
+
+        Its `mean_update(local)` has the cohort train by another part first, and gives the aggregated update, or None.
+        """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
 
     def _with_iterate(self, state: State, seed: int) -> State:
+        """The state with what the iterate keeps, after it was shown this state's model."""
         return state.with_part_state("iterate", self.iterate.keep(state.part_state("iterate"), state.params, state.round, seed))
 
 
@@ -166,6 +183,7 @@ class Family:
     members: tuple[FederatedAlgorithm, ...]
 
     def __post_init__(self) -> None:
+        """Refuse, with a ValueError, a family without members, or whose members have different samplers."""
         if not self.members:
             raise ValueError("a Family needs at least one algorithm.")
         if not all(parts_are_equal(m.sample, self.sample) for m in self.members):
@@ -174,30 +192,38 @@ class Family:
 
     @property
     def sample(self) -> Sampler:
+        """The sampler, which all members share."""
         return self.members[0].sample
 
     def start(self, params: Tensor, seed: int) -> tuple[State, ...]:
+        """The members' states before round 0, all from the same parameters."""
         return tuple(m.start(params, seed) for m in self.members)
 
     def broadcast(self, states: tuple[State, ...], seed: int) -> Broadcast:
+        """What clients are sent in the round that follows these states: all models at once, (members, dim)."""
         return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
 
     def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
+        """One round of all members with their questions joined; ends in the members' next states."""
         own = [with_question_fields(m.conversation(s, seed), model=k)
                for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from side_by_side(own)))
 
     def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
+        """The members' states after a round without any question: models as they were, the round counted."""
         return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
 
     def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
+        """The members' states after a round whose sums were not released: models as they were, the round counted."""
         return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     @property
     def minimum(self) -> int:
+        """The smallest cohort that every member's noise allows."""
         return max(member.minimum for member in self.members)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
+        """What a round reveals, at most, about all members' models of `dim` parameters, in the order of the members."""
         return tuple(release for member in self.members for release in member.releases(dim))
 
 
@@ -205,7 +231,7 @@ Method = FederatedAlgorithm | Family
 
 
 def parts_are_equal(one: Any, other: Any) -> bool:
-    """Whether two parts or methods are alike, field by field; tensors by their values, which a printed form would abbreviate."""
+    """Whether two parts or methods are alike, field by field; tensors by dtype and values, which a printed form abbreviates."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -219,9 +245,11 @@ def parts_are_equal(one: Any, other: Any) -> bool:
 
 def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,
               ledger: Ledger) -> Any:
-    """The only training loop's body: sample a cohort, broadcast the model, hold the conversation.
+    """One round, the body of the only training loop: sample a cohort, broadcast the model, hold the conversation; the next state.
 
-    Where the privacy budget says so, cohort and noise come from the operating system; batches and dropout always from the seed.
+    A cohort below the smallest allowed is asked nothing, and a round whose sums may not be released is lost with a
+    `RoundLostWarning`; both keep the model. Where the privacy budget says so, cohort and noise come from the operating
+    system; batches and dropout always from the seed. What is released is recorded in `ledger` before it is asked for.
     """
     private_seed = seed if ledger.budget.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
@@ -243,13 +271,13 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
 
 
 def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
-    """The smallest cohort of a round that is held: below, the model stays as it was."""
+    """The fewest clients with which a round is held, by the method's noise and by the channel; with fewer the model stays."""
     return max(channel.minimum, algorithm.minimum)
 
 
 def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | SimulatedPopulation, channel: Channel,
                   dim: int) -> RoundEvent:
-    """What a round releases at most, and how its cohort is drawn, given that it is large enough for the round to be held.
+    """What a round releases at most, and how its cohort is drawn, as the ledger's event, for cohorts that are large enough.
 
     Where clients may fail to answer, which rounds hang on one of them depends on who fails, and no amplification is claimed.
     """

@@ -23,7 +23,10 @@ def unsent_field() -> Any:
 
 
 def classes_sent(part: Any) -> Iterator[type]:
-    """The classes that are sent with a part: its own, those of its fields, and those its class declares."""
+    """The classes that are sent with a part: its own, those of its fields (in tuples too), and those its class declares.
+
+    A class may come more than once; values that are no dataclasses give none.
+    """
     if isinstance(part, (tuple, list)):
         for one in part:
             yield from classes_sent(one)
@@ -35,7 +38,7 @@ def classes_sent(part: Any) -> Iterator[type]:
 
 
 def class_with_declared(kind: type) -> Iterator[type]:
-    """A class, and those it declares to be sent with it; a user's class that declares nothing is sent alone."""
+    """A class, and all that it declares in `sends`, directly or through another; each once, the class itself first."""
     known, waiting = dict[type, None](), [kind]
     while waiting:
         one = waiting.pop(0)

@@ -31,7 +31,10 @@ class ClientMemory:
     nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
     def align_to(self, key: Tensor) -> dict[str, Tensor | Rows]:
-        """What is kept, by name, in the order of these keys; refused where they are not the same clients."""
+        """What is kept, by name, its rows in the order of these keys; rows on disk, which have keys themselves, as they are.
+
+        A ValueError where the keys are not those of the clients that the memory is of.
+        """
         whose = {name: kept.keys for name, kept in self.kept.items() if isinstance(kept, Rows)}
         if whose:
             known = set(key.tolist())
@@ -49,5 +52,6 @@ class ClientMemory:
 
     @staticmethod
     def _other_clients_error(count: int, key: Tensor) -> ValueError:
+        """The error for a memory of `count` clients that is given to a population of other clients; not raised here."""
         return ValueError(f"the run remembers something of {count} clients, which are not the {len(key)} clients of this "
                           "population. Go on with the population it was trained on.")

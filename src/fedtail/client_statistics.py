@@ -22,14 +22,17 @@ class ClientStatistics:
     memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
 
     def take(self, chosen: Tensor) -> ClientStatistics:
-        """Those of some of the clients; memory may be as wide as the model, so all of them are not copied."""
+        """The statistics of the clients at some positions, or where a mask is true.
+
+        Itself where the mask is all true: memory may be as wide as the model, and is not copied then.
+        """
         if _takes_all(chosen):
             return self
         return ClientStatistics(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
                                 None if self.memory is None else self.memory[chosen])
 
     def with_density(self, density: Density) -> WeightedClients:
-        """The statistics together with how much of each client's mass contributes."""
+        """These statistics with the risk's density, (clients,): how much of each client's mass contributes."""
         return WeightedClients(self.losses, self.mass, self.group, self.memory, density)
 
 
@@ -41,18 +44,19 @@ class WeightedClients(ClientStatistics):
 
     @property
     def weight(self) -> Tensor:
-        """Mass times density, float64."""
+        """The weight of each client's update, mass times density, (clients,) float64."""
         return self.mass * self.density
 
     @property
     def share(self) -> Tensor:
-        """How much a client contributes where all have mass one: its density, and zero for a client without mass."""
+        """How much a client contributes where all have mass one, (clients,): its density, zero for a client without mass."""
         return (self.mass > 0) * self.density
 
     def take(self, chosen: Tensor) -> WeightedClients:
-        """Those of some of the clients."""
+        """The statistics and densities of the clients at some positions, or where a mask is true; itself where it is all true."""
         return self if _takes_all(chosen) else super().take(chosen).with_density(self.density[chosen])
 
 
 def _takes_all(chosen: Tensor) -> bool:
+    """Whether the selection is a mask that is true for every client; positions never are."""
     return chosen.dtype == torch.bool and bool(chosen.all())

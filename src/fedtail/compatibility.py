@@ -58,6 +58,7 @@ class SingleRows(Part):
 
     @property
     def declares(self) -> AggregatorDeclaration:
+        """One column beside the parameters, and that it asks for single rows."""
         return AggregatorDeclaration(columns=1, gathers=True)
 
 
@@ -82,11 +83,12 @@ class Row:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
+        """The cells in the order of the table's columns."""
         return self.integers, self.secure, self.private, self.remote, self.keeps
 
 
 def table_rows() -> Iterator[Row]:
-    """A row for each risk, and for each aggregator around the mean."""
+    """A row of the table for each risk with the weighted mean, then for each aggregator with the mean as its risk."""
     noise = DiscreteNoise(1.0, planned_clients=CLIENTS // 2)
     histogram = NoisyHistogram(4.0, float(CLIENTS), noise)
     tail = Superquantile(0.5)
@@ -115,7 +117,7 @@ def table_rows() -> Iterator[Row]:
 
 
 def markdown_table(rows: Iterator[Row]) -> str:
-    """The rows as a table, the texts of refusals numbered below it."""
+    """The rows as a Markdown table, the texts of refusals numbered below it."""
     texts: list[str] = []
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for row in rows:
@@ -124,12 +126,13 @@ def markdown_table(rows: Iterator[Row]) -> str:
 
 
 def page_with_table(page: str) -> str:
-    """A page with the table of today between the two comments."""
+    """The text of a page with the table of today in place of what is between the two comments."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{markdown_table(table_rows())}\n\n{END}{rest.split(END)[1]}"
 
 
 def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
+    """The row of one method under its name; `private` is the cell about noise, the others are decided here."""
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
@@ -138,24 +141,28 @@ def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
 
 
 def _cell_over_channel(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
+    """Whether the method runs over a channel on clients in other processes: "yes" and a note, or "no" and the refusals."""
     found = _refusal_texts(method, channel, forgets)
     return Cell("no", found) if found else Cell(f"yes{counted}")
 
 
 def _refusal_texts(method: FederatedAlgorithm, channel: Channel, forgets: bool = False) -> tuple[str, ...]:
+    """What `fedtail.composition` has against the method over a channel, on clients in other processes that may forget."""
     fleet = _remote_fleet(forgets)
     return refusals(method, fleet.population, channel, fleet)
 
 
 def _remote_fleet(forgets: bool) -> Fleet:
-    """Clients in other processes, of whom nothing is asked."""
+    """A fleet of `CLIENTS` clients on `NODES` nodes that is only asked what it is: nothing is ever sent."""
     client = torch.arange(CLIENTS)
     registry = ClientRegistry(client, torch.ones(CLIENTS, dtype=torch.float64), client % NODES, client // NODES, client % GROUPS)
     return RemoteFleet(lambda messages: {}, registry, forgets)
 
 
 def _counting_note(method: FederatedAlgorithm) -> str:
-    """Whether a secure channel counts who contributes before they train: in every round, or where a dual is used again."""
+    """A note for the table where a secure channel has to count contributors before they train, in every round or with a reused
+    dual; else empty.
+    """
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
                                client % GROUPS)
@@ -170,7 +177,7 @@ def _counting_note(method: FederatedAlgorithm) -> str:
 
 
 def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
-    """With a private aggregator: as the risk is, or inside `Binned`."""
+    """Whether a risk runs with a private aggregator at a finite epsilon: as it is, inside `Binned`, or not at all."""
     private = _with_private_mean(method, noise)
     found = _refusal_texts(private, PlainChannel())
     if found:
@@ -183,28 +190,31 @@ def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histog
 
 
 def _with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) -> FederatedAlgorithm:
+    """The method with a private mean whose total fits the weight that the risk declares."""
     weight = method.risk.declares.weight
     aggregate: Aggregator = PrivateMean(1.0, noise, CLIENTS * (1.0 if weight is None else weight))
     return replace(method, aggregate=aggregate)
 
 
 def _noise_cell_of_aggregator(method: FederatedAlgorithm) -> Cell:
+    """Whether an aggregator costs a finite epsilon."""
     return Cell("yes" if _has_finite_epsilon(method) else "ε is infinite")
 
 
 def _has_finite_epsilon(method: FederatedAlgorithm) -> bool:
-    """Whether a round costs a finite epsilon."""
+    """Whether everything that a round releases is noised."""
     return not any(isinstance(release, NonPrivateRelease) for release in method.releases(1))
 
 
 def _cell_text(cell: Cell, texts: list[str]) -> str:
-    """A cell in the table; the texts it refers to are appended where they are new."""
+    """A cell as the table shows it, its refusals as numbers; texts that are new are appended to `texts`, in place."""
     texts += [text for text in cell.refused if text not in texts]
     numbers = ", ".join(str(texts.index(text) + 1) for text in cell.refused)
     return f"{cell.says} ({numbers})" if numbers else cell.says
 
 
 def main(path: str) -> None:
+    """Write the table of today into the page at this path, in place."""
     page = Path(path)
     page.write_text(page_with_table(page.read_text()))
 

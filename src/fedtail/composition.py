@@ -43,16 +43,17 @@ class Composition:
 
     @property
     def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
+        """What the risk, the aggregator and the local training declare, in this order."""
         return self.risk.declares, self.aggregate.declares, self.local.declares
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the risk and of the aggregator."""
+        """The class names of the risk and of the aggregator, for error texts."""
         return type(self.risk).__name__, type(self.aggregate).__name__
 
     @property
-    def innermost(self) -> Risk:
-        """The risk within its wrappers."""
+    def innermost_risk(self) -> Risk:
+        """The risk inside all its wrappers; itself where it is not wrapped."""
         risk = self.risk
         while isinstance(risk, RiskWrapper):
             risk = risk.risk
@@ -60,7 +61,7 @@ class Composition:
 
     @property
     def cohort_size(self) -> float:
-        """The clients expected in a round."""
+        """How many clients are expected in a round."""
         return self.sample.expected_size(self.population)
 
 
@@ -68,7 +69,10 @@ Rule = Callable[[Composition], Iterator[str]]
 
 
 def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tuple[str, ...]:
-    """Everything that stands against running a method, or any member of a family, so; empty where nothing does."""
+    """The texts of all that stands against running a method, or any member of a family, this way; empty where nothing does.
+
+    Each text comes once. Where the sampler or the risk lacks its clients, nothing else of that member is judged.
+    """
     found = []
     for member in method.members:
         parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet)
@@ -78,7 +82,7 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
 
 
 def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
-    """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
+    """Raise one ValueError with all refusals, before any work starts; else warn where few clients of a cohort contribute."""
     found = refusals(method, population, channel, fleet)
     if len(found) == 1:
         raise ValueError(found[0])
@@ -89,12 +93,12 @@ def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
 
 
 def sampler_fits(parts: Composition) -> Iterator[str]:
-    """The sampler can draw from this population."""
+    """Rule: the sampler can draw from this population. Yields its own refusal where it cannot."""
     yield from _catch_refusal(lambda: parts.sample.check(parts.population))
 
 
 def risk_has_its_clients(parts: Composition) -> Iterator[str]:
-    """The risk has the clients and groups it needs, and nothing to say against them itself."""
+    """Rule: the sampler and the population give the risk the clients and groups it needs. Yields a text for each that lacks."""
     declared, name, population = parts.risk.declares, parts.names[0], parts.population
     if declared.needs_everyone and not parts.sample.takes_everyone(population):
         yield (f"{name} keeps a lambda on every client and needs everybody every round, which {parts.sample} does not give of "
@@ -108,7 +112,7 @@ def risk_has_its_clients(parts: Composition) -> Iterator[str]:
 
 
 def channel_carries_the_rows(parts: Composition) -> Iterator[str]:
-    """What is sent may be seen as this channel shows it."""
+    """Rule: rows and sums may be revealed as this channel does. Yields the channel's refusals of the aggregator and the risk."""
     risk, aggregate, _ = parts.declarations
     names = parts.names
     yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
@@ -116,7 +120,7 @@ def channel_carries_the_rows(parts: Composition) -> Iterator[str]:
 
 
 def noise_makes_it_private(parts: Composition) -> Iterator[str]:
-    """Where updates are noised, one client moves the rest by a bounded amount too."""
+    """Rule: where updates are noised, one client moves the risk's weights by a bounded amount too. Yields a text otherwise."""
     risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
@@ -124,10 +128,10 @@ def noise_makes_it_private(parts: Composition) -> Iterator[str]:
 
 
 def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
-    """Public divisors were planned for these cohorts and this theta: else updates would be too short or too long.
+    """Rule: public divisors were planned for these cohorts and this theta; else updates would be too short or too long.
 
-    The cohort a risk's own numbers were planned for must be about the sampler's, and a total about what the weights of the risk
-    sum to; where that is not known (`Tilted`), any total will do.
+    Yields a text where the cohort that a risk's numbers were planned for is not about the sampler's, and where a total is not
+    about what the weights of the risk sum to; where that is not known (`Tilted`), any total will do.
     """
     risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:
@@ -142,7 +146,7 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
         return
     if aggregate.total is None or risk.weight is None:
         return
-    clients, total, inner = planned or cohort, aggregate.total, type(parts.innermost).__name__
+    clients, total, inner = planned or cohort, aggregate.total, type(parts.innermost_risk).__name__
     weight = risk.weight * clients
     if not _is_near(total, weight, ROUGHLY if planned is None else CLOSELY):
         times, wrong = (total / weight, "short") if total > weight else (weight / total, "long")
@@ -151,7 +155,7 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
 
 
 def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
-    """An aggregator that uses curvature has a risk that gives it."""
+    """Rule: an aggregator that uses the slope of the density has a risk that gives it. Yields a text otherwise."""
     risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
         yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
@@ -159,7 +163,7 @@ def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
 
 
 def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
-    """Where sums are of integers, weights are not all so small that they vanish."""
+    """Rule: where sums are of integers, the weights cannot all be so small that they round to zero. Yields a text otherwise."""
     spread = parts.risk.declares.dynamic_range
     if not parts.channel.reveals_rows and spread > RESOLVED:
         yield (f"with {parts.risk} every weight may be as small as exp(-{spread:g}), which the integers of "
@@ -168,7 +172,7 @@ def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
 
 
 def memory_lasts(parts: Composition) -> Iterator[str]:
-    """What must not be lost is kept where it is not."""
+    """Rule: client memory that must not be lost is not on a fleet that may lose it. Yields a text for each such part."""
     for part in (parts.risk, parts.local):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
@@ -176,7 +180,10 @@ def memory_lasts(parts: Composition) -> Iterator[str]:
 
 
 def enough_clients_contribute(parts: Composition) -> Iterator[str]:
-    """Where sums hide single clients, enough are expected to contribute; what is not known is counted round by round."""
+    """Rule: where the channel reveals sums only, enough clients are expected to contribute to hide each other.
+
+    Yields a text otherwise, and what the channel has against the fleet. Risks that cannot tell are counted round by round.
+    """
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
     if expected is not None and expected < channel.minimum_contributors:
@@ -187,7 +194,10 @@ def enough_clients_contribute(parts: Composition) -> Iterator[str]:
 
 
 def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
-    """Where a node adds its own clients' shares of integer noise, and so knows them, the others' are enough."""
+    """Rule: a node knows its own clients' shares of integer noise, so those of the other nodes' clients must be enough.
+
+    Yields a text for the risk and the aggregator where fewer are expected beside the largest node.
+    """
     risk, aggregate, _ = parts.declarations
     nodes = getattr(parts.population, "node", None)
     if nodes is None:
@@ -209,6 +219,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
+    """Warn where fewer than `ENOUGH_IN_TAIL` clients of a cohort are expected to contribute; not where everyone is sampled."""
     cohort = sample.expected_size(population)
     expected = risk.declares.expected_contributors(cohort)
     if expected is not None and expected < min(ENOUGH_IN_TAIL, cohort) and not sample.takes_everyone(population):
@@ -219,7 +230,7 @@ def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
 
 
 def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
-    """What a check of a part's own says, if it refuses."""
+    """The text of the ValueError that a check raises; nothing where it passes."""
     try:
         check()
     except ValueError as reason:
@@ -227,4 +238,5 @@ def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
 
 
 def _is_near(one: float, other: float, factor: float) -> bool:
+    """Whether one number is within a factor of the other, above or below."""
     return other / factor <= one <= other * factor

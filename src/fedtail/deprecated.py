@@ -28,13 +28,14 @@ NAMES = {
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
-    "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one"},
+    "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
-    "Composition": {"declared": "declarations"},
+    "Composition": {"declared": "declarations", "innermost": "innermost_risk"},
     "Guarantee": {"against_server": "without_amplification"},
     "Ledger": {"terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
-    "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
+    "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
+                  "who_counted": "contributors_of"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
     "State": {"keeping": "with_part_state", "of": "part_state"},
 }
@@ -43,12 +44,12 @@ VALUES = {"schedule": {"together": "all-or-nothing"}}
 
 
 def old_names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module of which some names have changed."""
+    """The `__getattr__` of a module of which some names have changed: it gives what `old_name` finds."""
     return lambda name: old_name(module, name)
 
 
 def old_name(module: str, name: str) -> Any:
-    """What a module calls otherwise now; an AttributeError where it never had such a name."""
+    """What a module calls otherwise now, with a DeprecationWarning; an AttributeError where it never had such a name."""
     new = NAMES[module].get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -57,12 +58,16 @@ def old_name(module: str, name: str) -> Any:
 
 
 def with_old_names(kind: Kind) -> Kind:
-    """A class decorator: attributes and keywords of a class whose names have changed still work."""
+    """A class decorator: attributes and keywords of the class whose names have changed still work, with a DeprecationWarning.
+
+    Changes the class in place, by the entries under its name in `ATTRIBUTES` and `KEYWORDS`.
+    """
     changed: Any = kind
     made = changed.__init__
 
     @wraps(made)
     def init(self: Any, *args: Any, **given: Any) -> None:
+        """Call the class's own `__init__` with keywords under their new names."""
         made(self, *args, **new_keywords(kind.__name__, given))
 
     changed.__init__ = init
@@ -72,7 +77,7 @@ def with_old_names(kind: Kind) -> Kind:
 
 
 def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a class under their new names, an old one before a new one; warns where there are old ones."""
+    """The keywords of a class under their new names; warns of each old one, whose value wins where both came."""
     changed = KEYWORDS.get(kind, {})
     for old in changed.keys() & given.keys():
         _warn_of_old_name(f"{old} of {kind}", changed[old], stacklevel=3)
@@ -80,14 +85,14 @@ def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def new_fields(kind: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a class as they were written to a file, under their new names."""
+    """The fields of a class as they were written to a file, under their new names, without a warning."""
     changed = KEYWORDS.get(kind, {})
     return {name: value for name, value in written.items() if name not in changed} | {
         changed[name]: value for name, value in written.items() if name in changed}
 
 
 def new_tables(table: Any) -> Any:
-    """The tables of an experiment as a run has written them, with the fields of all parts under their new names."""
+    """The tables of an experiment as a run has written them, with the fields of all parts under their new names; a copy."""
     if isinstance(table, list):
         return [new_tables(entry) for entry in table]
     if not isinstance(table, dict):
@@ -97,7 +102,7 @@ def new_tables(table: Any) -> Any:
 
 
 def new_value(name: str, value: Any) -> Any:
-    """The value of a setting as it is written now; warns where it was written otherwise."""
+    """The value of a setting as it is written now; warns where it was written otherwise. Unknown values come back as they are."""
     new = VALUES[name].get(value, value)
     if new != value:
         _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
@@ -105,11 +110,14 @@ def new_value(name: str, value: Any) -> Any:
 
 
 def _old_attribute_property(kind: str, old: str, new: str) -> property:
+    """A property under an old name that reads and writes the attribute of the new name, each with a DeprecationWarning."""
     def get(self: Any) -> Any:
+        """Warn, and read the attribute under its new name."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         return getattr(self, new)
 
     def put(self: Any, value: Any) -> None:
+        """Warn, and set the attribute under its new name; raises as the class does where that is frozen."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         setattr(self, new, value)
 
@@ -117,4 +125,5 @@ def _old_attribute_property(kind: str, old: str, new: str) -> property:
 
 
 def _warn_of_old_name(old: str, new: str, stacklevel: int) -> None:
+    """Warn that a name has changed; `stacklevel` 1 would blame the function that calls this one."""
     warnings.warn(f"{old} is now {new}; the old name goes with the next version.", DeprecationWarning, stacklevel + 1)

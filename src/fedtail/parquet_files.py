@@ -22,7 +22,10 @@ _FOOTER_BYTES, _FOOTER_ENTRIES = 1 << 26, 1 << 22
 
 
 def open_parquet(path: str | Path) -> Any:
-    """A parquet file, its description read within limits."""
+    """A `pyarrow.parquet.ParquetFile` whose description was read within limits; no column is read yet.
+
+    FileNotFoundError without a file; `Unreadable` where it is damaged, or by a writer whose columns end later than it says.
+    """
     from pyarrow import parquet
 
     if not Path(path).is_file():
@@ -37,7 +40,11 @@ def open_parquet(path: str | Path) -> Any:
 
 
 def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
-    """Some columns as a table, text as a dictionary; refused before they are unpacked where they would swell."""
+    """These columns as a `pyarrow.Table`, text as a dictionary; `path` is that of the open `file`.
+
+    `Unreadable` where a column is missing, damaged or holds bytes, or, before any is unpacked, where they would take far
+    more memory than the file.
+    """
     from pyarrow import parquet
 
     with refuse_damaged(str(path), AGAIN):
@@ -53,7 +60,7 @@ def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
 
 
 def _is_text(type: Any) -> bool:
-    """Whether a column holds text, which is read as a dictionary: each distinct one once."""
+    """Whether a pyarrow type is text, or a dictionary of it; such columns are read with each distinct text once."""
     from pyarrow import types
 
     type = type.value_type if types.is_dictionary(type) else type
@@ -61,7 +68,7 @@ def _is_text(type: Any) -> bool:
 
 
 def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
-    """Refuse bytes, and lists of text: one long value can stand in every row of a short file."""
+    """Raise `Unreadable` for columns of bytes and of lists of text: one long value can stand in every row of a short file."""
     from pyarrow import types
 
     for name in names:
@@ -72,14 +79,19 @@ def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
 
 
 def _leaf_positions(file: Any, names: Iterable[str]) -> list[int]:
-    """The positions of what some columns are made of: one, or of nested columns several. Names may have dots themselves."""
+    """The positions in the file's schema of what these columns are made of: one each, several where they are nested.
+
+    Names may have dots themselves.
+    """
     wanted = [(name, f"{name}.") for name in names]
     paths = [file.schema.column(k).path for k in range(len(file.schema))]
     return [k for k, path in enumerate(paths) if any(path == name or path.startswith(above) for name, above in wanted)]
 
 
 def column_kind(type: Any) -> str:
-    """What a column holds, in a word: text, whole (numbers, truth values), number, or the name of its type."""
+    """What a column of this pyarrow type holds, in a word: "text", "whole" (integers), "number" (floats, truth values, only
+    nulls), or the name of the type.
+    """
     from pyarrow import types
 
     type = type.value_type if types.is_dictionary(type) else type
@@ -91,9 +103,10 @@ def column_kind(type: Any) -> str:
 
 
 def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
-    """Bytes that some columns take in memory, by what the heads of their pages say.
+    """Bytes that these columns take in memory, by what the headers of their pages say; an upper bound.
 
     Where columns lie is read here too, out of the footer: asking pyarrow for it can end the process, where a footer is damaged.
+    `Unreadable` where the footer or a header is damaged.
     """
     total = 0
     with refuse_damaged(str(path), AGAIN):
@@ -110,7 +123,7 @@ def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
 
 
 def _read_footer(content: Any) -> dict[int, Any]:
-    """What a file says of itself at its end, by the numbers of its fields."""
+    """The fields of the footer by their Thrift numbers, from an open binary file; `Unreadable` where its length is wrong."""
     size = content.seek(0, 2)
     content.seek(max(0, size - 8))
     length = int.from_bytes(content.read(4), "little")
@@ -121,7 +134,7 @@ def _read_footer(content: Any) -> dict[int, Any]:
 
 
 def _list_field(fields: Any, number: int) -> list[Any]:
-    """A field that is a list."""
+    """The field of this number, which must be a list; `Unreadable` where it is missing or something else."""
     found = fields.get(number) if isinstance(fields, dict) else None
     if not isinstance(found, list):
         raise Unreadable("its footer does not say where the columns are.")
@@ -129,7 +142,10 @@ def _list_field(fields: Any, number: int) -> list[Any]:
 
 
 def _chunk_size(content: Any, about: dict[int, Any]) -> int:
-    """Bytes of one column in one group of rows, unpacked: its pages, and its values or (of text) their places in a dictionary."""
+    """Bytes of one column in one group of rows, unpacked: its pages, and its values or (of text) their places in a dictionary.
+
+    `about` are the fields of the column's metadata in the footer; `Unreadable` where they are not whole numbers.
+    """
     found: Any = about.get(1), about.get(7), about.get(9), about.get(11, 0)
     kind, size, data, dictionary = found
     if not all(isinstance(number, int) for number in found) or not 0 <= kind < len(_WIDTHS):
@@ -139,7 +155,7 @@ def _chunk_size(content: Any, about: dict[int, Any]) -> int:
 
 
 def _page_sizes(content: Any, begin: int, size: int) -> Iterator[tuple[int, int]]:
-    """The unpacked bytes and the number of values of each page."""
+    """The unpacked bytes and the number of values of each page in `size` bytes from `begin`, by the pages' headers."""
     at, end = begin, begin + size
     if begin < 0 or size < 0:
         raise Unreadable("a column begins before the file does.")
@@ -160,10 +176,14 @@ class _CompactReader:
     """Thrift's compact form, as far as it is needed here: numbers, lists and structs; the rest is skipped."""
 
     def __init__(self, data: bytes):
+        """Read from the first byte of `data`; `at` is the position of the next."""
         self.data, self.at = data, 0
 
     def read_struct(self, depth: int = 0) -> dict[int, Any]:
-        """The fields of a struct by their numbers."""
+        """The fields of the struct at this position by their numbers; binary fields and doubles are skipped and are None.
+
+        `Unreadable` where it is cut short, damaged or nested more than 8 deep.
+        """
         fields: dict[int, Any] = {}
         number = 0
         while kind := self._read_byte():
@@ -173,6 +193,7 @@ class _CompactReader:
         return fields
 
     def _read_value(self, kind: int, depth: int) -> Any:
+        """The value here, of a type given by its Thrift number: a truth value, whole number, list or dict; None if skipped."""
         if depth > 8:
             raise Unreadable("its footer, or the head of a page, is nested too deeply.")
         if kind in (1, 2):                              # true and false, in the head of the field
@@ -196,12 +217,14 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_byte(self) -> int:
+        """The next byte as a number; `Unreadable` at the end."""
         if self.at >= len(self.data):
             raise Unreadable("the head of a page is cut short.")
         self.at += 1
         return self.data[self.at - 1]
 
     def _read_unsigned(self) -> int:
+        """The next whole number of 64 bits, seven bits a byte, lowest first."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self._read_byte()
@@ -211,10 +234,12 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_signed(self) -> int:
+        """The next whole number, negative ones undone from Thrift's zigzag form."""
         value = self._read_unsigned()
         return (value >> 1) ^ -(value & 1)
 
     def _skip(self, size: int) -> None:
+        """Move past `size` bytes; `Unreadable` where there are fewer."""
         if size > len(self.data) - self.at:
             raise Unreadable("the head of a page is cut short.")
         self.at += size

@@ -57,15 +57,18 @@ class FleetEvaluation(Protocol):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to rows and sums before they are released."""
+        """The privacy mechanism of the clients' rows and of their sum."""
         ...
 
     def round(self, method: Method, only: bool = False) -> Any:
-        """A round of a method that begins with the evaluation, or consists only of it; it ends in a state and what was found."""
+        """A method whose rounds begin with the evaluation, or with `only` consist of it.
+
+        Its rounds end in (state, what was found).
+        """
         ...
 
     def refuse_sampler(self, sample: Sampler) -> str | None:
-        """Why cohorts of a sampler cannot be evaluated on; None where they can."""
+        """Why models cannot be evaluated on cohorts of this sampler, as a text; None where they can."""
         ...
 
 
@@ -85,13 +88,16 @@ class Trained:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now, in evaluation mode: one for each member of a family, else one."""
+        """The models as they would be handed out now, copies in evaluation mode: one for each member of a family, else one.
+
+        Each knows what its training has cost of privacy, so that a run that begins with it can say so.
+        """
         made = self.ledger.history(f"a model that was trained for {self.rounds} rounds", self.rounds)
         return tuple(_attach_history(self.task.with_params(p).eval(), made) for p in result_params(self.algorithm, self.state))
 
     @property
     def module(self) -> nn.Module:
-        """The trained module, in evaluation mode; refused where there are several."""
+        """The trained module, a copy in evaluation mode; a ValueError where a family was trained."""
         if len(self.algorithm.members) > 1:
             raise ValueError(f"a family of {len(self.algorithm.members)} models was trained. Use .modules, and fedtail.choose to "
                              "pick one.")
@@ -99,7 +105,7 @@ class Trained:
 
     @property
     def rounds(self) -> int:
-        """How many rounds the models were trained for."""
+        """How many rounds the models were trained for, earlier runs that were resumed included."""
         return states_of(self.state)[0].round
 
 
@@ -115,14 +121,17 @@ class Progress:
 
     @property
     def state(self) -> Any:
+        """The state after this round; of a family, a tuple of states."""
         return self.trained.state
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
+        """The models as they would be handed out now, in evaluation mode, in the order of a family's members."""
         return self.trained.modules
 
     @property
     def module(self) -> nn.Module:
+        """The model as it would be handed out now, in evaluation mode; a ValueError where a family is trained."""
         return self.trained.module
 
 
@@ -182,10 +191,13 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
 
 def _check_and_run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel,
                    fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
-    """Check everything, and hold the rounds."""
+    """Check everything that could be refused, then run the rounds, on the given fleet or a local one for the population.
+
+    Warns where no client contributed in any round of a new run.
+    """
     if population is not None:
         first.task.check(population)
-    with nullcontext(fleet) if fleet is not None else _own_fleet(population, first, engine) as fleet:
+    with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         fleet.recall(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
@@ -199,7 +211,9 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
 
 def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, ledger: Ledger, rounds: int,
               evaluation: FleetEvaluation | None = None) -> None:
-    """Refuse whatever a run would refuse, before anything is sampled or written."""
+    """Refuse, with a ValueError, whatever a run would refuse, before anything is sampled or written: parts that do not fit the
+    fleet or the channel, an evaluation that does not fit the sampler, a privacy budget that does not cover a round.
+    """
     check(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
         refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
@@ -215,7 +229,8 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     check_budget(ledger, planned_round(each, fleet, channel, dim), rounds)
 
 
-def _own_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
+def _make_local_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
+    """A fleet in this process for the population, in the precision of the run's state; a ValueError without a population."""
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
     dtype = states_of(first.state)[0].params.dtype
@@ -225,7 +240,11 @@ def _own_fleet(population: Population | None, first: Trained, engine: Engine) ->
 
 def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
                 on_round: OnRound | None) -> tuple[Trained, int]:
-    """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients contributed in all."""
+    """Run up to `rounds` rounds; the run after the last, and how many clients contributed, summed over the rounds.
+
+    Ends early where `on_round` returns True or, with a warning, where the privacy budget is spent. A fleet that cannot tell
+    who contributed counts as one client a round.
+    """
     contributors, stop = 0, False
     for done in range(1, rounds + 1):
         due = evaluation is not None and trained.rounds % evaluation.every == 0
@@ -235,7 +254,8 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
             return replace(trained, stopped=str(reason)), contributors
         view = fleet.view()
-        failed, contributors = trained.failed + (view.failed if view else 0), contributors + (view.contributors if view else 1)
+        failed = trained.failed + (view.num_failed if view else 0)
+        contributors += view.contributors if view else 1
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
@@ -248,14 +268,17 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
 
 def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
                    only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
-    """The state after a round, and what its cohort found about the models it received, where they are evaluated."""
+    """The state after a round, and what its cohort found about the models it received; None where they are not evaluated.
+
+    With `only` the cohort evaluates and does not train.
+    """
     if evaluation is None:
         return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
     return run_round(evaluation.round(trained.algorithm, only), trained.state, fleet, channel, trained.seed, trained.ledger)
 
 
 def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
-    """What clients find about the models at the end, in a round for that only; None where the budget does not cover it."""
+    """What clients find about the models at the end, in a round for that only; None, with a warning, if the budget is spent."""
     try:
         return _run_one_round(trained, fleet, channel, evaluation, only=True)[1]
     except BudgetSpent as reason:
@@ -264,7 +287,10 @@ def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluatio
 
 
 def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
-    """What train(start=an earlier run or its state) went on from before version 0.2, with a warning."""
+    """The run that train(start=an earlier run or its state) is to resume, as before version 0.2, with a DeprecationWarning.
+
+    A ValueError where the earlier run was trained by another method.
+    """
     written = "resume(trained, ...)" if isinstance(start, Trained) else "resume(Trained(algorithm, task, state, seed), ...)"
     warnings.warn(f"to go on from an earlier run write {written} since version 0.2; train(start=...) begins with a model only.",
                   DeprecationWarning, stacklevel=3)
@@ -277,7 +303,7 @@ def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: 
 
 
 def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
-    """Before anything is released: refuse a budget that does not last a round, warn of one that does not last to the end."""
+    """Before anything is released: refuse a budget that does not last one round, warn of one that does not last for `rounds`."""
     budget = ledger.budget
     refuse_release_without_noise(planned)
     left = ledger.affordable(planned) if rounds else 0
@@ -290,7 +316,7 @@ def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
 
 
 def refuse_release_without_noise(planned: RoundEvent) -> None:
-    """Refuse a round that releases something without noise, where there is an epsilon to keep."""
+    """Raise a ValueError for a round that releases something without noise, which no finite epsilon covers."""
     bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
     if bare:
         raise ValueError(f"{bare[0]} would be released without noise, which no epsilon covers. Use private parts (PrivateMean, "
@@ -298,12 +324,12 @@ def refuse_release_without_noise(planned: RoundEvent) -> None:
 
 
 def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
-    """The flat models to hand out."""
+    """The flat models to hand out, (dim,) each, in the order of the members."""
     return tuple(m.result(s) for m, s in zip(algorithm.members, states_of(state), strict=True))
 
 
 def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
-    """Refuse what is no method, task or population."""
+    """Refuse an algorithm, task or population of another type, with a TypeError, and a negative number of rounds."""
     if not isinstance(algorithm, (FederatedAlgorithm, Family)):
         hint = " Call the recipe: fedavg(...)." if callable(algorithm) else " Recipes such as fedavg() make one."
         raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
@@ -317,7 +343,10 @@ def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None
 
 
 def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | None]:
-    """The tensors to start from, and what is known of the model; None for a task's own module that no run has trained."""
+    """The tensors to start from, and what is known of the privacy they have cost.
+
+    Tensors are None for the task's own module; its history is None where no run has trained it.
+    """
     if start is None or start is task.module:
         return None, history_of(task.module)
     if isinstance(start, (str, Path)):
@@ -326,16 +355,17 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
 
 
 def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
-    """The module, which knows how it was trained: a run that begins with it can say so."""
+    """Write the history of its training on the module, in place; nothing where that is known to be empty. Returns the module."""
     if made.rounds or not made.known:
         setattr(module, ATTRIBUTE, made)
     return module
 
 
 def _task_started_from(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
-    """The task whose own module holds all tensors of the module to start from: trained and frozen parameters, and buffers.
+    """A copy of the task whose module holds all tensors of the start: trained and frozen parameters, and buffers.
 
-    Trained parameters come in `dtype`, or as they are in the start.
+    Trained parameters come in `dtype`, or as they are in the start. The task itself where there is nothing to copy; a
+    ValueError where the start is of another architecture.
     """
     if start is None or start is task.module:
         return task
@@ -358,7 +388,7 @@ def _task_started_from(task: Task, start: Any, dtype: torch.dtype | None) -> Tas
 
 
 def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
-    """A start gives its tensors, not its architecture: refuse one whose tensors were made for another."""
+    """Raise a ValueError where the start's layers or trainable parameters are not those of the task's module."""
     ours, theirs = ([tuple(p.shape) for p in trainable_parameters(m)] for m in (module, start))
     if ours != theirs:
         raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. {SAME_KIND}")
@@ -370,7 +400,7 @@ def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
 
 
 def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Both are state dicts: the same names and shapes are needed."""
+    """Raise a ValueError where two state dicts do not hold tensors of the same names and shapes; names the first that differs."""
     for name in dict.fromkeys([*own, *other]):
         needed, came = (_describe_tensor(values, name) for values in (own, other))
         if needed != came:
@@ -378,13 +408,14 @@ def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> N
 
 
 def _describe_tensor(values: Mapping[str, Any], name: str) -> str:
+    """The shape of an entry of a state dict, for an error text; "nothing" where it has none of this name."""
     if name not in values:
         return "nothing"
     return f"shape {tuple(values[name].shape)}" if isinstance(values[name], Tensor) else "no tensor"
 
 
 def _check_state(fresh: Any, old: Any) -> None:
-    """Refuse to go on from a state that this method did not make."""
+    """Refuse, with a ValueError, to resume from a state with other numbers of models, parameters or optimiser vectors."""
     if len(states_of(old)) != len(states_of(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
         raise ValueError(f"the state holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. "
                          f"{ANOTHER_METHOD}")
@@ -395,7 +426,10 @@ def _check_state(fresh: Any, old: Any) -> None:
 
 
 def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
-    """The state in a precision, its model in memory of its own: a view may lie where products are rounded otherwise."""
+    """A copy of the state, or of each of a family's, with model, server optimiser and iterate in this precision.
+
+    The model is always copied, into memory of its own: a view may lie where products are rounded otherwise.
+    """
     if isinstance(state, tuple):
         return tuple(_state_in_precision(s, dtype) for s in state)
     parts = {name: tuple(tensor.to(dtype) for tensor in kept) if name in IN_MODEL_PRECISION else kept
@@ -404,7 +438,10 @@ def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
 
 
 def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
-    """What clients are to remember at the start; refused where a run goes on without what its clients kept."""
+    """What clients are to remember at the start: of a resumed run what they kept, of a new one nothing.
+
+    A ValueError where a run goes on from a state alone and a part needs memory that the fleet does not hold.
+    """
     if first.memory is not NOT_KNOWN:
         return first.memory
     if first.rounds == 0:

@@ -25,7 +25,7 @@ Types = Mapping[str, type]
 
 
 def types_by_name(types: Iterable[type]) -> dict[str, type]:
-    """The types a reader may build, by name; two of one name are refused."""
+    """The types a reader may build, by class name; a ValueError where two of them have the same."""
     names: dict[str, type] = {}
     for one in types:
         if names.setdefault(one.__name__, one) is not one:
@@ -35,12 +35,15 @@ def types_by_name(types: Iterable[type]) -> dict[str, type]:
 
 
 def pack(value: Any) -> bytes:
-    """A value made of numbers, strings, bytes, tensors, tuples and frozen dataclasses, as bytes."""
+    """A value made of numbers, strings, bytes, tensors, tuples and frozen dataclasses, as bytes; a TypeError for anything else.
+
+    Equal values give equal bytes. Lists come back as tuples, fields made by `unsent_field` are left out.
+    """
     return msgpack.packb(_plain_form(value))
 
 
 def unpack(data: bytes, types: Types) -> Any:
-    """The value again; a type that is not among `types` is refused, and so is whatever `pack` does not write.
+    """The value that `pack` wrote, its dataclasses built from `types`; `Unreadable` for another type and for anything damaged.
 
     Nothing larger than the message is allocated: tensors are copies of bytes that came with it.
     """
@@ -52,6 +55,10 @@ def unpack(data: bytes, types: Types) -> Any:
 
 
 def _plain_form(value: Any) -> Any:
+    """The value in what MessagePack can hold: a tensor, tuple or dataclass becomes a dict that says which it is.
+
+    A TypeError for a bfloat16 tensor, and for a value of any other type.
+    """
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, np.generic):
@@ -71,6 +78,11 @@ def _plain_form(value: Any) -> Any:
 
 
 def _build_value(plain: Any, types: Types, depth: int) -> Any:
+    """The value that a plain form stands for; `depth` is how deep it is nested in the message.
+
+    `Unreadable` for a type that is not among `types`, a field that only this process may set, values a class refuses, and
+    messages nested more than `DEPTH` deep.
+    """
     if plain is None or isinstance(plain, (bool, int, float, str, bytes)):
         return plain
     if depth > DEPTH or not isinstance(plain, dict):
@@ -96,7 +108,7 @@ def _build_value(plain: Any, types: Types, depth: int) -> Any:
 
 
 def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
-    """A tensor of a type that torch has, whose shape is that of the bytes."""
+    """A tensor of its own memory on the CPU from a dtype's name, a shape and bytes; `Unreadable` where they do not fit."""
     if not (isinstance(kind, str) and kind in TENSORS and isinstance(content, bytes) and isinstance(shape, list) and all(
             type(size) is int and size >= 0 for size in shape) and len(shape) <= DEPTH):
         raise Unreadable(f"a message holds a tensor of type {shorten(kind)!r} and shape {shorten(shape)}, which is none of "
@@ -107,4 +119,5 @@ def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
+    """Raise a ValueError for a MessagePack extension, which `pack` never writes."""
     raise ValueError(f"an extension of kind {code}")

@@ -138,7 +138,7 @@ class Channel:
 
         Integer noise relies on clients beside those of any one node, which knows its own clients' shares.
         """
-        answered, needed = fleet.answered, max(self.minimum, *(one.mechanism.minimum for one in questions))
+        answered, needed = fleet.answer_count, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)

@@ -14,7 +14,7 @@ from fedtail.channel.base import Channel, Encoder, RoundLost
 from fedtail.channel.graph import SparseGraph
 from fedtail.channel.integer import check_modulus, fixed_point
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hashed, uniform
+from fedtail.draws import hash_bits, uniform
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.sampling import Cohort
 
@@ -120,7 +120,7 @@ class SecureChannel(Channel):
 
     def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Who is gone before a row arrives, (clients,) bool."""
-        return uniform(hashed(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
+        return uniform(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
     def _unmasked(self, rows: Tensor, gone: Tensor) -> Tensor:
         stayed = int((~gone).sum())

@@ -26,7 +26,7 @@ from fedtail.data.arrays import (
     taken,
     to_device,
 )
-from fedtail.draws import hashed
+from fedtail.draws import hash_bits
 from fedtail.errors import FieldError
 from fedtail.types import Examples
 
@@ -202,7 +202,7 @@ class Population:
         if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"fractions must be positive and sum to at most 1, got {tuple(fractions)}. For two halves "
                              "write (0.5, 0.5).")
-        order = hashed(seed, "split clients", self.key).argsort(stable=True)
+        order = hash_bits(seed, "split clients", self.key).argsort(stable=True)
         ends = [round(sum(fractions[: i + 1]) * len(self)) for i in range(len(fractions))]
         parts = [order[a:b].sort().values for a, b in zip([0, *ends], ends, strict=False)]
         for fraction, part in zip(fractions, parts, strict=True):
@@ -227,7 +227,7 @@ class Population:
         cut = (self.size * fraction).round().long().clamp(min=1).minimum(self.size - 1)
         owner, rows = self.examples()
         place = rows - self.start[owner]
-        order = hashed(seed, "hold-out", self.key[owner], place).argsort(stable=True)
+        order = hash_bits(seed, "hold-out", self.key[owner], place).argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]          # by client, and hashed within a client
         first, rows = place < cut[owner], rows[order]
         return self._share(rows[first], cut), self._share(rows[~first], self.size - cut)

@@ -53,7 +53,7 @@ class RemoteFleet:
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
         self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
-        self.answered = 0                                    # clients whose answers the last sums hold
+        self.answer_count = 0                                    # clients whose answers the last sums hold
         self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
@@ -207,7 +207,7 @@ class RemoteFleet:
         for node, why in self._masking.refused():
             self._problems.setdefault(node, str(why))
         counts = [self._counts[node] for node in nodes]
-        self.answered = answered = sum(counts)
+        self.answer_count = answered = sum(counts)
         self.answered_beside_largest = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
                                          dict(self._problems), self._exchanges))

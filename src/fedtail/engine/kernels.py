@@ -18,7 +18,7 @@ from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, computing
 from fedtail.modules import call_module, cast_inputs, generator_positions, own_generator, trainable_parameters, training_copy
-from fedtail.task import Task, in_precision
+from fedtail.task import Task, set_precision
 from fedtail.types import Examples
 
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
@@ -125,7 +125,7 @@ class ModuleKernel:
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
-        self.training = in_precision(training_copy(task.module), dtype).to(device)
+        self.training = set_precision(training_copy(task.module), dtype).to(device)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.kernels import stack_of
-from fedtail.losses import cross_entropy, default_loss, logistic, loss_for, padding, squared_error
+from fedtail.losses import cross_entropy, default_loss, is_padding, logistic, loss_for, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call_module
 from fedtail.task import Task
@@ -142,7 +142,7 @@ def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
     wanted = targets.reshape(scores.mT.shape).mT
     gap = scores - wanted.to(scores.dtype)
     if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error
-        gap = gap.where(~padding(wanted), 0.0)
+        gap = gap.where(~is_padding(wanted), 0.0)
     return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out
 
 

@@ -29,7 +29,7 @@ class Simulated:
     forgets = False
     in_one_process = False     # those that compute elsewhere, in actors of Ray
     masks_rows = False         # there is nobody to mask them for
-    answered = None            # nobody fails to answer
+    answer_count = None            # nobody fails to answer
     loses_clients = False
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:

@@ -86,7 +86,7 @@ class ClientMetrics(Part):
         missing = [one.name for one in self.ranges if one.name not in known]
         if missing:
             raise FieldError("metrics", "those of the task", missing[0], f"The task has {', '.join(known)}.")
-        population, has = clients.split(self.split)
+        population, has = clients.examples_in_split(self.split)
         found = torch.full((len(clients), len(self.ranges)), math.nan, dtype=torch.float64)
         if bool(has.any()):
             metrics = tuple(known[one.name] for one in self.ranges)

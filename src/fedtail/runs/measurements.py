@@ -52,14 +52,14 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     states = states_of(trained.state)
     members = [{"counted": _contributors(view, k), "threshold": _threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
-    cohort = None if view.cohort == clients else view.sampled.tolist()
-    return {"round": states[0].round, "asked": cohort, "failed": view.failed, "members": members}
+    cohort = None if view.cohort_size == clients else view.sampled.tolist()
+    return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
 
 
 def _contributors(view: RoundView, model: int) -> list[int] | None:
     """Who contributed to a model; None where the whole cohort did, which keeps the file small."""
     who = view.contributors_of(model)
-    return None if len(who) == view.cohort else who.tolist()
+    return None if len(who) == view.cohort_size else who.tolist()
 
 
 def _threshold(risk: Any, state: State) -> float | None:
