@@ -24,7 +24,7 @@ from fedtail.deployment import PARTS, ClientRegistry, Node, RemoteFleet, Site
 from fedtail.deployment.node import Ask, Close, Open
 from fedtail.local import Cosine, Stragglers
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
-from fedtail.questions import Statistic, Train, side_by_side
+from fedtail.questions import Statistic, Train, join_conversations
 from fedtail.sampling import Cohort
 from fedtail.secure import Refused
 from fedtail.wire import pack, types_by_name, unpack
@@ -388,7 +388,7 @@ def test_questions_may_be_joined_within_joined_questions():
     @dataclass(frozen=True)
     class TwoAtOnce(fedtail.Superquantile):
         def fit(self, previous):
-            both = yield from side_by_side([self.quantile.fit(self.tail_fraction, None), self.quantile.fit(1.0, None)])
+            both = yield from join_conversations([self.quantile.fit(self.tail_fraction, None), self.quantile.fit(1.0, None)])
             return both[0]
 
     double = replace(RECIPES["delta_fl exact"], risk=TwoAtOnce(0.4))

@@ -382,7 +382,7 @@ def test_the_noise_of_a_server_follows_from_seed_round_and_question():
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
-    in_one_process, answered = True, None
+    in_one_process, answer_count = True, None
 
     def __init__(self, fails=False):
         self.fails, self.seen = fails, []

@@ -22,7 +22,7 @@ from fedtail.privacy.events import NonPrivateRelease, PoissonSampling, Release, 
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.minimum_cohort import reveal_probability
-from fedtail.questions import Conversation, Train, converse, side_by_side, with_question_fields
+from fedtail.questions import Conversation, Train, converse, join_conversations, with_question_fields
 from fedtail.risk.base import Risk
 from fedtail.sampling import Sampler
 from fedtail.server import OptimizerState, ServerOptimizer
@@ -73,6 +73,7 @@ def states_of(state: Any) -> tuple[State, ...]:
     return state if isinstance(state, tuple) else (state,)
 
 
+@with_old_names
 @dataclass(frozen=True)
 class FederatedAlgorithm:
     """A method, as its parts. Change one with `dataclasses.replace`."""
@@ -123,12 +124,12 @@ class FederatedAlgorithm:
         update, kept = found if isinstance(found, Aggregated) else (found, state.part_state("aggregate"))
         after = state.with_part_state("aggregate", kept).with_part_state("local", kept_local)
         if update is None:                      # no client contributed: keep the model
-            return self.skip(after.with_part_state("risk", self.risk.unused(dual)), seed)
+            return self.after_skipped_round(after.with_part_state("risk", self.risk.unused(dual)), seed)
         params, optimizer = self.server(state.params, update.to(state.params), state.optimizer)
         after = replace(after, params=params, round=state.round + 1)
         return self._with_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
 
-    def skip(self, state: State, seed: int) -> State:
+    def after_skipped_round(self, state: State, seed: int) -> State:
         """The state after a round without any question, for lack of clients: the model as it was, the round counted."""
         return self._with_iterate(replace(state, round=state.round + 1), seed)
 
@@ -137,7 +138,9 @@ class FederatedAlgorithm:
 
         A risk that reuses its dual for some rounds fits it anew in the next.
         """
-        return self.skip(state if state.dual is None else state.with_part_state("risk", self.risk.unused(state.dual)), seed)
+        if state.dual is not None:
+            state = state.with_part_state("risk", self.risk.unused(state.dual))
+        return self.after_skipped_round(state, seed)
 
     def result(self, state: State) -> Tensor:
         """The flat model to hand out: the last one, or the average or random draw that `iterate` keeps."""
@@ -176,6 +179,7 @@ class FederatedAlgorithm:
         return state.with_part_state("iterate", self.iterate.keep(state.part_state("iterate"), state.params, state.round, seed))
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Family:
     """Several methods over one cohort: as many models, the messages of the longest conversation."""
@@ -207,11 +211,11 @@ class Family:
         """One round of all members with their questions joined; ends in the members' next states."""
         own = [with_question_fields(m.conversation(s, seed), model=k)
                for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
-        return tuple((yield from side_by_side(own)))
+        return tuple((yield from join_conversations(own)))
 
-    def skip(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
+    def after_skipped_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         """The members' states after a round without any question: models as they were, the round counted."""
-        return tuple(m.skip(s, seed) for m, s in zip(self.members, states, strict=True))
+        return tuple(m.after_skipped_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
         """The members' states after a round whose sums were not released: models as they were, the round counted."""
@@ -260,7 +264,7 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     if len(cohort.ids) < smallest_cohort(algorithm, channel):
         fleet.close(finished=False)
         ledger.skip(broadcast.round)
-        return algorithm.skip(state, seed)
+        return algorithm.after_skipped_round(state, seed)
     planned = planned_round(algorithm, fleet, channel, broadcast.params.shape[-1])
     try:
         with channel.open(fleet, cohort, broadcast, ledger, planned) as ask:

@@ -105,7 +105,7 @@ class Shard:
         return memo_name(model, objective) in self.memo
 
     def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
-        """The losses of the clients from position `low` up to `high`, (high - low,) float64, computed anew whatever the memo has."""
+        """The losses of the clients from position `low` up to `high`, (high - low,) float64, computed anew, without the memo."""
         if objective is not None:
             return self._objective_values(objective, self.clients(low, high), model).float().double()
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))

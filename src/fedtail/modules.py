@@ -29,6 +29,18 @@ def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def set_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast the trained parameters, and whatever tensor had their dtype, in place; other tensors stay. Returns the module.
+
+    A float64 table beside float32 weights is float64 for a reason; `module.to(dtype)` would cast it too.
+    """
+    own = {parameter.dtype for parameter in trainable_parameters(module)}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype in own:
+            tensor.data = tensor.data.to(dtype)
+    return module
+
+
 def training_copy(module: nn.Module) -> nn.Module:
     """A copy in training mode, but for layers with running statistics, which stay in evaluation mode and keep them."""
     module = copy.deepcopy(module).train()

@@ -234,7 +234,7 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_signed(self) -> int:
-        """The next whole number, negative ones undone from Thrift's zigzag form."""
+        """The next whole number, decoded from Thrift's zigzag form, in which small negative ones are short."""
         value = self._read_unsigned()
         return (value >> 1) ^ -(value & 1)
 

@@ -562,7 +562,7 @@ def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
         return end.value
 
 
-def side_by_side(conversations: list[Conversation[T]]) -> Conversation[list[T]]:
+def join_conversations(conversations: list[Conversation[T]]) -> Conversation[list[T]]:
     """Several conversations as one whose messages join their questions: as many messages as the longest takes.
 
     Ends in the list of their results, in their order.

@@ -25,7 +25,7 @@ from fedtail.losses import (
 )
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.module_checks import refuse_dependence_on_batch, try_module
-from fedtail.modules import cast_inputs, refuse_shared_statistics, trainable_parameters
+from fedtail.modules import cast_inputs, refuse_shared_statistics, set_precision, trainable_parameters
 
 PIECE = 2**20        # examples looked at together before training: memory does not grow with the population
 VARIED = 6           # clients whose first examples are called in one batch, to see whether they change each other's outputs
@@ -160,18 +160,6 @@ class Task:
             fix = "give the module more outputs" if classes > 1 else "for numbers pass loss=squared_error"
             raise ValueError(f"targets hold labels {low:g} to {high:g}, but {type(self.module).__name__} has {has} (labels 0 to "
                              f"{most}). Relabel the classes from 0, or {fix}.")
-
-
-def set_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast the trained parameters, and whatever tensor had their dtype, in place; other tensors stay. Returns the module.
-
-    A float64 table beside float32 weights is float64 for a reason; `module.to(dtype)` would cast it too.
-    """
-    own = {parameter.dtype for parameter in trainable_parameters(module)}
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.dtype in own:
-            tensor.data = tensor.data.to(dtype)
-    return module
 
 
 def _rows_to_try(population: Population) -> Tensor:

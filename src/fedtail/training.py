@@ -67,7 +67,7 @@ class FleetEvaluation(Protocol):
         """
         ...
 
-    def refuse_sampler(self, sample: Sampler) -> str | None:
+    def sampler_refusal(self, sample: Sampler) -> str | None:
         """Why models cannot be evaluated on cohorts of this sampler, as a text; None where they can."""
         ...
 
@@ -217,7 +217,7 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     check(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
         refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
-        refused = evaluation.refuse_sampler(algorithm.sample)
+        refused = evaluation.sampler_refusal(algorithm.sample)
         if refused:
             raise ValueError(refused)
     if ledger.budget.epsilon is None:

@@ -17,8 +17,16 @@ from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, computing
-from fedtail.modules import call_module, cast_inputs, generator_positions, own_generator, trainable_parameters, training_copy
-from fedtail.task import Task, set_precision
+from fedtail.modules import (
+    call_module,
+    cast_inputs,
+    generator_positions,
+    own_generator,
+    set_precision,
+    trainable_parameters,
+    training_copy,
+)
+from fedtail.task import Task
 from fedtail.types import Examples
 
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU

@@ -170,7 +170,7 @@ class FederatedEvaluation:
         """A round of a method that begins with this evaluation, or consists `only` of it."""
         return EvaluatedRound(method, self, only)
 
-    def refuse_sampler(self, sample: Sampler) -> str | None:
+    def sampler_refusal(self, sample: Sampler) -> str | None:
         """Why a cohort cannot stand for all clients, each with equal weight; None where it can."""
         if isinstance(sample, ByMass):
             return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
@@ -222,8 +222,8 @@ class EvaluatedRound:
             return state, found
         return (yield from self.method.conversation(state, seed)), found
 
-    def skip(self, state: Any, seed: int) -> tuple[Any, None]:
-        return (state if self.only else self.method.skip(state, seed)), None
+    def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
+        return (state if self.only else self.method.after_skipped_round(state, seed)), None
 
     def after_lost_round(self, state: Any, seed: int) -> tuple[Any, None]:
         return (state if self.only else self.method.after_lost_round(state, seed)), None

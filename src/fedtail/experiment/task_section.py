@@ -10,7 +10,8 @@ import torch
 from fedtail.errors import FieldError
 from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, parameters_of, plan_part, toml_value
 from fedtail.experiment.source import Source, nearest
-from fedtail.task import Metric, Task, set_precision
+from fedtail.modules import set_precision
+from fedtail.task import Metric, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
