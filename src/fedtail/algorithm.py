@@ -175,7 +175,7 @@ class FederatedAlgorithm:
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
 
     def _with_iterate(self, state: State, seed: int) -> State:
-        """The state with what the iterate keeps, after it was shown this state's model."""
+        """A copy of the state in which the iterate has taken this state's model into what it keeps; draws come from `seed`."""
         return state.with_part_state("iterate", self.iterate.keep(state.part_state("iterate"), state.params, state.round, seed))
 
 
@@ -249,7 +249,7 @@ def parts_are_equal(one: Any, other: Any) -> bool:
 
 def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,
               ledger: Ledger) -> Any:
-    """One round, the body of the only training loop: sample a cohort, broadcast the model, hold the conversation; the next state.
+    """One round, the body of the only training loop: sample a cohort, broadcast the model, hold the conversation. The next state.
 
     A cohort below the smallest allowed is asked nothing, and a round whose sums may not be released is lost with a
     `RoundLostWarning`; both keep the model. Where the privacy budget says so, cohort and noise come from the operating
@@ -275,15 +275,15 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
 
 
 def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
-    """The fewest clients with which a round is held, by the method's noise and by the channel; with fewer the model stays."""
+    """The fewest clients with which a round is held, by the method's noise and by the channel; with fewer it is skipped."""
     return max(channel.minimum, algorithm.minimum)
 
 
 def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | SimulatedPopulation, channel: Channel,
                   dim: int) -> RoundEvent:
-    """What a round releases at most, and how its cohort is drawn, as the ledger's event, for cohorts that are large enough.
+    """The ledger's event for a round: what it releases at most, and how its cohort is drawn, if that is large enough.
 
-    Where clients may fail to answer, which rounds hang on one of them depends on who fails, and no amplification is claimed.
+    Where clients may fail to answer, no amplification by sampling is claimed: one of them may decide whether a round is held.
     """
     event, releases, population = algorithm.sample.event(fleet.population), algorithm.releases(dim), fleet.population
     noised = not any(isinstance(release, NonPrivateRelease) for release in releases)

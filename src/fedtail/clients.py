@@ -50,7 +50,7 @@ class HeldOut:
 
     @classmethod
     def match_keys(cls, clients: Population, population: Population) -> HeldOut:
-        """The held-out examples in `population` of the clients that have the same keys; clients without a match have place -1."""
+        """Find each client's held-out examples in `population`, by equal keys; the place of a client that has none is -1."""
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
         return cls(population, order[near].where(ranked[near] == clients.key, -1))
@@ -231,7 +231,7 @@ class Clients:
                    objective: Any = None) -> ClientStatistics:
         """What a risk may read of these clients under one of the broadcast models.
 
-        `losses` that are known already are not computed; they are zero where a risk does not read them. A client without a
+        Losses are computed unless `losses` gives them, (clients,), or `reads_losses` is false (then zero). A client without a
         finite loss is marked as failed and has loss and mass zero. `memory` names what the risk keeps on its clients.
         """
         population, place = self.shard.population, self.place

@@ -106,7 +106,7 @@ class Fleet(Protocol):
         ...
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round, by `draw(round)`; a fleet whose keys travel ahead has drawn it with the round before."""
+        """The cohort of a round, by `draw(round)`; a fleet that has keys sent ahead has drawn it with the round before."""
         ...
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:

@@ -127,11 +127,12 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                 method: Literal["flat", "tree", "optimal"] = "optimal", smoothing: float | None = None,
                 noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
                 **local: Any) -> FederatedAlgorithm:
-    """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4] made right.
+    """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4].
 
     A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound], with noise of
     `quantile_noise_multiplier` (z_q), and the clipped updates of the tail, with noise of `noise_multiplier` (z_w), divided by
-    theta * cohort_size. With `smoothing` (nu) clients contribute smoothly instead. The rest is as in `dp_fedavg`.
+    theta * cohort_size. With `smoothing` (nu) clients contribute smoothly instead. Sampling and noise are those of
+    `dp_fedavg`; docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
     sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)

@@ -139,7 +139,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
           start: Start | None = None, engine: Engine = Engine(), channel: Channel = PlainChannel(), fleet: Fleet | None = None,
           privacy: PrivacyBudget | Ledger | None = None, evaluation: FleetEvaluation | None = None,
           on_round: OnRound | None = None, **old: Any) -> Trained:
-    """Train for `rounds` rounds; everything that could be refused is refused before the first.
+    """Train for `rounds` rounds, and return the models with all it takes to `resume`. What can be refused is refused first.
 
     `start` is the model to begin with: a module, a state dict or the model file of a run, whose parameters (frozen ones too) and
     buffers are copied into the task's module, which must be of the same kind; by default that module itself. The ledger is about
