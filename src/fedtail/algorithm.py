@@ -120,7 +120,10 @@ class FederatedAlgorithm:
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
         train = Train(self.local, self.risk, dual, self.aggregate, kept=state.part_state("aggregate"), objective=objective)
         local, kept_local = yield from self.local.prepare(self._round_start(state, train))
-        found = yield from self.aggregate.fit(replace(train, local=local))
+        if local is not self.local:
+            self._refuse_undeclared_memory(local)
+            train = replace(train, local=local)
+        found = yield from self.aggregate.fit(train)
         update, kept = found if isinstance(found, Aggregated) else (found, state.part_state("aggregate"))
         after = state.with_part_state("aggregate", kept).with_part_state("local", kept_local)
         if update is None:                      # no client contributed: keep the model
@@ -173,6 +176,13 @@ class FederatedAlgorithm:
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
+
+    def _refuse_undeclared_memory(self, local: LocalTraining) -> None:
+        """Raise a TypeError for a part that `local.prepare` gave and that keeps rows where `local` itself declares none."""
+        if local.declares.keeps is not None and self.local.declares.keeps is None:
+            given, kind = type(local).__name__, type(self.local).__name__
+            raise TypeError(f"{kind}.prepare gave a {given}, whose clients keep rows, and {kind} declares that they keep none: "
+                            f"nobody checked whether they last. Declare keeps={local.declares.keeps!r} in {kind} too.")
 
     def _with_iterate(self, state: State, seed: int) -> State:
         """A copy of the state in which the iterate has taken this state's model into what it keeps; draws come from `seed`."""
@@ -258,7 +268,8 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     private_seed = seed if ledger.budget.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
     cohort = fleet.draw(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
-    if len(cohort.ids.unique()) < len(cohort.ids):
+    ids = cohort.ids.numpy()
+    if not (ids[1:] > ids[:-1]).all() and len(set(ids.tolist())) < len(ids):      # most samplers name them in order: be quick
         raise ValueError(f"{type(algorithm.sample).__name__} named a client more than once in a cohort, so that it would move a "
                          "sum more than once. Name each client once, and give it an importance.")
     if len(cohort.ids) < smallest_cohort(algorithm, channel):

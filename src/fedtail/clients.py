@@ -236,12 +236,14 @@ class Clients:
         """
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
-        if losses is None:
-            losses = self.shard.losses(model, objective)[place] if reads_losses else torch.zeros_like(mass)
-        finite = losses.isfinite()
-        if not bool(finite.all()):
-            self.shard.failed[place] |= ~finite
-            losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
+        if losses is None and not reads_losses:
+            losses = torch.zeros_like(mass)
+        else:
+            losses = self.shard.losses(model, objective)[place] if losses is None else losses
+            finite = losses.isfinite()
+            if not bool(finite.all()):
+                self.shard.failed[place] |= ~finite
+                losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
                                 self._stored_or_nan(memory) if memory else None)
 

@@ -74,7 +74,8 @@ def with_old_names(kind: Kind) -> Kind:
         """Call the class's own `__init__` with keywords under their new names."""
         made(self, *args, **new_keywords(kind.__name__, given))
 
-    changed.__init__ = init
+    if set(KEYWORDS.get(kind.__name__, {}).values()) & set(made.__code__.co_varnames):      # others are made as quickly as before
+        changed.__init__ = init
     for old, new in ATTRIBUTES.get(kind.__name__, {}).items():
         setattr(kind, old, _old_attribute_property(kind.__name__, old, new))
     return kind

@@ -201,8 +201,8 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         fleet.recall(_memory_to_start_from(first, fleet))
         first = replace(first, memory=fleet.memory(), ledger=ledger)
-        trained, contributors = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
-    if rounds and not contributors and first.rounds == 0:
+        trained, anyone = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
+    if rounds and not anyone and first.rounds == 0:
         warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
                       "sample more clients.", NoContributionWarning, stacklevel=3)
@@ -239,23 +239,22 @@ def _make_local_fleet(population: Population | None, first: Trained, engine: Eng
 
 
 def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-                on_round: OnRound | None) -> tuple[Trained, int]:
-    """Run up to `rounds` rounds; the run after the last, and how many clients contributed, summed over the rounds.
+                on_round: OnRound | None) -> tuple[Trained, bool]:
+    """Run up to `rounds` rounds; the run after the last, and whether any client contributed (yes if the fleet cannot tell).
 
-    Ends early where `on_round` returns True or, with a warning, where the privacy budget is spent. A fleet that cannot tell
-    who contributed counts as one client a round.
+    Ends early where `on_round` returns True or, with a warning, where the privacy budget is spent.
     """
-    contributors, stop = 0, False
+    anyone, stop = False, False
     for done in range(1, rounds + 1):
         due = evaluation is not None and trained.rounds % evaluation.every == 0
         try:
             state, found = _run_one_round(trained, fleet, channel, evaluation if due else None)
         except BudgetSpent as reason:
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
-            return replace(trained, stopped=str(reason)), contributors
+            return replace(trained, stopped=str(reason)), anyone
         view = fleet.view()
         failed = trained.failed + (view.num_failed if view else 0)
-        contributors += view.contributors if view else 1
+        anyone = anyone or view is None or view.contributors > 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
@@ -263,7 +262,7 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
             break
     if evaluation is not None and not stop:
         trained = replace(trained, evaluation=_last_evaluation(trained, fleet, channel, evaluation))
-    return trained, contributors
+    return trained, anyone
 
 
 def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
