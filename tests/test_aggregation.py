@@ -29,7 +29,7 @@ from fedtail import (
     WeightedMean,
 )
 from fedtail.client_statistics import ClientStatistics
-from fedtail.composition import Composition, sums_are_divided_by_what_they_weigh
+from fedtail.composition import Composition, divisor_refusals
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.questions import Train, converse
 
@@ -245,7 +245,7 @@ def check_total(aggregate, risk, cohort):
     """Refuse numbers that were planned for other cohorts than the expected ones."""
     sample = SimpleNamespace(expected_size=lambda population: cohort)
     parts = Composition(sample, risk, aggregate, LocalSGD(), None, fedtail.PlainChannel(), None)
-    for text in sums_are_divided_by_what_they_weigh(parts):
+    for text in divisor_refusals(parts):
         raise ValueError(text)
 
 

@@ -480,5 +480,5 @@ def test_plain_numbers_are_added_in_float64():
     assert code.sum(code.encode(rows, torch.ones(1))).tolist() == (2 * rows.double()[0]).tolist()
     assert torch.equal(code.decode(rows, torch.ones(1)), rows)
     assert code.resolves(torch.zeros(2), torch.ones(1), 0)
-    assert not code.bounded
-    assert FixedPoint(3, 2.0, 20).bounded
+    assert not code.needs_bound
+    assert FixedPoint(3, 2.0, 20).needs_bound

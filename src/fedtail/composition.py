@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtail.channel.base import Channel, adds_shares, refuse_release
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
-from fedtail.deprecated import with_old_names
+from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
@@ -92,13 +92,13 @@ def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
         _warn_of_small_tail(member.risk, member.sample, population)
 
 
-def sampler_fits(parts: Composition) -> Iterator[str]:
-    """Rule: the sampler can draw from this population. Yields its own refusal where it cannot."""
+def sampler_refusals(parts: Composition) -> Iterator[str]:
+    """Yields the sampler's own text where it cannot draw from this population."""
     yield from _catch_refusal(lambda: parts.sample.check(parts.population))
 
 
-def risk_has_its_clients(parts: Composition) -> Iterator[str]:
-    """Rule: the sampler and the population give the risk the clients and groups it needs. Yields a text for each that lacks."""
+def client_and_group_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text for each thing the risk needs and does not get: every client in every round, groups, its own checks."""
     declared, name, population = parts.risk.declares, parts.names[0], parts.population
     if declared.needs_everyone and not parts.sample.takes_everyone(population):
         yield (f"{name} keeps a lambda on every client and needs everybody every round, which {parts.sample} does not give of "
@@ -111,26 +111,26 @@ def risk_has_its_clients(parts: Composition) -> Iterator[str]:
     yield from _catch_refusal(lambda: parts.risk.check(population, parts.sample))
 
 
-def channel_carries_the_rows(parts: Composition) -> Iterator[str]:
-    """Rule: rows and sums may be revealed as this channel does. Yields the channel's refusals of the aggregator and the risk."""
+def channel_refusals(parts: Composition) -> Iterator[str]:
+    """Yields the texts of the channel where it must not, or cannot, reveal the rows of the aggregator or of the risk."""
     risk, aggregate, _ = parts.declarations
     names = parts.names
     yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
     yield from _catch_refusal(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
 
 
-def noise_makes_it_private(parts: Composition) -> Iterator[str]:
-    """Rule: where updates are noised, one client moves the risk's weights by a bounded amount too. Yields a text otherwise."""
+def private_risk_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where updates are noised, but one client may move the risk's weights without bound."""
     risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
                "WeightedMean without privacy.")
 
 
-def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
-    """Rule: public divisors were planned for these cohorts and this theta; else updates would be too short or too long.
+def divisor_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where public divisors were not planned for these cohorts and this theta: updates would be too short or long.
 
-    Yields a text where the cohort that a risk's numbers were planned for is not about the sampler's, and where a total is not
+    That is so where the cohort that a risk's numbers were planned for is not about the sampler's, and where a total is not
     about what the weights of the risk sum to; where that is not known (`Tilted`), any total will do.
     """
     risk, aggregate, _ = parts.declarations
@@ -154,16 +154,16 @@ def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
                f"they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
 
 
-def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
-    """Rule: an aggregator that uses the slope of the density has a risk that gives it. Yields a text otherwise."""
+def slope_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where the aggregator uses the slope of the density and the risk does not give it."""
     risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
         yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
                "PowerFair as the risk.")
 
 
-def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
-    """Rule: where sums are of integers, the weights cannot all be so small that they round to zero. Yields a text otherwise."""
+def small_weight_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where sums are of integers and all weights of a round may be so small that they round to zero."""
     spread = parts.risk.declares.dynamic_range
     if not parts.channel.reveals_rows and spread > RESOLVED:
         yield (f"with {parts.risk} every weight may be as small as exp(-{spread:g}), which the integers of "
@@ -171,18 +171,18 @@ def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
                "out; or raise tail_fraction (theta), or use Worst.")
 
 
-def memory_lasts(parts: Composition) -> Iterator[str]:
-    """Rule: client memory that must not be lost is not on a fleet that may lose it. Yields a text for each such part."""
+def lost_memory_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text for each part that keeps what must not be lost on clients of a fleet that may lose it."""
     for part in (parts.risk, parts.local):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
             yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
 
 
-def enough_clients_contribute(parts: Composition) -> Iterator[str]:
-    """Rule: where the channel reveals sums only, enough clients are expected to contribute to hide each other.
+def few_contributors_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where so few clients are expected to contribute that a sum would reveal much about each.
 
-    Yields a text otherwise, and what the channel has against the fleet. Risks that cannot tell are counted round by round.
+    Also what the channel has against the fleet. Risks that cannot tell how many contribute are counted round by round.
     """
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
@@ -193,10 +193,10 @@ def enough_clients_contribute(parts: Composition) -> Iterator[str]:
     yield from channel.refuse_fleet(cohort, parts.fleet)
 
 
-def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
-    """Rule: a node knows its own clients' shares of integer noise, so those of the other nodes' clients must be enough.
+def node_noise_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where too few clients are expected beside the largest node for the noise of the risk or the aggregator.
 
-    Yields a text for the risk and the aggregator where fewer are expected beside the largest node.
+    A node that adds its own clients' shares of integer noise knows them, so those of the others must be enough.
     """
     risk, aggregate, _ = parts.declarations
     nodes = getattr(parts.population, "node", None)
@@ -211,10 +211,10 @@ def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
                    "sample more, or spread them over more nodes.")
 
 
-NEEDS: tuple[Rule, ...] = (sampler_fits, risk_has_its_clients)
+NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
-    channel_carries_the_rows, noise_makes_it_private, sums_are_divided_by_what_they_weigh, aggregator_has_its_slope,
-    integers_resolve_the_weights, memory_lasts, enough_clients_contribute, others_hide_what_a_node_knows,
+    channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
+    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, node_noise_refusals,
 )
 
 
@@ -240,3 +240,6 @@ def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
 def _is_near(one: float, other: float, factor: float) -> bool:
     """Whether one number is within a factor of the other, above or below."""
     return other / factor <= one <= other * factor
+
+
+__getattr__ = old_names(__name__)

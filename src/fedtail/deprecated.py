@@ -16,6 +16,12 @@ Kind = TypeVar("Kind", bound=type)
 NAMES = {
     "fedtail": {"NobodyCountedWarning": "NoContributionWarning", "Terms": "PrivacyBudget"},
     "fedtail.base_part": {"unsent": "unsent_field", "with_declared": "class_with_declared"},
+    "fedtail.composition": {
+        "aggregator_has_its_slope": "slope_refusals", "channel_carries_the_rows": "channel_refusals",
+        "enough_clients_contribute": "few_contributors_refusals", "integers_resolve_the_weights": "small_weight_refusals",
+        "memory_lasts": "lost_memory_refusals", "noise_makes_it_private": "private_risk_refusals",
+        "others_hide_what_a_node_knows": "node_noise_refusals", "risk_has_its_clients": "client_and_group_refusals",
+        "sampler_fits": "sampler_refusals", "sums_are_divided_by_what_they_weigh": "divisor_refusals"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
     "fedtail.parts": {"side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",

@@ -103,7 +103,7 @@ def column_kind(type: Any) -> str:
 
 
 def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
-    """Bytes that these columns take in memory, by what the headers of their pages say; an upper bound.
+    """Bytes that these columns take in memory, worked out from what the headers of their pages say.
 
     Where columns lie is read here too, out of the footer: asking pyarrow for it can end the process, where a footer is damaged.
     `Unreadable` where the footer or a header is damaged.

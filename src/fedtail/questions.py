@@ -218,12 +218,12 @@ class Train:
         return bool(self.risk.declares.reads_losses)
 
     @property
-    def weighting_part(self) -> str:
+    def weighting_part_name(self) -> str:
         """The class name of the part that decides who contributes: the risk."""
         return type(self.risk).__name__
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether weights depend on the losses and these do not come with the first gradients."""
+        """Whether weights depend on losses that do not come with the first gradients."""
         return self.reads_losses and not self.first_gradient_tells_loss(shard)
 
     def width(self, dim: int) -> int:
@@ -231,7 +231,7 @@ class Train:
         return dim + int(self.aggregate.declares.columns)
 
     def release(self, dim: int) -> Release:
-        """What the sum of the updates, or every single row where it gathers, reveals."""
+        """What the sum of the updates reveals, for the ledger; every single row, without a mechanism, where it gathers."""
         return _release(self, self.width(dim), f"the updates, by {self.name}")
 
     def weigh_clients(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
@@ -309,7 +309,7 @@ class Evaluate:
         return type(self.part).__name__
 
     @property
-    def weighting_part(self) -> str:
+    def weighting_part_name(self) -> str:
         """The class name of the part that decides who contributes: the one that computes the metrics."""
         return self.name
 
@@ -331,9 +331,7 @@ class Evaluate:
         return self._metric_values(clients).isfinite().all(1)
 
     def _metric_values(self, clients: Clients) -> Tensor:
-        """The metrics of these clients, (clients, metrics) float64, from the round's memo or computed now; NaN without examples
-        to evaluate on.
-        """
+        """The metrics of these clients, (clients, metrics) float64, from the round's memo or computed; NaN without examples."""
         return clients.shard.losses(self.model, self.part)[clients.place]
 
     def width(self, dim: int) -> int:
@@ -341,7 +339,7 @@ class Evaluate:
         return int(self.part.row_width)
 
     def release(self, dim: int) -> Release:
-        """What the sum over the evaluations reveals, or every single row where it gathers."""
+        """What the sum of the evaluations reveals, for the ledger; every single row, without a mechanism, where it gathers."""
         return _release(self, self.width(dim), f"an evaluation, by {self.name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -376,12 +374,12 @@ class Count:
 
     @property
     def mechanism(self) -> Mechanism:
-        """None is applied: counts are exact, and the ledger records them as non-private."""
+        """No privacy: counts are exact, and the ledger records them as non-private."""
         return NoPrivacy()
 
     @property
     def objective(self) -> Any:
-        """That of the question which is counted for, so that both read the same losses."""
+        """The objective of the question that is counted for, so that both read the same losses."""
         return self.question.objective
 
     def needs_losses(self, shard: Shard) -> bool:
@@ -393,15 +391,15 @@ class Count:
         return self.question.contributes(clients).double()[:, None]
 
     def width(self, dim: int) -> int:
-        """One entry."""
+        """One: each client's row is a zero or a one."""
         return 1
 
     def release(self, dim: int) -> Release:
         """An exact count, which the ledger records as released without a mechanism."""
-        return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part}")
+        return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One, (1,)."""
+        """One for the only entry, (1,)."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
@@ -439,7 +437,7 @@ def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conver
 
 
 def replace_fields(question: Any, **fields: Any) -> Any:
-    """A copy of a question with these fields replaced; of a joint question, in every single one of it."""
+    """A copy of a question with these fields replaced; of a joint question, a copy in which every single one has them."""
     if isinstance(question, Joint):
         return Joint(tuple(replace_fields(one, **fields) for one in question.questions))
     return replace(question, **fields)
@@ -473,7 +471,7 @@ class Encoding(Protocol):
         ...
 
     @property
-    def bounded(self) -> bool:
+    def needs_bound(self) -> bool:
         """Whether `encode` needs the bound of a row; where not, it is given an empty one."""
         ...
 
@@ -496,7 +494,7 @@ def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
 
     Empty where the encoding needs none.
     """
-    if not encoding.bounded:
+    if not encoding.needs_bound:
         return torch.zeros(0, dtype=torch.float64)
     own = question.mechanism.bound(width)
     return question.bound(width, encoding.clients, encoding.mass) if own is None else torch.tensor([own], dtype=torch.float64)

@@ -33,7 +33,7 @@ class Sampler(Protocol):
         ...
 
     def expected_size(self, population: Population) -> float:
-        """How many clients a cohort has on average."""
+        """How many clients a cohort from this population has on average."""
         ...
 
     def event(self, population: Population) -> Sampling:
