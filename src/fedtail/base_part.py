@@ -18,7 +18,7 @@ class Part:
 
 
 def unsent_field() -> Any:
-    """A field of a dataclass, None by default, that is never sent to another machine; a message that sets it is refused."""
+    """A dataclass field, None by default, that is never sent to another machine; a message that sets it is refused."""
     return field(default=None, metadata={UNSENT: True})
 
 

@@ -59,5 +59,5 @@ class WeightedClients(ClientStatistics):
 
 
 def _takes_all(chosen: Tensor) -> bool:
-    """Whether the selection is a mask that is true for every client; positions never are."""
+    """Whether the selection is a mask that is true for every client; false for positions, whichever they are."""
     return chosen.dtype == torch.bool and bool(chosen.all())

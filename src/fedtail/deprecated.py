@@ -54,12 +54,12 @@ VALUES = {"schedule": {"together": "all-or-nothing"}}
 
 
 def old_names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module of which some names have changed: it gives what `old_name` finds."""
+    """The `__getattr__` for a module of which some names have changed: a function from an old name to its object."""
     return lambda name: old_name(module, name)
 
 
 def old_name(module: str, name: str) -> Any:
-    """What a module calls otherwise now, with a DeprecationWarning; an AttributeError where it never had such a name."""
+    """The object that an old name of a module stands for, with a DeprecationWarning; an AttributeError for any other name."""
     new = NAMES[module].get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -113,7 +113,7 @@ def new_tables(table: Any) -> Any:
 
 
 def new_value(name: str, value: Any) -> Any:
-    """The value of a setting as it is written now; warns where it was written otherwise. Unknown values come back as they are."""
+    """A setting's value under the name it has now, with a warning where it came under its old one; other values as they are."""
     new = VALUES[name].get(value, value)
     if new != value:
         _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)

@@ -51,7 +51,7 @@ def integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
 def permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tensor:
     """One permutation of range(size) per entry of `bits`, padded at the end: (clients, largest size) int64.
 
-    `width`, the largest size, spares a GPU the wait for it.
+    `width`, the largest size where it is known, saves reading it back from a GPU.
     """
     width = int(sizes.max()) if width is None else width
     place = torch.arange(width, device=bits.device)
