@@ -77,7 +77,7 @@ class Adaptive:
         return params + self.learning_rate * first / (second.sqrt() + self.adaptivity), (first, second)
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The second moment, (dim,), after taking the squared update in, by each optimiser's own rule; a TypeError in this class."""
+        """The second moment, (dim,), after taking the squared update in; each subclass has its rule, this class a TypeError."""
         raise TypeError("Adaptive is what Adam, Yogi and Adagrad share. Use one of them.")
 
 
