@@ -14,7 +14,7 @@ from pytest import approx
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedtail.privacy.concentrated import delta_of, epsilon_of, rho_for
+from fedtail.privacy.concentrated import delta_from_rho, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import exact_discrete_gaussian
 from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
@@ -78,15 +78,15 @@ def test_delta_is_the_minimum_over_all_orders(rho, epsilon):
             return (order - 1) * (order * mpmath.mpf(rho) - epsilon) + order * mpmath.log(1 - 1 / order) - mpmath.log(order - 1)
         tried = [mpmath.mpf(1) + mpmath.mpf(10) ** (mpmath.mpf(k) / 200) for k in range(-1200, 1200)]
         least = min(map(log_delta, tried))
-        assert math.log(delta_of(rho, epsilon)) <= float(min(least, 0)) + 1e-9
-        assert math.log(delta_of(rho, epsilon)) == approx(float(min(least, 0)), abs=2e-3 * abs(float(least)) + 1e-6)
+        assert math.log(delta_from_rho(rho, epsilon)) <= float(min(least, 0)) + 1e-9
+        assert math.log(delta_from_rho(rho, epsilon)) == approx(float(min(least, 0)), abs=2e-3 * abs(float(least)) + 1e-6)
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0, 30.0])
 def test_epsilon_is_that_of_the_renyi_accountant_over_fine_orders(multiplier):
     accountant = RdpAccountant(orders=list(1 + np.logspace(-2, 4, 4000)))
     accountant.compose(GaussianDpEvent(multiplier))
-    ours = epsilon_of(1 / (2 * multiplier**2), 1e-5)
+    ours = epsilon_from_rho(1 / (2 * multiplier**2), 1e-5)
     assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-9)
     assert ours == approx(accountant.get_epsilon(1e-5), rel=1e-3)
 
@@ -94,18 +94,18 @@ def test_epsilon_is_that_of_the_renyi_accountant_over_fine_orders(multiplier):
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 8.0, 40.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 def test_the_three_conversions_are_inverses_on_the_safe_side(epsilon, delta):
-    rho = rho_for(epsilon, delta)
-    assert delta_of(rho, epsilon) <= delta
-    assert delta_of(rho * 1.0001, epsilon) > delta
-    assert epsilon_of(rho, delta) == approx(epsilon, rel=1e-6)
-    assert delta_of(rho, epsilon_of(rho, delta)) <= delta
+    rho = largest_rho(epsilon, delta)
+    assert delta_from_rho(rho, epsilon) <= delta
+    assert delta_from_rho(rho * 1.0001, epsilon) > delta
+    assert epsilon_from_rho(rho, delta) == approx(epsilon, rel=1e-6)
+    assert delta_from_rho(rho, epsilon_from_rho(rho, delta)) <= delta
 
 
 def test_the_ends_of_the_conversions():
-    assert delta_of(0.0, 1.0) == 0.0
-    assert delta_of(1000.0, 1.0) == 1.0
-    assert epsilon_of(math.inf, 1e-5) == math.inf
-    assert epsilon_of(1e-9, 0.5) == 0.0
+    assert delta_from_rho(0.0, 1.0) == 0.0
+    assert delta_from_rho(1000.0, 1.0) == 1.0
+    assert epsilon_from_rho(math.inf, 1e-5) == math.inf
+    assert epsilon_from_rho(1e-9, 0.5) == 0.0
 
 
 # what a plan promises
@@ -128,8 +128,8 @@ def test_the_noise_is_worth_what_is_promised_and_not_more(case, method):
     moves = max(np.linalg.norm(columns, axis=1)) if adjacency == "zero-out" else max(np.linalg.norm(columns - c, axis=1).max() for c in columns)
     honest = case.get("minimum", case["clients"]) - case.get("colluders", 0)
     rho = moves**2 / (2 * honest * float(plan.shares.variance))
-    assert delta_of(rho, plan.epsilon) <= plan.delta
-    assert epsilon_of(rho, plan.delta) == approx(plan.epsilon, rel=1e-4)
+    assert delta_from_rho(rho, plan.epsilon) <= plan.delta
+    assert epsilon_from_rho(rho, plan.delta) == approx(plan.epsilon, rel=1e-4)
     assert plan.event.multiplier(adjacency) == approx(1 / math.sqrt(2 * rho), rel=1e-9)
     assert plan.event.honest == honest
     assert plan.shares.variance >= 2
@@ -140,7 +140,7 @@ def test_releases_compose_by_adding_rho():
     plan = plan_quantiles(1000, [0.5], UNIT, epsilon=1.0, delta=1e-6)
     rho = 1 / (2 * plan.event.multiplier("zero-out") ** 2)
     for count in (1, 2, 50):
-        assert plan.epsilon_of(count) == approx(epsilon_of(count * rho, 1e-6), rel=1e-9)
+        assert plan.epsilon_of(count) == approx(epsilon_from_rho(count * rho, 1e-6), rel=1e-9)
     assert plan.epsilon_of(1) <= 1.0
     assert 1.4 < plan.epsilon_of(2) < 2.0
 
@@ -153,7 +153,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
     found, plain = shares_for(sensitivity, rho, honest, width), math.sqrt(honest * variance)
 
     def does(excess):
-        return NoiseShares.summing_to(plain * (1 + excess), honest, width).concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
+        return NoiseShares.from_total_deviation(plain * (1 + excess), honest, width).concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
     low, high = 0.0, 1e-2
     for _ in range(60):
         low, high = (low, (low + high) / 2) if does((low + high) / 2) else ((low + high) / 2, high)
@@ -165,7 +165,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
 @pytest.mark.parametrize(("clients", "epsilon", "colluders"), [(200, 1.0, 0), (100_000, 8.0, 0), (100_000, 8.0, 40_000)])
 def test_the_scale_is_what_shares_of_variance_four_need(clients, epsilon, colluders):
     plan = plan_quantiles(clients, [0.5], UNIT, epsilon=epsilon, delta=1e-6, method="flat", colluders=colluders)
-    needed = math.ceil(math.sqrt(4 * (clients - colluders) * 2 * rho_for(epsilon, 1e-6)))
+    needed = math.ceil(math.sqrt(4 * (clients - colluders) * 2 * largest_rho(epsilon, 1e-6)))
     assert plan.strategy.scale == max(256, needed)
     assert plan.shares.honest == clients - colluders
     assert plan.deviation == approx(math.sqrt(clients * float(plan.shares.variance)))
@@ -291,7 +291,7 @@ def test_the_stated_probability_of_wrapping_around_is_a_bound():
     shares = NoiseShares(Fraction(40), 120, 2)
     for modulus in (120 * 8 + 241, 120 * 8 + 361):
         room = (modulus - 1 - 120 * 8) // 2
-        plan = QuantilePlan(120, (0.5,), edges, flat(2, 8), shares, Ring(modulus, -room), shares.wraps(120, 0, 960, modulus), 1.0, 1e-5, "zero-out", True)
+        plan = QuantilePlan(120, (0.5,), edges, flat(2, 8), shares, Ring(modulus, -room), shares.wrap_probability(120, 0, 960, modulus), 1.0, 1e-5, "zero-out", True)
         wrong = np.mean([(np.abs(noisy_sum(plan, values, SeededRandomness(k, modulus)) - [960, 0]) > modulus / 2).any() for k in range(400)])
         assert 0 < wrong <= plan.wraps < 1
 
@@ -420,7 +420,7 @@ def test_the_error_falls_as_one_over_clients():
 
 def test_the_error_falls_with_epsilon_as_the_noise_does():
     plans = [plan_quantiles(1000, LEVELS, Edges.equal(0.0, 10.0, 64), epsilon=epsilon, delta=1e-5) for epsilon in (0.25, 0.5, 1.0, 2.0)]
-    noise = [1 / math.sqrt(rho_for(plan.epsilon, 1e-5)) for plan in plans]
+    noise = [1 / math.sqrt(largest_rho(plan.epsilon, 1e-5)) for plan in plans]
     assert slope(noise, [mean_error(plan, "uniform", 25) for plan in plans]) == approx(1, abs=0.15)
 
 
@@ -432,7 +432,7 @@ def test_the_noise_in_the_distribution_grows_as_the_root_of_the_bins_when_flat_a
         errors = []
         for bins in sizes:
             histogram, strategy = np.bincount(np.arange(clients) % bins), build(bins)
-            sums = sums_of(strategy, np.tile(histogram, (40, 1)), rho_for(0.5, 1e-5), bins)
+            sums = sums_of(strategy, np.tile(histogram, (40, 1)), largest_rho(0.5, 1e-5), bins)
             plain, bounded = ([np.cumsum(estimate(noisy, float(clients)) - histogram) for noisy in sums]
                               for estimate in (strategy.least_squares, strategy.estimate))
             assert np.mean(np.abs(bounded)) <= np.mean(np.abs(plain)) * (1 + 1e-9)
@@ -467,7 +467,7 @@ def test_optimal_rows_beat_both_methods_of_the_papers(clients, bins, epsilon):
     At epsilon 1 the paired difference must be four standard errors: by chance once in 30,000 seeds. At epsilon 5, where bins
     dominate, not worse by three; the same release read inside the bin must be better by four.
     """
-    rho, edges, gaps, read = rho_for(epsilon, 1e-5), Edges.equal(0.0, 10.0, bins), [], []
+    rho, edges, gaps, read = largest_rho(epsilon, 1e-5), Edges.equal(0.0, 10.0, bins), [], []
     ours, others = optimal(bins, public_total=True), (flat(bins), tree(bins), tree(bins, as_printed=True))
     values = np.array([np.clip(draw(("uniform", "chi-square")[k % 2], clients, k), 0, 10) for k in range(120)])
     histograms = np.array([np.bincount(edges.place(row), minlength=bins) for row in values])

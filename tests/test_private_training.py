@@ -375,7 +375,7 @@ def test_noise_calibrated_for_some_rounds_lasts_for_them_and_no_more(noise, rati
     crowd = replace(small_population(2500), mass=torch.ones(2500, dtype=torch.float64))
     event = planned_round(algorithm, SimulatedPopulation(crowd), PlainChannel(), 18)
     assert event.sampling == drawn
-    assert rounds <= fedtail.Ledger(PrivacyBudget(3.0, 1e-4)).affordable(event) <= rounds + 1
+    assert rounds <= fedtail.Ledger(PrivacyBudget(3.0, 1e-4)).affordable_rounds(event) <= rounds + 1
 
 
 def test_the_mechanism_of_the_histogram_is_looked_at_before_anything_is_asked():

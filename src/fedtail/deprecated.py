@@ -26,7 +26,7 @@ NAMES = {
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
     "Guarantee": {"against_server": "without_amplification"},
-    "Ledger": {"terms": "budget"},
+    "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
     "SecureChannel": {"hides_among": "minimum_contributors"},

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedtail.privacy.concentrated import crossing
+from fedtail.privacy.concentrated import find_crossing
 from fedtail.quantiles.strategies import Strategy
 
 
@@ -50,7 +50,7 @@ def enough_clients(strategy: Strategy, deviation: float, clients: int, level: fl
     most = 2.0 * clients
     while not does(most):
         most *= 2
-    return math.ceil(crossing(does, most / 2, most)[1])
+    return math.ceil(find_crossing(does, most / 2, most)[1])
 
 
 def enough_noise(strategy: Strategy, deviation: float, clients: int, level: float, public_total: bool, max_error: float) -> float:
@@ -60,4 +60,4 @@ def enough_noise(strategy: Strategy, deviation: float, clients: int, level: floa
     most = 2.0
     while not does(most) and most < 1e9:
         most *= 2
-    return crossing(does, 1.0, most)[1]
+    return find_crossing(does, 1.0, most)[1]

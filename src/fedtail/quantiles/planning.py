@@ -10,7 +10,7 @@ from typing import cast, get_args
 
 import numpy as np
 
-from fedtail.privacy.concentrated import check_target, epsilon_of, rho_for
+from fedtail.privacy.concentrated import check_target, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import Adjacency, LatticeRelease
 from fedtail.privacy.shares import NoiseShares, Ring
@@ -71,7 +71,7 @@ class QuantilePlan:
 
     def epsilon_of(self, releases: int) -> float:
         """Epsilon, at the plan's delta, of so many releases like this one composed."""
-        return epsilon_of(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
+        return epsilon_from_rho(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
 
 
 def plan_quantiles(
@@ -120,7 +120,7 @@ def noised(
     build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
 ) -> tuple[Strategy, NoiseShares]:
     """A strategy at a scale, and the noise shares that keep its release within the budget."""
-    rho = rho_for(epsilon, delta)
+    rho = largest_rho(epsilon, delta)
     strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
     moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
     return strategy, shares_for(moves, rho, honest, strategy.width)
@@ -130,7 +130,7 @@ def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> Noise
     """The smallest shares whose sum is rho-zCDP, their distance from a discrete Gaussian included."""
     deviation = sensitivity / math.sqrt(2 * rho)
     for step in range(60):
-        shares = NoiseShares.summing_to(deviation, honest, width)
+        shares = NoiseShares.from_total_deviation(deviation, honest, width)
         if shares.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho:
             return shares
         deviation *= 1 + 1e-9 * 2**step                            # the excess of a share is tiny; small steps find it
@@ -140,7 +140,7 @@ def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> Noise
 def _ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | None, allow_wrap: bool) -> tuple[Ring, float]:
     """Sums modulo M, chosen or given, and the probability that they wrap around."""
     low, high = strategy.sums_within(clients)
-    enough = Ring.holding(shares, clients, low, high, FAILURE)
+    enough = Ring.for_sums(shares, clients, low, high, FAILURE)
     if modulus is None:
         ring = enough
     elif modulus >= high - low + 2 * shares.reach(clients, FAILURE) + 1:
@@ -153,7 +153,7 @@ def _ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | 
                          "to see sums wrap around.")
     if ring.modulus > WIDEST:
         raise ValueError(f"modulus (M) = {ring.modulus} is more than sums in 64 bits allow ({WIDEST}). Lower the scale.")
-    return ring, shares.wraps(clients, low, high, ring.modulus)
+    return ring, shares.wrap_probability(clients, low, high, ring.modulus)
 
 
 def _checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
@@ -203,6 +203,6 @@ def _too_large(plan: QuantilePlan, max_error: float) -> str:
     if (needs := enough_bins(max_error)) > bins:
         return text + f"{bins} bins are too coarse for it, however many clients there are: write {needs} or more."
     case = plan.strategy, plan.deviation, plan.clients, level, plan.public_total, max_error
-    needed = epsilon_of(enough_noise(*case) ** 2 * rho_for(plan.epsilon, plan.delta), plan.delta)
+    needed = epsilon_from_rho(enough_noise(*case) ** 2 * largest_rho(plan.epsilon, plan.delta), plan.delta)
     weaker = f", or epsilon = {math.ceil(100 * needed) / 100:g} for these {plan.clients}" if needed < WEAKEST else ""
     return text + f"About {enough_clients(*case)} clients would do{weaker}."

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.privacy.concentrated import epsilon_of
+from fedtail.privacy.concentrated import epsilon_from_rho
 from fedtail.privacy.randomness import SeededRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles import Edges, QuantilePlan, Strategy, flat, optimal, tree
@@ -101,7 +101,7 @@ def wrap_plans(scale: int, bins: int, widest: int) -> tuple[QuantilePlan, Quanti
     """The printed tree at a scale, priced by the printed sensitivity; optimal rows at that epsilon; the right epsilon."""
     strategy = tree(bins, scale, as_printed=True)
     shares = NoiseShares(WRAP_VARIANCE, WRAP_CLIENTS, strategy.width)
-    printed, right = (epsilon_of(shares.concentrated_epsilon(sensitivity) ** 2 / 2, DELTA)
+    printed, right = (epsilon_from_rho(shares.concentrated_epsilon(sensitivity) ** 2 / 2, DELTA)
                       for sensitivity in (strategy.sensitivity, tree(bins, scale).sensitivity))
     edges = Edges.equal(0.0, BOUND, bins)
     plan = QuantilePlan(WRAP_CLIENTS, LEVELS, edges, strategy, shares, symmetric(widest), 0.0, printed, DELTA, "zero-out", True)
