@@ -198,7 +198,7 @@ def test_the_second_opinion_on_fixed_size_is_dp_accountings():
     renyi.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(2.0)), 100)
     assert found.second_opinion == ("rdp", pytest.approx(renyi.get_epsilon(1e-5), rel=1e-6))
     assert found.epsilon < found.second_opinion[1]
-    assert found.experimental
+    assert found.is_experimental
     assert found.notes == ("experimental: the amplification of cohorts of fixed size",)
 
 
@@ -351,7 +351,7 @@ def test_fixed_size_earns_nothing_where_clients_are_zeroed():
     assert found.epsilon == epsilon_at([(gaussian(10.0), 10)], 1e-5)
     assert found.notes == ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: use "
                            "Poisson sampling, or use replace-one adjacency",)
-    assert not found.experimental
+    assert not found.is_experimental
     everybody = guarantee([(gaussian(10.0, FixedSampling(1000, 1000)), 10)], 1e-5, "replace-one")
     assert (everybody.epsilon, everybody.notes) == (epsilon_at([(gaussian(5.0), 10)], 1e-5), ())
 

@@ -78,7 +78,7 @@ def test_exchanged_clients_need_more_noise_and_histograms_less_than_twice_of_it(
     assert updates.whole_round == pytest.approx(2 * zeroed, rel=1e-4)
     assert both.whole_round == pytest.approx(math.sqrt((4 + 2) / 2) * zeroed, rel=1e-4)
     fixed = noise_for(3.0, 1e-5, 1, FixedSampling(10, 100), adjacency="replace-one")
-    assert fixed.guarantee.experimental
+    assert fixed.guarantee.is_experimental
     assert fixed.whole_round < updates.whole_round
 
 

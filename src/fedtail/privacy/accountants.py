@@ -78,8 +78,9 @@ class PrivacyLosses:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`. The probability that a round reveals participation is subtracted from delta first; where nothing is
-        left of it, epsilon is infinite.
+        """Epsilon at `delta`, of which the probability that a round reveals participation is subtracted first.
+
+        Infinite where nothing is left of delta.
         """
         if (delta := delta - self.reveal_probability) <= 0:
             return math.inf
@@ -137,9 +138,7 @@ def _largest_loss(step: Step) -> float:
 
 @lru_cache(maxsize=16)
 def _compose_losses(steps: Steps, interval: float) -> Any:
-    """The privacy loss distribution of all `steps` convolved, as dp-accounting's object, on a grid of width `interval`.
-    Cached.
-    """
+    """The privacy loss distribution of all `steps` composed, on a grid of width `interval`, as dp-accounting's object. Cached."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     total = losses.identity(interval)

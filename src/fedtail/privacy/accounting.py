@@ -52,11 +52,12 @@ class Guarantee:
     only: str = ""
 
     @property
-    def experimental(self) -> bool:
+    def is_experimental(self) -> bool:
         """Whether a note says that a part of the accounting is experimental."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
+        """The privacy statement in one line, with the names of what was released without noise."""
         found = guarantee_in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only)
         return found + (f"; released without noise: {', '.join(self.non_private)}" if self.non_private else "")
 
@@ -117,7 +118,7 @@ def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
 
 
 def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacency = "zero-out") -> bool:
-    """Whether `rounds` are (`epsilon`, `delta`)-private, by the accountant that `guarantee` chooses. Cheaper than epsilon."""
+    """Whether `rounds` are (`epsilon`, `delta`)-private, by the accountant that `guarantee` chooses."""
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     return mechanism.delta(mechanism.accountant(None, delta), epsilon) <= delta

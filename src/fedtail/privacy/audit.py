@@ -96,7 +96,7 @@ class Attack:
         return gaussian_epsilon(self.mu(), delta)
 
     def epsilon_if_normal(self, delta: float) -> float:
-        """A lower bound on epsilon at `delta` for such a mechanism, given normal scores: by `mu_if_normal`."""
+        """A lower bound on epsilon at `delta` by `mu_if_normal`: for normal scores and mechanisms of Gaussian shape."""
         return gaussian_epsilon(self.mu_if_normal(), delta)
 
     def epsilon_of_any_shape(self, delta: float) -> float:
@@ -159,8 +159,9 @@ def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarra
 
 
 def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
-    """Clopper and Pearson's upper bound on the probability of what `happened` so often in `runs`, wrong with probability
-    `risk`.
+    """Clopper and Pearson's upper bound on a probability, from how often it `happened` in `runs`.
+
+    It is wrong with probability `risk` at most.
     """
     from scipy.special import betaincinv
 

@@ -83,8 +83,9 @@ def split_noise(noise: float, quantile_ratio: float | None, models: int = 1) -> 
 
 def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
                 discrete: bool = False) -> RoundEvent:
-    """The event of one round, its releases composing to `noise` (z): for each of `models` an update and, with a quantile ratio,
-    a flat histogram. `discrete` makes them sums of integers.
+    """The event of one round whose releases compose to `noise` (z), for pricing.
+
+    It releases for each of `models` an update and, with a quantile ratio, a flat histogram; with `discrete` sums of integers.
     """
     quantile, update = split_noise(noise, quantile_ratio, models)
     release = _integer_release if discrete else GaussianRelease
@@ -103,7 +104,7 @@ def _integer_release(noise: float, exchange: float, what: str) -> LatticeRelease
 
 def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: float, delta: float,
                    adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> float:
-    """The smallest z at which `rounds` rounds of `event(z)` are (`epsilon`, `delta`)-private, within 2e-5 and never below.
+    """The smallest z at which `rounds` rounds of `event(z)` are (`epsilon`, `delta`)-private: at most 2e-5 of it too large.
 
     For any mechanism whose cost falls as z grows; it costs a few calls of an accountant. A ValueError where even z = 10^6 does
     not reach the budget.

@@ -40,7 +40,7 @@ def as_fraction(variance: float | Fraction) -> Fraction:
 
 
 def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
-    """`count` draws, int64, with exactly the probabilities of the definition.
+    """`count` draws, int64, of the discrete Gaussian of this variance, with exactly its probabilities, from words of `random`.
 
     Where 63 bits do not hold the products (from sigma = 5800 or so), it counts in Python's integers: a hundred times slower.
     """

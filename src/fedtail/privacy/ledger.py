@@ -36,9 +36,7 @@ class PrivacyBudget:
     randomness: Literal["seed", "os"] = "seed"
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for an epsilon, delta, adjacency or randomness that is not allowed, and for epsilon without
-        delta.
-        """
+        """Raise a ValueError for an epsilon, delta, adjacency or randomness out of range, and for epsilon without delta."""
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon:g}. Between 1 and 10 is usual.")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -68,6 +66,7 @@ class Ledger:
     """
 
     def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
+        """A ledger in memory, or with a `path` one that goes on from its file; a `LedgerError` where that cannot be read."""
         self.budget = budget
         self._file = LedgerFile(path) if path else None
         self._record = self._file.read(unrecorded=unrecorded) if self._file else Record()
@@ -76,9 +75,7 @@ class Ledger:
         self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget
 
     def copy(self) -> Ledger:
-        """A ledger in memory with this history and budget; it never writes to this one's file. A round under way is closed in
-        it.
-        """
+        """A ledger in memory with this history and budget, and an open round closed; it never writes to this one's file."""
         twin = Ledger(self.budget)
         twin._record = self._record.copy()
         if self._planned:
@@ -212,9 +209,7 @@ class Ledger:
                               f"or changed. {LOST}")
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """The privacy guarantee of the rounds so far, at `delta` (by default that of the budget; a ValueError where neither
-        says).
-        """
+        """The privacy guarantee of the rounds so far at `delta`, by default the budget's; a ValueError where it has none."""
         from fedtail.privacy.accounting import guarantee
 
         chosen = delta if delta is not None else self.budget.delta
@@ -230,9 +225,7 @@ class Ledger:
         return describe_earlier(self.rounds, self.before, delta, self.budget.adjacency)
 
     def affordable_rounds(self, planned: RoundEvent) -> int:
-        """How many more rounds like `planned` the privacy budget allows; a ValueError where the budget has no epsilon and
-        delta.
-        """
+        """How many more rounds like `planned` the privacy budget allows; a ValueError where it has no epsilon and delta."""
         from fedtail.privacy.accounting import rounds_affordable
 
         if self.budget.epsilon is None or self.budget.delta is None:

@@ -80,6 +80,7 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path):
+        """The file at `path`, which need not exist; `read` is called before anything is written to one that does."""
         self.path = path
         self._numbers: dict[Release, int] = {}
         self._digest = hashlib.blake2b(digest_size=16)
@@ -109,9 +110,7 @@ class LedgerFile:
         return record
 
     def open(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
-        """Append that round number `round` begins, how its cohort is sampled, what the server sees and where randomness comes
-        from.
-        """
+        """Append that round `round` begins, how its cohort is sampled, what the server sees and where randomness comes from."""
         self._append_line({"open": round, "sampling": _to_json(sampling), "channel": channel, "randomness": source}, safely=False)
 
     def charge(self, releases: Sequence[Release]) -> None:
@@ -136,9 +135,7 @@ class LedgerFile:
                                 "sources": list(earlier.sources)}}, safely=True)
 
     def mark(self, rounds: int, safely: bool) -> LedgerMark:
-        """Size and digest of what is written, with `rounds` as how many rounds it is about; with `safely` it is forced to disk
-        first.
-        """
+        """Size and digest of what is written, with `rounds`, how many rounds it is about; `safely` forces it to disk."""
         if self._size and safely:
             self._sync_folder()
             with self.path.open("rb") as file:

@@ -124,9 +124,7 @@ class NoisySum(Part):
         return self.noise.on_client(kept, self.clip_norm, self.whole, random, **more)
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The released sum: with the server's part of the noise, and in the units of the rows where they were scaled to
-        integers.
-        """
+        """The released sum, (width,), with the server's part of the noise and in the units of the rows."""
         return self.noise.on_server(total, self.clip_norm, self.whole, random)
 
     def clip(self, rows: Tensor) -> Tensor:
@@ -136,9 +134,7 @@ class NoisySum(Part):
         return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry of a clipped row of `width` entries with its share of noise, in the units in which it is
-        sent.
-        """
+        """The largest absolute entry of a clipped row of `width` entries with its share of noise, as it is sent."""
         return self.noise.bound(width, self.clip_norm, self.whole)
 
     def release(self, width: int, what: str) -> Release:

@@ -38,7 +38,7 @@ def skip_probability(rate: float, population: int, minimum: int) -> float:
 
 @lru_cache(maxsize=64)
 def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
-    """The largest minimum cohort at which Poisson sampling misses it less often than `failure` of the rounds.
+    """The largest minimum cohort that Poisson sampling misses with a probability below `failure`.
 
     A ValueError where even a cohort of one is missed more often.
 
@@ -63,7 +63,7 @@ def _probability_of_at_least(minimum: int, rate: float, population: int) -> floa
 def _binomial_probabilities(rate: float, population: int) -> np.ndarray:
     """P(Bin(n, q) = k) for k = 0, ..., n, float64, (n + 1,), with `rate` (q) and `population` (n). Cached.
 
-    Computed in logarithms of ratios of neighbours and normalised, so that the far tails do not underflow to noise.
+    Computed from logarithms of the ratios of neighbours, and normalised.
     """
     if rate >= 1:
         return np.eye(1, population + 1, population)[0]

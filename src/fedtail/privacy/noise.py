@@ -48,8 +48,9 @@ class Noise(Protocol):
         ...
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """What the release of a sum of `width` entries costs, for the ledger; `what` names it, `exchange` is that of
-        `NoisySum`.
+        """What the release of a sum of `width` entries costs, for the ledger; `what` names it there.
+
+        `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed.
         """
         ...
 
@@ -148,9 +149,7 @@ class DiscreteNoise(Part):
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """The release of a sum of integers with the planned shares or more, for the ledger; `constant` is False until a channel
-        sets it.
-        """
+        """The release of a sum of integers with the planned shares or more, for the ledger; `constant` is False."""
         grid = _integer_grid(self, width, clip_norm, whole)
         return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what,
                               constant=False)

@@ -51,6 +51,7 @@ class SeededRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, *names: int | str):
+        """The stream of this seed and these names; the same ones give the same words."""
         digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=16).digest()
         self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
 
@@ -69,12 +70,11 @@ class ClientRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, names: tuple[int, ...], key: Tensor):
+        """Streams of the clients with these keys, (clients,) int64, under a seed and names; the same ones give the same words."""
         self._seed, self._names, self._key, self._calls = seed, names, key, 0
 
     def words(self, count: int) -> Words:
-        """The next words of all clients' streams, `count` in all, uint64, client after client: the words of one lie side by
-        side.
-        """
+        """The next words of all clients' streams, `count` in all, uint64: those of the first client first, as many from each."""
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
         self._calls += 1

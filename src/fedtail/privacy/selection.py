@@ -128,9 +128,7 @@ def draw_number_of_trials(stopping: Stopping, mean: float, random: Randomness) -
 
 
 def _trial_count_probabilities(stopping: Stopping, mean: float) -> Iterator[tuple[int, float]]:
-    """Pairs of a number of trials and its probability, in increasing order without end, for the distribution that `stopping`
-    names.
-    """
+    """Pairs (number of trials, its probability) in increasing order without end, for the distribution that `stopping` names."""
     if stopping == "poisson":
         probability, trials = math.exp(-mean), 0
         while True:

@@ -27,9 +27,7 @@ class NoiseShares:
     width: int
 
     def __post_init__(self) -> None:
-        """Raise a ValueError without a client or coordinate, and for a variance below 2, where the sum is no discrete
-        Gaussian.
-        """
+        """Raise a ValueError without a client or coordinate, and for a share of variance below 2."""
         if self.honest < 1 or self.width < 1:
             raise ValueError(f"noise shares need a client and a coordinate, got honest={self.honest}, width={self.width}.")
         if self.variance < SMALLEST:
@@ -38,9 +36,7 @@ class NoiseShares:
 
     @classmethod
     def from_total_deviation(cls, deviation: float, honest: int, width: int) -> NoiseShares:
-        """Shares whose sum over `honest` clients has at least this standard deviation; their variance is rounded up to a
-        fraction.
-        """
+        """Shares whose sum over `honest` clients has at least this standard deviation; the variance is rounded up."""
         return cls(as_fraction(deviation**2 / honest), honest, width)
 
     @property
@@ -66,14 +62,13 @@ class NoiseShares:
         return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
 
     def reach(self, clients: int, failure: float) -> int:
-        """A bound on the absolute noise of `clients` shares in every coordinate, exceeded with probability `failure` (beta) at
-        most.
-        """
+        """A bound on the absolute noise of `clients` shares in all coordinates, exceeded with probability `failure` at most."""
         return math.ceil(math.sqrt(2 * clients * self.variance * math.log(2 * self.width / failure)))
 
     def wrap_probability(self, clients: int, low: int, high: int, modulus: int) -> float:
-        """A bound on the probability that a sum of `clients` rows, with true sums in [low, high], is decoded wrongly modulo
-        `modulus`.
+        """A bound on the probability that a sum of `clients` rows with noise is decoded wrongly modulo `modulus`.
+
+        Without noise the sums are in [low, high].
         """
         room = (modulus - 1 - (high - low)) // 2
         if room <= 0:

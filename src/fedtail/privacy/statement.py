@@ -113,9 +113,7 @@ def describe_price_change(change: dict[str, Any]) -> str:
 
 
 def _randomness_sources(ledger: Ledger) -> tuple[str, ...]:
-    """Where the randomness of a ledger's rounds came from, "seed" or "os" or ""; without rounds, where that of the budget
-    would.
-    """
+    """Where the randomness of a ledger's rounds came from: "seed", "os" or "" (unknown); without rounds, that of its budget."""
     return ledger.sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
 
 
