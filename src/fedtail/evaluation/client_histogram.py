@@ -34,7 +34,7 @@ class ClientHistogram:
 
     @property
     def clients(self) -> float:
-        """How many clients it is about; with noise, an estimate that is no whole number."""
+        """How many clients the histogram counts; with noise an estimate, not a whole number."""
         return float(self.counts.sum())
 
     @property

@@ -89,7 +89,7 @@ def check_task_once(task: Task, population: Population) -> None:
 
 
 def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
-    """What a check depends on: classes and shapes of the module, its functions, and how often torch has written to the data.
+    """All that `task.check` depends on: classes and shapes of the module, functions, and torch's counts of writes to the data.
 
     Classes and functions are held weakly, since they may know the population; None where one cannot be.
     """

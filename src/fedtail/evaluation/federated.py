@@ -49,7 +49,7 @@ class MetricRange(Part):
 
     @cached_property
     def edges(self) -> Edges:
-        """The edges of its equal bins over [low, high]."""
+        """Edges of the metric's equal bins over [low, high]."""
         return Edges.equal(self.low, self.high, self.bins)
 
     @property
@@ -209,7 +209,7 @@ class EvaluatedRound:
         return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
-        """The method's broadcast, with the models to be handed out appended where they are not those that are trained on."""
+        """The method's broadcast; where the models to be handed out differ from those trained on, they are appended."""
         told = self.method.broadcast(state, seed)
         if self._result_models(state) is None:
             return told

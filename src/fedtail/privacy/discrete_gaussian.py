@@ -172,7 +172,10 @@ class DiscreteGaussianTable:
 
 @lru_cache(maxsize=16)
 def _cached_table(variance: Fraction) -> DiscreteGaussianTable:
-    """The table for a variance, computed with as many bits as it takes to be sure of all its entries."""
+    """The table for a variance, computed with as many bits as it takes to be sure of all its entries. Cached.
+
+    A ValueError for a variance above 10^10.
+    """
     if variance > LONGEST:
         raise ValueError(f"a table for variance {float(variance):g} would be too long. Use the exact sampler.")
     for bits in counting(BITS, BITS):

@@ -65,7 +65,7 @@ class NoisyHistogram(StatisticPart):
         return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange, whole=True)
 
     def row_width(self, trial: Tensor) -> int:
-        """Entries of a row: those of the strategy, whatever the trial."""
+        """Entries of a row, the width of the strategy whatever the trial."""
         return self.strategy.width
 
     def ask(self) -> Conversation[ClientStatistics]:
@@ -112,7 +112,7 @@ def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _build_strategy(method: Method, bins: int, scale: int, level: float | None) -> Strategy:
-    """The strategy that `method` names for so many bins at this scale. Cached."""
+    """The strategy that `method` names, with `bins` bins at this scale. Cached."""
     if method == "optimal":
         return optimal_strategy(bins, scale, level)
     return flat_strategy(bins, scale) if method == "flat" else tree_strategy(bins, scale)

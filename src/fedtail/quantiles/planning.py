@@ -106,7 +106,7 @@ def plan_quantiles(
 
 
 def _candidate_builders(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
-    """Functions that build a strategy from a scale: the one of `method`, or for "auto" all that are possible for so many bins."""
+    """Functions that build a strategy from a scale: the one of `method`, or for "auto" all that `bins` bins allow."""
     known: dict[str, Callable[[int], Strategy]] = {
         "flat": lambda scale: flat_strategy(bins, scale),
         "tree": lambda scale: tree_strategy(bins, scale),

@@ -69,7 +69,7 @@ class Ascent(Risk):
                                not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss of those who have mass: what the ascent climbs to."""
+        """The largest loss among clients with mass: what the ascent climbs to."""
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
@@ -135,7 +135,7 @@ class GroupAscent(Risk):
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss of those who have mass; here the losses are those of the groups."""
+        """The largest loss among clients with mass; here the losses are those of the groups."""
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
@@ -173,7 +173,7 @@ class GroupAscent(Risk):
 
 
 def largest_loss(present: Present) -> Tensor:
-    """The largest loss of those who have mass, a differentiable scalar."""
+    """The largest loss among clients with mass, a differentiable scalar."""
     return present.losses.max()
 
 

@@ -81,7 +81,7 @@ class Risk(StatisticPart):
         return present.spread(weights / weights.sum())
 
     def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
-        """Losses and masses of those with positive mass, for `value` and `weights`.
+        """Losses and masses of the clients with positive mass, for `value` and `weights`.
 
         A ValueError for several sets of clients where this risk takes one; `not_batched` overrides the declared reason.
         """
@@ -267,9 +267,9 @@ class Present:
         return cls(torch.where(here, wide, smallest), share, here, losses.dtype)
 
     def spread(self, weights: Tensor) -> Weights:
-        """Weights of all clients in the dtype of the losses, from `weights` of those present: zero for whoever is absent.
+        """Weights of all clients in the dtype of the losses, from `weights` of the clients with mass: zero for the others.
 
-        All are NaN where the loss of somebody present is NaN.
+        All are NaN where the loss of a client with mass is NaN.
         """
         weights = weights.masked_fill(self.losses.isnan().any(-1, keepdim=True), float("nan")).to(self.dtype)
         if self.here is None:
@@ -284,7 +284,7 @@ class Present:
         return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
 
     def mass_of(self, chosen: Tensor) -> Tensor:
-        """The total mass of those `chosen` among those present, a mask of their shape; (..., 1)."""
+        """The total mass, (..., 1), of the clients that are `chosen` by a mask of the shape of `mass`."""
         if self.mass.ndim == 1:
             return self.mass[chosen].sum(0, keepdim=True)       # rounded as they would be alone
         return self.mass.masked_fill(~chosen, 0.0).sum(-1, keepdim=True)

@@ -91,7 +91,7 @@ class SmoothedSuperquantile(Risk):
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
     def _weights(self, present: Present) -> Tensor:
-        """The maximising weights of those present, float64, (..., present), sum one."""
+        """The maximising weights of the clients with mass, float64, (..., present), sum one."""
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
@@ -186,7 +186,7 @@ class QuadraticSuperquantile(Risk):
         return float(dual[0]) + self.smoothing
 
     def _weights(self, present: Present) -> Tensor:
-        """The maximising weights of those present, float64, (..., present), sum one."""
+        """The maximising weights of the clients with mass, float64, (..., present), sum one."""
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * self._density_at(excess, threshold)

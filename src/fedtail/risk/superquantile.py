@@ -95,12 +95,12 @@ class TailFilter(Risk):
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Mean loss, by mass, of those at or above the exact lower quantile."""
+        """Mean loss, by mass, of the clients at or above the exact lower quantile."""
         present = self.present(losses, mass)
         return (_filter_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Masses of those at or above the exact lower quantile, scaled to sum to one; zero below."""
+        """Masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below."""
         present = self.present(losses, mass)
         return present.spread(_filter_weights(present, self.tail_fraction))
 
@@ -145,7 +145,7 @@ def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tens
 
 
 def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Superquantile weights of those present, float64, (..., present), sum one, without a gradient; ties share by mass."""
+    """Superquantile weights of the clients with mass, (..., present) float64, sum one, without a gradient; ties share by mass."""
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
@@ -154,7 +154,7 @@ def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
 
 
 def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Weights of those at or above the lower quantile by mass, zero for others; float64, (..., present), sum one.
+    """Weights, by mass, of clients at or above the lower quantile, zero for others; float64, (..., present), sum one.
 
     The lower quantile is the largest loss with more than `tail_fraction` of the mass at or above it.
     """

@@ -69,7 +69,7 @@ class Tilted(Risk):
         return present.spread((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the loss that weighs most, or take the end of [0, loss_bound] instead. The dual is that shift."""
+        """Server: ask for the loss that weighs most, or take that end of [0, loss_bound] instead; it is the dual, one number."""
         if self.loss_bound is not None or self.tilt == 0:
             shift: float | None = self.loss_bound if self.tilt > 0 else 0.0
         else:

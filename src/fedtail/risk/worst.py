@@ -30,7 +30,7 @@ class Worst(Risk):
                                "hides it", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss of those who have mass, over the last axis."""
+        """The largest loss among clients with mass, over the last axis."""
         present = self.present(losses, mass)
         return (_worst_weights(present) * present.losses).sum(-1).to(losses.dtype)
 
@@ -50,7 +50,7 @@ class Worst(Risk):
 
 
 def _worst_weights(present: Present) -> Tensor:
-    """Weights of those present with the largest loss by mass, zero for others; (..., present), sum one, without a gradient."""
+    """Weights, by mass, of the clients with the largest loss, zero for others; (..., present), sum one, without a gradient."""
     losses = present.losses.detach()
     tied = present.mass * (losses == losses.amax(-1, keepdim=True))
     return tied / tied.sum(-1, keepdim=True)
