@@ -472,7 +472,7 @@ def population_files() -> list[Files]:
 
 def run_files() -> list[Files]:
     """A run of each kind: trained, a family, private; with checkpoints and a ledger."""
-    from fedtail.experiment.experiment import experiments
+    from fedtail.experiment.experiment import build_experiments
     from fedtail.experiment.source import Source
     from fedtail.runs import run
     from run_folders import Onlooker
@@ -481,7 +481,7 @@ def run_files() -> list[Files]:
     family = base.replace("[server]", "[family]\nrisk.tail_fraction = [1.0, 0.5]\n[server]")
     made = []
     for text in (base, family):
-        [one] = experiments(Source.parse(text, "e.toml", Path()), "e")
+        [one] = build_experiments(Source.parse(text, "e.toml", Path()), "e")
         made.append(folder_files(lambda place, one=one: run(one, 0, place / "run", Onlooker(None))))
     return made
 

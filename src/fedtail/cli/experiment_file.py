@@ -21,11 +21,11 @@ def init(
     force: bool = typer.Option(False, "--force", help="Overwrite a file that is there."),
 ) -> None:
     """Write a commented experiment file to start from; with --data, one that fits your data."""
-    from fedtail.experiment.starter import starter
+    from fedtail.experiment.starter import starter_text
 
     if file.exists() and not force:
         raise FileExistsError(f"{file} is there already. Choose another name, or write --force.")
-    text = starter(file, data, options.name_or_names(x), y, client)
+    text = starter_text(file, data, options.name_or_names(x), y, client)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     typer.echo(f"Wrote {file}.  Look at it, then:  fedtail run {file}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.channel import Channel, SecureChannel
-from fedtail.experiment.experiment import Experiment, experiment_of, experiments, pick_method
+from fedtail.experiment.experiment import Experiment, build_experiment, build_experiments, pick_method
 from fedtail.experiment.source import ExperimentError, Source, Trusted
 
 ONE_QUESTION = {"part": "ExactQuantile", "bits": 12}
@@ -24,8 +24,8 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
     if method:
         source = pick_method(source, method)
-    views = [one.source for one in experiments(source, Path(path).stem)]
-    return [experiment_of(_one_question(view), Path(path).stem) for view in views]
+    views = [one.source for one in build_experiments(source, Path(path).stem)]
+    return [build_experiment(_one_question(view), Path(path).stem) for view in views]
 
 
 def deployed_experiment(path: str | Path, method: str = "", trust: Trusted = ()) -> Experiment:

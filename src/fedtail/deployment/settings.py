@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
-from fedtail.experiment.values import fitted, hints_of
+from fedtail.experiment.values import fit_value, type_hints_of
 from fedtail.reading import TOML_BYTES, read_text, shortly, toml_tables
 from fedtail.secure.sparse_graph import CORRUPTED
 
@@ -76,9 +76,9 @@ class NodeSettings:
         for name, example in WORDS.items():
             if name not in given:
                 raise ValueError(f"{place.name} does not say {name}. Write {example}.")
-        hints = hints_of(cls)
+        hints = type_hints_of(cls)
         for name, value in given.items():
-            problem, _ = fitted(value, hints[name])
+            problem, _ = fit_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shortly(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)

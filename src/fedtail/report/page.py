@@ -94,7 +94,7 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
 
 
 def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClients | None,
-                  training: PageClients | None) -> dict[str, Any]:
+                     training: PageClients | None) -> dict[str, Any]:
     """The parts of the page that need a table over clients; None for those that no run gives data for."""
     return {
         "distributions": error_distributions(methods, clients),
