@@ -27,18 +27,22 @@ class Masking(Protocol):
     """Secure sums over nodes, question by question."""
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
-        """Begin a round whose sums are over `threshold` clients or more. `upcoming` is the next round's cohort.
+        """Begin a round whose sums are over `threshold` clients or more; `counts` are its sampled clients by node.
 
-        Each node shares masks with those that `graph` says, or with all.
+        `upcoming` is the next round's cohort, None where it is not known. Each node shares masks with those that `graph` says, or
+        all.
         """
         ...
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over the nodes of the round. Before a retry `again` is called: it charges for it, and gives the new context."""
+        """The sum of the nodes' rows: `width` integers modulo 2 ** modulus_bits, masked in `context`; TooFew where few answer.
+
+        Before a retry `again` is called: it charges for it, and gives the new context.
+        """
         ...
 
     def refused(self) -> list[tuple[int, Refused]]:
-        """Messages refused since the last call, and from which node."""
+        """Messages refused since the last call, each with the node it came from; they are then forgotten."""
         ...
 
 
@@ -56,14 +60,17 @@ class DropoutTolerant:
         self._graph: SparseGraph | None = None
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
-        """Begin a round; its session is set up with the first question, or was with the round before."""
+        """Begin a round. Its session is set up with the first question, unless that was done with the round before."""
         if self._asked:
             self._most = self._asked
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over the nodes that stay; there are no retries."""
+        """The sum over the nodes that stay; there are no retries.
+
+        The first sum of a round sets up the next session where keys go ahead.
+        """
         counts, threshold, upcoming = self._cohort
         if not self._left:
             self._begin(counts, threshold)
@@ -72,11 +79,14 @@ class DropoutTolerant:
         return self._rounds.sum(width, modulus_bits, context, ahead)
 
     def refused(self) -> list[tuple[int, Refused]]:
-        """Messages refused since the last call, and from which node."""
+        """Messages refused since the last call, each with the node it came from; they are then forgotten."""
         return taken_out(self._rounds.server)
 
     def _begin(self, counts: Counts, threshold: int) -> None:
-        """The session that was set up ahead, if it is for this cohort and complete; else a new one."""
+        """Open the session that was set up ahead, if it is for this cohort and complete, else a new one.
+
+        TooFew for a small cohort.
+        """
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
         if prepared is not None and self._fits(prepared, counts, threshold):
             try:
@@ -93,11 +103,12 @@ class DropoutTolerant:
         self._session, self._left = fresh, fresh.queries
 
     def _fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
+        """Whether a session that was set up ahead is the one this cohort and threshold would have."""
         same = prepared.members == tuple(sorted(counts))
         return same and prepared == self._made(prepared.round, counts, threshold, prepared.queries)
 
     def _new(self, counts: Counts, threshold: int) -> Session | None:
-        """A new session; None where the cohort is too small to be summed over."""
+        """A new session with a number of its own; None where the cohort has fewer than `threshold` clients or 2 nodes."""
         if len(counts) < 2 or sum(counts.values()) < threshold:
             return None
         self._number += 1
@@ -105,6 +116,7 @@ class DropoutTolerant:
         return self._made(self._number, counts, threshold, min(more, MOST_QUERIES))
 
     def _made(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
+        """The session with this number over the cohort's nodes, for so many queries, by the round's graph if it has one."""
         make = Session if self._graph is None else self._graph.session
         return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
 
@@ -119,31 +131,35 @@ class AllOrNothing:
         self._counts: Counts = {}
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
-        """Begin a round over these nodes; every pair of them shares a mask."""
+        """Begin a round over these nodes; every pair of them shares a mask, so `upcoming` and `graph` are not used."""
         self._counts, self._threshold = counts, threshold
 
     def begin(self, nodes: tuple[int, ...]) -> None:
-        """Agree on keys with these nodes, once for the run."""
+        """Agree on keys with these nodes at the first call of a run; later calls change nothing."""
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over all nodes of the round, with one retry over the rest where some are missing."""
+        """The sum over all nodes of the round that have keys, with one retry over the rest where some are missing.
+
+        Else TooFew.
+        """
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
-        self._enough(members)
+        self._check_enough(members)
         try:
             return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
-            self._enough(tuple(one for one in members if one not in why.missing))
+            self._check_enough(tuple(one for one in members if one not in why.missing))
             return self._rounds.again(again())
 
     def refused(self) -> list[tuple[int, Refused]]:
-        """Messages refused since the last call, and from which node."""
+        """Messages refused since the last call, each with the node it came from; they are then forgotten."""
         return taken_out(self._rounds.server if self._rounds else None)
 
-    def _enough(self, members: tuple[int, ...]) -> None:
+    def _check_enough(self, members: tuple[int, ...]) -> None:
+        """Raise TooFew where these nodes hold fewer clients than the round's threshold, or are fewer than 2."""
         clients = sum(self._counts[one] for one in members)
         if len(members) < 2 or clients < self._threshold:
             raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
@@ -151,7 +167,7 @@ class AllOrNothing:
 
 
 def taken_out(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
-    """What a server refused, which is then forgotten there."""
+    """Take a server's list of refused messages and leave it empty; [] without a server."""
     if server is None:
         return []
     found, server.refused = server.refused, []
