@@ -226,6 +226,7 @@ class _Tenths:
     """Prints the progress of a download to stderr, one line for every tenth of it."""
 
     def __init__(self) -> None:
+        """No tenth has been printed yet."""
         self._last = -1
 
     def __call__(self, done: int, total: int) -> None:

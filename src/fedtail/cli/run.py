@@ -176,6 +176,7 @@ class _LoadedData:
     """The data of the last seed, so that methods on the same data load them once."""
 
     def __init__(self) -> None:
+        """Nothing is loaded yet."""
         self._key: Any = None
         self._splits: Any = None
 

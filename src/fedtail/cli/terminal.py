@@ -30,6 +30,7 @@ def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
     """
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        """Run the command; its errors become a sentence and an exit code."""
         try:
             command(*args, **kwargs)
         except typer.Exit:                             # which is a RuntimeError
@@ -122,6 +123,7 @@ class Watcher:
     """Draws a bar on stderr where that is a terminal; elsewhere only notes are written, a line each."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
+        """`jobs` is how many runs are to come; `quiet` shows no bar. The caller counts `job` up from 1."""
         self.jobs, self.job, self.stop = jobs, 1, False
         self._quiet = quiet or not sys.stderr.isatty()
         self._bars: Any = None

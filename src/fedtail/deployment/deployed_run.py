@@ -89,6 +89,7 @@ class DeploymentRecords:
     format, lines, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
+        """`log` writes a line to the run's log. The clock of the first round starts here."""
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
         self.tested = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
         self.began = time.monotonic()

@@ -50,6 +50,7 @@ class DropoutTolerant:
     """Dropout-tolerant secure sums, which go on without nodes that vanish; with `ahead`, keys travel with the round before."""
 
     def __init__(self, exchange: Exchange, name: bytes, ahead: bool):
+        """`exchange` sends messages to nodes and gives their replies; `name` is the run's, which sessions are bound to."""
         self._rounds, self._name, self._ahead = Rounds(exchange), name, ahead
         self._number = 0                                            # of sessions in this run
         self._asked, self._most = 0, USUAL                          # questions of this round, and of the longest so far
@@ -125,6 +126,7 @@ class AllOrNothing:
     """All-or-nothing secure sums. Keys are agreed once, with the first nodes; a node that joins later does not participate."""
 
     def __init__(self, exchange: Exchange, name: bytes):
+        """`exchange` sends messages to nodes and gives their replies; `name` is the run's, which keys are bound to."""
         self._exchange, self._name = exchange, name
         self._rounds: AllOrNothingRounds | None = None
         self._number, self._threshold = 0, 0

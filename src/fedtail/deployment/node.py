@@ -101,6 +101,10 @@ class Node:
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
                  trainings: int = 3):
+        """Check the task against the data, and hold no round; FieldError for fewer than one training.
+
+        `dtype` and `workers` are those of `LocalFleet`.
+        """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)

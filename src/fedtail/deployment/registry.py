@@ -32,6 +32,7 @@ class NodeInfo:
     group: Tensor | None = None
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless there is a key and a positive mass for each client, and a group for each or for none."""
         count = len(self.key)
         fits = self.key.dtype == torch.int64 and self.mass.dtype == torch.float64 and self.key.ndim == 1 and count > 0
         if not fits or self.mass.shape != (count,) or not bool((self.mass.isfinite() & (self.mass > 0)).all()):

@@ -49,6 +49,7 @@ class RemoteFleet:
     loses_clients = True
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
+        """Begin a run under a fresh random name; nothing is sent. ValueError for an unknown schedule."""
         schedule = new_value("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")

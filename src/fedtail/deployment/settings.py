@@ -49,6 +49,7 @@ class NodeSettings:
     trust: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        """Raise ValueError for a value out of range, or for both of `test` and `test_share`."""
         if self.minimum < 2:
             raise ValueError(f"minimum must be at least 2 nodes, got {self.minimum}: the sum over one node is that node's.")
         if self.keys not in ("name", "data"):

@@ -76,6 +76,7 @@ class SplitPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Raise FieldError unless all shares are positive and together at most 1, and `within` is in (0, 1)."""
         shares = [s for s in (self.train, self.validation, self.test) if s is not None]
         if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
             raise FieldError("train", "a fraction of the clients", shares,

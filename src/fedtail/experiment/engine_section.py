@@ -34,6 +34,7 @@ class EnginePlan:
     address: str | None = None
 
     def __post_init__(self) -> None:
+        """Raise FieldError for `shards` or `address` without Ray, fewer than one shard, or a negative number of workers."""
         stray = [name for name in ("shards", "address") if getattr(self, name) is not None and self.kind == "local"]
         if stray:
             raise FieldError(stray[0], "left out", getattr(self, stray[0]),

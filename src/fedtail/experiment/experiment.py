@@ -60,6 +60,7 @@ class EvaluationPlan:
     on_nodes: FederatedEvaluation | None = None
 
     def __post_init__(self) -> None:
+        """Raise FieldError for an unknown statistic in `keep_best`, or fewer than one round between evaluations."""
         if self.keep_best is not None:
             best_statistic(self.keep_best)
         if self.every is not None and self.every < 1:

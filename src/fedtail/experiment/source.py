@@ -33,6 +33,7 @@ class ExperimentError(ValueError):
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
+        """`problem` is the part's own error, whose fields are taken over; the text is cut to LONGEST characters."""
         super().__init__(shortly(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None

@@ -36,6 +36,7 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
+        """Raise FieldError unless low < high, and both are positive on a logarithmic scale."""
         if not self.low < self.high or (self.log and self.low <= 0):
             needed = "less than high, and positive with log = true"
             raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
@@ -86,6 +87,7 @@ class TuneSettings:
     noise: Noise | None = None
 
     def __post_init__(self) -> None:
+        """Raise FieldError for a value out of range, an unknown statistic, or noise without a private search."""
         if self.trials < 1:
             raise FieldError("trials", "at least 1", self.trials)
         if not 0 < self.holdout < 1:

@@ -28,6 +28,7 @@ class Loopback:
     """Starts and ends the processes of a deployment; leaving the `with` block ends every one of them."""
 
     def __init__(self, folder: DeploymentFolder):
+        """Choose a free port for the SuperLink and write it into the folder's configuration; nothing is started yet."""
         self.folder, self.port = folder, free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self._seen: set[int] = set()

@@ -29,6 +29,7 @@ class Nodes:
     """The nodes of a run: a client registry that grows when nodes join, and the numbers Flower knows them by."""
 
     def __init__(self, transport: FlowerTransport, log: Any):
+        """No nodes yet. `log` writes a line to the run's log."""
         self.transport, self.log = transport, log
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on

@@ -26,6 +26,7 @@ class TailStrategy(FedAvg):
     """
 
     def __init__(self, tail_fraction: float, loss_key: str = "eval_loss", loss_timeout: float = 3600.0, **settings: Any):
+        """`loss_timeout` is how many seconds to wait for losses; `settings` go to `FedAvg`. ValueError unless 0 < theta <= 1."""
         from fedtail.risk.base import check_tail_fraction
 
         check_tail_fraction(tail_fraction)

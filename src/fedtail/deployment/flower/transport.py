@@ -18,6 +18,7 @@ class FlowerTransport:
     """`exchange` of a `RemoteFleet`: one Flower message for each node. A node that has not answered in `timeout` s has failed."""
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
+        """`grid` is Flower's; `log` is given a line about every exchange. `ids` is empty until nodes are registered."""
         self.grid, self.timeout, self.log = grid, timeout, log
         self.ids: dict[int, int] = {}                # our number of a node -> Flower's
         self.seconds: list[float] = []               # how long each exchange took
