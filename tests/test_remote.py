@@ -189,12 +189,12 @@ def test_a_site_is_one_node_in_a_run_and_tells_no_data():
 
 def test_a_node_joins_after_the_others():
     registry = replace(registry_of(PEOPLE, 3), group=None)
-    more = registry.joined(3, torch.tensor([100, 101]), torch.ones(2))
+    more = registry.with_node(3, torch.tensor([100, 101]), torch.ones(2))
     assert more.node[-2:].tolist() == [3, 3]
     assert more.place[-2:].tolist() == [0, 1]
     for node, key, text in ((2, [100], "the next number"), (3, [0], "keys others have already")):
         with pytest.raises(ValueError, match=text):
-            registry.joined(node, torch.tensor(key), torch.ones(1))
+            registry.with_node(node, torch.tensor(key), torch.ones(1))
 
 
 @pytest.mark.parametrize(("make", "text"), [

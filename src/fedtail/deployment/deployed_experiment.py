@@ -45,7 +45,7 @@ def _with_single_tail_question(source: Source) -> Source:
     risk = source.table("risk")
     if "tail_fraction" not in risk or risk.get("part") not in TAILS or "quantile" in risk:
         return source
-    return source.changed(("risk", "quantile"), ONE_QUESTION, BY)
+    return source.with_value(("risk", "quantile"), ONE_QUESTION, BY)
 
 
 def channel_for(experiment: Experiment, population: Any) -> Channel:

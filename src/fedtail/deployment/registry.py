@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
 from fedtail.draws import hashed
 from fedtail.sampling import Cohort
 from fedtail.wire import pack, unpack
@@ -73,6 +74,7 @@ def name_seed(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") & LARGEST
 
 
+@with_old_names
 @dataclass(frozen=True)
 class ClientRegistry:
     """The client registry: what a server knows of its clients, enough to sample a cohort and to reach it."""
@@ -96,12 +98,12 @@ class ClientRegistry:
         nodes, counts = self.node[cohort.ids].unique(return_counts=True)
         return dict(zip(nodes.tolist(), counts.tolist(), strict=True))
 
-    def part(self, cohort: Cohort, node: int) -> Cohort:
+    def cohort_at(self, cohort: Cohort, node: int) -> Cohort:
         """The part of a cohort that one node holds, with ids that are the clients' places at that node."""
         here = self.node[cohort.ids] == node
         return Cohort(self.place[cohort.ids[here]], cohort.key[here], cohort.importance[here], cohort.mass_bound)
 
-    def joined(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> ClientRegistry:
+    def with_node(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> ClientRegistry:
         """The registry with one more node after all others, so that earlier clients keep their places.
 
         A ValueError where its number is not above theirs, a key is known already, or only one side has groups.

@@ -85,7 +85,7 @@ class RemoteFleet:
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round = self.population.counts(cohort), -1
         for node in self._counts:
-            before, mine = self._unsent.get(node, [])[-1:], self.population.part(cohort, node)      # how its last round ended
+            before, mine = self._unsent.get(node, [])[-1:], self.population.cohort_at(cohort, node)  # how its last round ended
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:

@@ -15,6 +15,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
+from fedtail.deprecated import with_old_names
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
@@ -75,6 +76,7 @@ class FamilyPlan:
     values: tuple[Any, ...]
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Experiment:
     """One method or family on one population, for some seeds."""
@@ -101,7 +103,7 @@ class Experiment:
         return [f"{self.family.field.rpartition('.')[2]} {value}" for value in self.family.values]
 
     @property
-    def computing(self) -> Engine:
+    def training_engine(self) -> Engine:
         """Where and how the experiment trains, as `train(engine=...)` takes it."""
         plan = self.engine
         return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
@@ -115,7 +117,7 @@ class Experiment:
             raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                          "device = \"cpu\", or kind = \"local\" below [engine].")
         if self.engine.kind == "local":
-            at = self.computing
+            at = self.training_engine
             return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,
                               folder=memory)
         return self.engine.ray_fleet(task, population, self.source.folder, memory)
@@ -275,8 +277,8 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
     key, values = varied[0]
     if len(set(map(repr, values))) < len(values):
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
-    by = source.where("family", *key)
-    members = tuple(_build_method(source.changed(key, value, by)) for value in values)
+    by = source.location("family", *key)
+    members = tuple(_build_method(source.with_value(key, value, by)) for value in values)
     family = PartPlan("family", Family, {"members": members}, source, ("family",)).part_or_plan()
     return family, FamilyPlan(".".join(key), tuple(values))
 

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.experiment.trust import Trust
 from fedtail.reading import TOML_BYTES, Unreadable, read_text, shortly, toml_tables
@@ -40,6 +41,7 @@ class ExperimentError(ValueError):
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Source:
     """The tables of an experiment file after `--set`, and the line of every key."""
@@ -84,10 +86,10 @@ class Source:
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
         source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.of(trust))
         for setting in settings:
-            source = source.changed(*_parse_setting(setting), f"--set {setting}")
+            source = source.with_value(*_parse_setting(setting), f"--set {setting}")
         return source
 
-    def changed(self, key: Key, value: Any, by: str) -> Source:
+    def with_value(self, key: Key, value: Any, by: str) -> Source:
         """A copy with the key set to a value, tables made as needed; errors about the key then say that it came from `by`."""
         tables = copy.deepcopy(self.tables)
         place: Any = tables
@@ -110,10 +112,10 @@ class Source:
             merged[key] = _merge_section(merged.get(key), value, defaults.get(key))
         view = replace(self, tables=merged, method=index, own=self.tables["method"][index])
         for key, by in self.set_by.items():
-            view = view.changed(key, _value_at(self.tables, key), by)
+            view = view.with_value(key, _value_at(self.tables, key), by)
         return view
 
-    def where(self, *key: str | int) -> str:
+    def location(self, *key: str | int) -> str:
         """Where a key stands, or the nearest table around it: "experiment.toml, line 12", or the --set it came from."""
         if key in self.set_by:
             return self.set_by[key]
@@ -130,7 +132,7 @@ class Source:
 
         Of a FieldError it keeps what came, what is needed, what to write.
         """
-        return ExperimentError(f"{self.where(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
+        return ExperimentError(f"{self.location(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
 
     def table(self, section: str) -> dict[str, Any]:
         """A copy of a section, {} where it is absent; `section = "Name"` is short for a part without fields.

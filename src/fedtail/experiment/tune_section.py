@@ -129,7 +129,8 @@ class Search:
         """
         source = self.source
         for name, value in chosen.items():
-            source = source.changed(tuple(name.split(".")), value, f"{self.source.where('tune', 'search')}, {name} = {value!r}")
+            by = f"{self.source.location('tune', 'search')}, {name} = {value!r}"
+            source = source.with_value(tuple(name.split(".")), value, by)
         return build_experiment(source, self.name)
 
     def first(self) -> Experiment:

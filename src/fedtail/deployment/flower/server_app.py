@@ -81,7 +81,7 @@ class Nodes:
             self.log(f"{info.name} is back")
             return
         try:
-            self.registry = self.registry.joined(len(self.names), info.key, info.mass, info.group)
+            self.registry = self.registry.with_node(len(self.names), info.key, info.mass, info.group)
         except ValueError as why:
             self.log(f"{info.name} is left out: {why}")
             return
