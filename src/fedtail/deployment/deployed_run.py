@@ -62,7 +62,7 @@ class DeployedRun:
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
         def after_round(progress: Progress) -> bool:
-            """Record the round, let new nodes join, and start the clock of the next; whether to stop."""
+            """Record the round, let new nodes join, and start the clock of the next; returns whether to stop."""
             stop = recorder.after_round(progress)
             between()
             records.began = time.monotonic()
@@ -111,7 +111,7 @@ class DeploymentRecords:
         """Nothing is recorded before the first round: its cohort evaluates the start."""
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Write the answer reports of the round and a log line; the models its cohort received, with what it found about them.
+        """Write the round's answer reports and a log line; returns the models its cohort received and how it evaluated them.
 
         None where the cohort evaluated nothing.
         """
@@ -123,10 +123,7 @@ class DeploymentRecords:
         return None if progress.before is None or found is None else (progress.before, self._by_split(found))
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """What the last cohort found about the final models, as evaluations and as histograms.
-
-        None where nothing was evaluated.
-        """
+        """How the last cohort evaluated the final models, its histograms for result.json, and no files; None where it did not."""
         found = trained.evaluation
         if found is None:
             return None, {}, []
@@ -145,20 +142,20 @@ class Unwatched:
     stop = False
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Nothing to show."""
+        """Show nothing when a run begins."""
 
     def round(self, round: int) -> None:
-        """Nothing to show."""
+        """Show nothing after a round: the log says it."""
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Nothing to show."""
+        """Show nothing of an evaluation: metrics.jsonl holds it."""
 
     def note(self, text: str) -> None:
-        """It is in the log already."""
+        """Print nothing: a note is in the run's log already."""
 
 
 def _wait_for_writer(folder: Path) -> None:
-    """Wait until nobody else writes the folder, or PATIENCE is over."""
+    """Wait until nobody else writes the folder, or PATIENCE is over; returns either way, and the lock is not kept."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:

@@ -41,7 +41,7 @@ class Masking(Protocol):
         """
         ...
 
-    def refused(self) -> list[tuple[int, Refused]]:
+    def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
         ...
 
@@ -75,18 +75,18 @@ class DropoutTolerant:
         counts, threshold, upcoming = self._cohort
         if not self._left:
             self._begin(counts, threshold)
-        ahead = self._new(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
+        ahead = self._new_session(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
         return self._rounds.sum(width, modulus_bits, context, ahead)
 
-    def refused(self) -> list[tuple[int, Refused]]:
+    def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
-        return taken_out(self._rounds.server)
+        return take_refused(self._rounds.server)
 
     def _begin(self, counts: Counts, threshold: int) -> None:
         """Open the session that was set up ahead, if it is for this cohort and complete, else a new one.
 
-        TooFew for a small cohort.
+        TooFew where the cohort is too small.
         """
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
         if prepared is not None and self._fits(prepared, counts, threshold):
@@ -96,7 +96,7 @@ class DropoutTolerant:
                 return
             except TooFew:
                 pass                                                # more nodes may be there by now
-        fresh = self._new(counts, threshold)
+        fresh = self._new_session(counts, threshold)
         if fresh is None:
             raise TooFew(f"{sum(counts.values())} clients at {len(counts)} nodes are sampled; needed are {threshold} or more "
                          "clients at 2 or more nodes.")
@@ -106,17 +106,17 @@ class DropoutTolerant:
     def _fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
         """Whether a session that was set up ahead is the one this cohort and threshold would have."""
         same = prepared.members == tuple(sorted(counts))
-        return same and prepared == self._made(prepared.round, counts, threshold, prepared.queries)
+        return same and prepared == self._make_session(prepared.round, counts, threshold, prepared.queries)
 
-    def _new(self, counts: Counts, threshold: int) -> Session | None:
+    def _new_session(self, counts: Counts, threshold: int) -> Session | None:
         """A new session with a number of its own; None where the cohort has fewer than `threshold` clients or 2 nodes."""
         if len(counts) < 2 or sum(counts.values()) < threshold:
             return None
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
-        return self._made(self._number, counts, threshold, min(more, MOST_QUERIES))
+        return self._make_session(self._number, counts, threshold, min(more, MOST_QUERIES))
 
-    def _made(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
+    def _make_session(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session with this number over the cohort's nodes, for so many queries, by the round's graph if it has one."""
         make = Session if self._graph is None else self._graph.session
         return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
@@ -144,7 +144,7 @@ class AllOrNothing:
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
         """The sum over all nodes of the round that have keys, with one retry over the rest where some are missing.
 
-        Else TooFew.
+        TooFew where the rest are too few, or the retry fails too.
         """
         assert self._rounds is not None
         known = set(self._rounds.server.known)
@@ -156,9 +156,9 @@ class AllOrNothing:
             self._check_enough(tuple(one for one in members if one not in why.missing))
             return self._rounds.again(again())
 
-    def refused(self) -> list[tuple[int, Refused]]:
+    def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
-        return taken_out(self._rounds.server if self._rounds else None)
+        return take_refused(self._rounds.server if self._rounds else None)
 
     def _check_enough(self, members: tuple[int, ...]) -> None:
         """Raise TooFew where these nodes hold fewer clients than the round's threshold, or are fewer than 2."""
@@ -168,8 +168,8 @@ class AllOrNothing:
                          "nodes.")
 
 
-def taken_out(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
-    """Take a server's list of refused messages and leave it empty; [] without a server."""
+def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
+    """Take a server's list of refused messages, (node, why), and leave it empty; [] without a server."""
     if server is None:
         return []
     found, server.refused = server.refused, []

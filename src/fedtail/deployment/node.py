@@ -158,7 +158,7 @@ class Node:
         self._opened, self._broadcast = message, broadcast
 
     def _switch_training(self, training: bytes) -> None:
-        """Go on with another training: clients recall what they kept in it, if this node has it, else they begin without."""
+        """Go on with another training: clients recall what they kept in it if this node has that, else they remember nothing."""
         place = self._state_file(training)
         self.recall(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:

@@ -37,7 +37,7 @@ class Reply:
     problem: Blob = b""                 # what went wrong or was refused, in words without data
 
 
-def replied(message: bytes, reply: bytes) -> Reply:
+def read_reply(message: bytes, reply: bytes) -> Reply:
     """The reply to a message; Refused where it is malformed, or answers another message."""
     read = decode(Reply, reply)
     if read.about != digest(message):
@@ -50,8 +50,8 @@ def digest(message: bytes) -> bytes:
     return hashlib.sha256(message).digest()
 
 
-def written(value: NodeMessage | Reply) -> bytes:
-    """A message or reply in its wire format."""
+def message_bytes(value: NodeMessage | Reply) -> bytes:
+    """A message or reply in its wire format, to be read with `read_message` or `read_reply`."""
     return encode(value)
 
 

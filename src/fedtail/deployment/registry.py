@@ -121,6 +121,6 @@ class ClientRegistry:
 
     @classmethod
     def empty(cls) -> ClientRegistry:
-        """A registry without nodes."""
+        """A registry without nodes, to which they are added with `with_node`."""
         whole = torch.zeros(0, dtype=torch.int64)
         return cls(whole, torch.zeros(0, dtype=torch.float64), whole, whole)

@@ -15,7 +15,7 @@ from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
-from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, replied, written
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import new_value, with_old_names
 from fedtail.fleet import Broadcast
@@ -194,12 +194,12 @@ class RemoteFleet:
         for node, bundle in secure.items():
             self._messages += 1
             broadcasts = tuple(self._unsent[node]) if node in asks else ()
-            messages[node] = written(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
+            messages[node] = message_bytes(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
         came, self._exchanges = self.exchange(messages), self._exchanges + 1
         replies = {}
         for node, message in messages.items():
             try:
-                reply = replied(message, came[node]) if node in came else None
+                reply = read_reply(message, came[node]) if node in came else None
             except Refused as why:
                 self._problems[node] = str(why)
                 continue
@@ -232,7 +232,7 @@ class RemoteFleet:
 
     def _report(self, nodes: Iterable[int]) -> None:
         """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
-        for node, why in self._masking.refused():
+        for node, why in self._masking.take_refused():
             self._problems.setdefault(node, str(why))
         counts = [self._counts[node] for node in nodes]
         self.answered = answered = sum(counts)

@@ -93,9 +93,9 @@ class NodeSettings:
         return self.splits()[0]
 
     def splits(self) -> tuple[Population, Population | None]:
-        """The clients with the examples they train on, and with those that models are evaluated on.
+        """The clients with the examples they train on, and with those that models are evaluated on, or None.
 
-        None where there are none of these.
+        The second are those of `test`, or a `test_share` of each client's examples.
         """
         from fedtail.data.opening import open_any
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.node_messages import NodeMessage, Reply, digest, read_message, written
+from fedtail.deployment.node_messages import NodeMessage, Reply, digest, message_bytes, read_message
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -101,10 +101,10 @@ class Site:
             self._begin(message)
             self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
             if message.secure:
-                return written(self._answer_masked(about, message))
-            return written(Reply(about, self._answer_in_the_clear(message)))
+                return message_bytes(self._answer_masked(about, message))
+            return message_bytes(Reply(about, self._answer_in_the_clear(message)))
         except Exception as why:
-            return written(Reply(about, problem=in_words(why).encode()))
+            return message_bytes(Reply(about, problem=error_text(why).encode()))
 
     def _begin(self, message: NodeMessage) -> None:
         """Begin afresh where the message is of another run; Refused where it is for another node."""
@@ -141,7 +141,7 @@ class Site:
         except Refused:
             raise
         except Exception as why:
-            raise Refused(in_words(why)) from why
+            raise Refused(error_text(why)) from why
 
     def _loaded_node(self) -> Computing:
         """The computing part, made and recalled at the first call, after it has received the broadcasts that waited for it."""
@@ -154,7 +154,7 @@ class Site:
         return self._node
 
 
-def in_words(why: Exception) -> str:
+def error_text(why: Exception) -> str:
     """What the server may be told of an error: the text of a refusal, which is about its message; of others only the type.
 
     Any other error could hold data; it is logged here in full.

@@ -70,7 +70,7 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
-    """Write a deployment on the digits into a new folder, each node's data beside its settings; the folder and all clients.
+    """Write a deployment on the digits into a new folder, each node's data beside its settings; gives it and all clients.
 
     A `share` of the clients is sampled each round. With `evaluates`, nodes hold out examples and evaluate on them.
     """

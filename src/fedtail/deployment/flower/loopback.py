@@ -37,9 +37,9 @@ class Loopback:
         self.folder.write_link_config(f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Loopback:
-        """Until the end of the block SIGTERM leaves it, so that processes are ended.
+        """From here to the end of the block SIGTERM leaves the block, so that all processes are ended.
 
-        Only in the main thread, where Python allows it.
+        In other threads than the main one signals are left alone.
         """
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # which leaves by way of __exit__
@@ -89,7 +89,7 @@ class Loopback:
     def run(self, app: Path | None = None, **settings: Any) -> None:
         """Submit a run with these settings and return at once; RuntimeError where it is refused.
 
-        By default of the deployment's own app.
+        `app` is a Flower app's folder, by default the deployment's own. `out` among the settings is the run's folder.
         """
         out = Path(settings["out"])
         self._logged[out] = len(read_if_there(out / "log.txt"))

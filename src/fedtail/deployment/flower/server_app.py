@@ -112,13 +112,13 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
     nodes.wait(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
     fleet = RemoteFleet(transport.exchange, nodes.registry, schedule=schedule)
 
-    def between() -> None:
+    def let_nodes_join() -> None:
         """Register nodes that have joined, and write how long each exchange took."""
         nodes.find(TRIES)
         fleet.population = nodes.registry
         write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
 
-    run.run(fleet, between)
+    run.run(fleet, let_nodes_join)
 
 
 @app.main()
