@@ -88,17 +88,14 @@ def show_finetuned_errors(runs: list[RunFolder]) -> None:
 
 
 def _mean_cell(cell: dict[str, float | None]) -> str:
-    """"mean +- standard deviation over seeds" with two decimals.
-
-    Without a deviation the mean alone, "not finite" without a mean.
-    """
+    """A mean over seeds and its standard deviation as "1.23 +- 0.04"; "not finite" without a mean."""
     if cell["mean"] is None:
         return "not finite"
     return f"{cell['mean']:.2f}" if cell["std"] is None else f"{cell['mean']:.2f} +- {cell['std']:.2f}"
 
 
 def _difference_cell(cell: dict[str, float | None]) -> str:
-    """"difference +- standard error" with signs and two decimals; "none" without a difference."""
+    """A mean difference and its standard error as "+0.12 +- 0.03"; "none" without a difference."""
     if cell["mean"] is None:
         return "none"
     return f"{cell['mean']:+.2f}" if cell["stderr"] is None else f"{cell['mean']:+.2f} +- {cell['stderr']:.2f}"

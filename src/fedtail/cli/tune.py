@@ -78,7 +78,7 @@ def show_trials(result: dict[str, Any]) -> None:
 
 
 def _seeds_note(seeds: list[int]) -> str:
-    """", mean over 3 seeds" for a title, "" for one seed."""
+    """The end of a title, ", mean over 3 seeds"; "" for one seed."""
     return f", mean over {len(seeds)} seeds" if len(seeds) > 1 else ""
 
 

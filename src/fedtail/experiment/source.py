@@ -156,7 +156,10 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
 
 
 def _parse_setting(text: str) -> tuple[Key, Any]:
-    """"risk.tail_fraction=0.3" as (("risk", "tail_fraction"), 0.3); a value that is not TOML is text."""
+    """The key and value of a `--set`, (("risk", "tail_fraction"), 0.3); a value that is not TOML is text.
+
+    An ExperimentError where there is no key or no "=".
+    """
     name, equals, value = text.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):

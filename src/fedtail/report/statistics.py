@@ -117,7 +117,7 @@ def page_numbers(values: Any) -> list[float | None]:
 
 
 def _range_text(low: str, high: str) -> str:
-    """"low to high", or the one number where both ends are written alike."""
+    """A range as "low to high", or the one number where both ends are written alike."""
     return low if low == high else f"{low} to {high}"
 
 
