@@ -568,13 +568,13 @@ def test_a_starter_for_your_data_runs_on_them(tmp_path, clients, numbers):
 def test_lines_are_found_in_every_form_of_toml():
     text = 'a.b = 1\n["x y".z]\n"k k" = 2\n[[m]]\nn = 1\n[m.s]\nt = 2\n[[m]]\n[m.s]\nt = 3\n'
     assert tomllib.loads(text)["m"][1]["s"]["t"] == 3
-    where = Source.parse(text, "f", Path()).where
+    where = Source.parse(text, "f", Path()).location
     assert [where("a", "b"), where("x y", "z", "k k"), where("m", 0, "s", "t"), where("m", 1, "s", "t"), where("m", 1, "s", "u")] == [
         "f, line 1", "f, line 3", "f, line 7", "f, line 10", "f, line 9"]
     assert where("nowhere") == "f"
     several = 'a = [\n  ["b"],\n  "[c]", # [\n]\n[risk]\ntext = """\n[not]\nx = 1\n"""\ny = { z = [1,\n 2] }\nlast = 3\n'
     assert set(tomllib.loads(several)["risk"]) == {"text", "y", "last"}
-    where = Source.parse(several, "f", Path()).where
+    where = Source.parse(several, "f", Path()).location
     assert [where("a"), where("risk", "text"), where("risk", "y"), where("risk", "last"), where("b")] == [
         "f, line 1", "f, line 6", "f, line 10", "f, line 12", "f"]
 
