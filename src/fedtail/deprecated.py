@@ -26,7 +26,8 @@ NAMES = {
     "fedtail.parts": {"side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
-    "fedtail.quantiles": {"nobody": "empty_tail"},
+    "fedtail.quantiles": {"flat": "flat_strategy", "nobody": "empty_tail", "optimal": "optimal_strategy",
+                          "tree": "tree_strategy"},
     "fedtail.questions": {"arranged": "arrange_answers", "bound_for": "row_bound_for", "changed": "replace_fields",
                           "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise",
                           "side_by_side": "join_conversations"},
@@ -36,17 +37,20 @@ NAMES = {
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
+    "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
     "Composition": {"declared": "declarations", "innermost": "innermost_risk"},
+    "Experiment": {"computing": "training_engine"},
     "Family": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
-    "Guarantee": {"against_server": "without_amplification"},
-    "Ledger": {"terms": "budget"},
+    "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
+    "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
                   "who_counted": "contributors_of"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Source": {"changed": "with_value", "where": "location"},
     "State": {"keeping": "with_part_state", "of": "part_state"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}

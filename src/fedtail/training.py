@@ -162,7 +162,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
-        ledger.began_with(earlier)
+        ledger.record_earlier(earlier)
     first = Trained(algorithm, task, state, seed)
     return _check_and_run(first, population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
 
@@ -185,7 +185,7 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
         ledger.budget = privacy
     if not ledger.vouches_for(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
-        ledger.began_with(replace(made, what=made.what if made.known else UNKNOWN, round=trained.rounds))
+        ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
 
 
@@ -305,7 +305,7 @@ def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
     """Before anything is released: refuse a budget that does not last one round, warn of one that does not last for `rounds`."""
     budget = ledger.budget
     refuse_release_without_noise(planned)
-    left = ledger.affordable(planned) if rounds else 0
+    left = ledger.affordable_rounds(planned) if rounds else 0
     if rounds and left < 1 and not ledger.rounds:
         raise ValueError(f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not last for a round with this noise. "
                          "`fedtail privacy` says how much noise it needs.")
@@ -355,7 +355,7 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
 
 def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
     """Write the history of its training on the module, in place; nothing where that is known to be empty. Returns the module."""
-    if made.rounds or not made.known:
+    if made.rounds or not made.is_known:
         setattr(module, ATTRIBUTE, made)
     return module
 
