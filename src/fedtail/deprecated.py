@@ -24,6 +24,7 @@ NAMES = {
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
+    "AdaptiveClip": {"now": "current_clip_norm"},
     "AnswerReport": {"asked": "sampled"},
     "Guarantee": {"against_server": "without_amplification"},
     "Ledger": {"terms": "budget"},

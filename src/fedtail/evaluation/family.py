@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.choice import evaluating_kernel
+from fedtail.engine.choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import shared_values
 from fedtail.task import Task
@@ -89,5 +89,5 @@ def _least(errors: Tensor) -> Tensor:
 def _errors(task: Task, population: Population) -> Tensor:
     """The error of every client under one model."""
     params = task.params().cpu()
-    kernel = evaluating_kernel(task, params.device, params.dtype, population)
+    kernel = evaluation_kernel(task, params.device, params.dtype, population)
     return shared_values(kernel, params, population, task.all_metrics[1:2])["error"]

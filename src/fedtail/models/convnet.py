@@ -28,7 +28,7 @@ class ConvNet(nn.Module):
         self.linear = nn.Linear(FLAT, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes, (examples, classes), of images."""
+        """Class scores (examples, classes) of images; ValueError where their shape is not the one the model is for."""
         images = images.unsqueeze(1) if images.dim() == 3 else images
         if images.shape[1:] != (self.first.in_channels, SIDE, SIDE):
             raise ValueError(f"ConvNet needs images of shape (examples, {self.first.in_channels}, {SIDE}, {SIDE}), "

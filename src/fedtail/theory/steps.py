@@ -82,7 +82,7 @@ def convex_step_size(
 
 
 def _condition_number(smoothness: float, strength: float, num_rounds: int) -> float:
-    """kappa = (L + lambda) / lambda; refused where the theorem does not hold."""
+    """kappa = (L + lambda) / lambda; ValueError where lambda >= L or T < 16 kappa^1.5, for which Theorem 8 says nothing."""
     if strength >= smoothness:
         raise ValueError(f"strength (lambda) must be below smoothness (L) = {smoothness}, got {strength}. "
                          "A larger smoothness is also a valid constant: pass that, or regularise less.")
@@ -95,7 +95,7 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
 
 
 def _log_rate(numerator: float, denominator: float) -> float:
-    """1 v log(numerator / denominator): at least one, infinite where a term of the bound is absent (m = 1, tau = 1)."""
+    """max(1, log(numerator / denominator)); infinite for denominator 0, where a term of the bound is absent (m = 1, tau = 1)."""
     if denominator == 0:
         return math.inf
     return max(1.0, math.log(numerator / denominator)) if numerator > 0 else 1.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Report
 from fedtail.engine.local_fleet import LocalFleet
-from fedtail.engine.ray.shards import array_of, population_of, tensor_of
+from fedtail.engine.ray.shards import population_from_holding, to_array, to_tensor
 from fedtail.fleet import Broadcast
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import RowSite
@@ -49,8 +49,9 @@ class Reply:
 
     @property
     def report(self) -> Report:
-        return Report(tensor_of(self.contributed), tensor_of(self.failed),
-                      {name: tensor_of(rows) for name, rows in self.remembered.items()})
+        """Who contributed and failed in this shard, and the small rows its clients are to remember, as tensors."""
+        return Report(to_tensor(self.contributed), to_tensor(self.failed),
+                      {name: to_tensor(rows) for name, rows in self.remembered.items()})
 
 
 class Keeper:
@@ -60,58 +61,67 @@ class Keeper:
     """
 
     def __init__(self, low: int, high: int, settings: dict[str, Any]):
+        """Hold no clients yet: they are fetched with the first call. `settings` are keywords of `LocalFleet`."""
         self.low, self.high, self.settings = low, high, settings
         self.life, self.number, self.sees = uuid.uuid4().hex, 0, True
         self.fleet: LocalFleet | None = None
 
-    def hold(self, held: References) -> str:
-        """Have the clients and the task at hand; returns the name of this life."""
-        self._fleet(held)
+    def load_shard(self, held: References) -> str:
+        """Fetch clients and task if they are not here yet; returns a name that is new whenever the actor was restarted."""
+        self._load_fleet(held)
         return self.life
 
     def answer(self, held: References, number: int, told: References, asked: bytes) -> Reply | None:
-        """Answer some questions of a round, which `told` is about; None where rows have to be sent along as well, and are not."""
-        fleet = self._fleet(held)
+        """Answer the pickled questions `asked` for this shard's clients in round `number`, which `told` describes.
+
+        None where the actor does not see the files of large rows and `told` does not hold these rows: call again with them.
+        """
+        fleet = self._load_fleet(held)
         if number != self.number:
-            if not self._open(fleet, told):
+            if not self._open_round(fleet, told):
                 return None
             self.number = number
         questions, encoding = pickle.loads(asked)
         answers, report = fleet.collect(questions, encoding), fleet.report()
-        remembered = {name: array_of(rows) for name, rows in report.remembered.items()}
+        remembered = {name: to_array(rows) for name, rows in report.remembered.items()}
         rows_here = {} if self.sees else fleet.give_up_rows()
-        written = {name: (array_of(who), array_of(rows)) for name, (who, rows) in rows_here.items()}
-        return Reply([array_of(a) for a in answers], array_of(report.contributed), array_of(report.failed), remembered, self.life,
+        written = {name: (to_array(who), to_array(rows)) for name, (who, rows) in rows_here.items()}
+        return Reply([to_array(a) for a in answers], to_array(report.contributed), to_array(report.failed), remembered, self.life,
                      written)
 
-    def _fleet(self, held: References) -> LocalFleet:
+    def _load_fleet(self, held: References) -> LocalFleet:
+        """The fleet of this shard's clients, made at the first call from `held`: references to a holding and the pickled task."""
         if self.fleet is None:
-            holding, task = looked_up(held)
-            self.fleet = LocalFleet(population_of(holding), pickle.loads(task), workers=1, **self.settings)
+            holding, task = fetch_objects(held)
+            self.fleet = LocalFleet(population_from_holding(holding), pickle.loads(task), workers=1, **self.settings)
         return self.fleet
 
-    def _open(self, fleet: LocalFleet, told: References) -> bool:
-        """Begin a round; whether there was all it takes. Rows come from files that are seen here, or as the second reference."""
-        all_told: Told = pickle.loads(looked_up(told[:1])[0])
+    def _open_round(self, fleet: LocalFleet, told: References) -> bool:
+        """Begin the round that `told` describes, for this shard's part of the cohort; False where large rows are missing.
+
+        These come from files that are seen here, or as the second reference.
+        """
+        all_told: Told = pickle.loads(fetch_objects(told[:1])[0])
         self.sees = all_told.site.is_seen()
         if all_told.large and not self.sees and len(told) < 2:
             return False
-        cohort, place = all_told.cohort, members(all_told.cohort, self.low, self.high)
+        cohort, place = all_told.cohort, positions_in_shard(all_told.cohort, self.low, self.high)
         mine = Cohort(cohort.ids[place] - self.low, cohort.key[place], cohort.importance[place], cohort.mass_bound)
         large: LargeMemory = {name: rows.take(place) for name, rows in all_told.large.items()}
         if all_told.large and not self.sees:
-            large = {name: Recalled(*map(tensor_of, sent)) for name, sent in looked_up(told[1:])[0].items()}
+            large = {name: Recalled(*map(to_tensor, sent)) for name, sent in fetch_objects(told[1:])[0].items()}
         fleet.begin(mine, all_told.broadcast, {name: rows[place] for name, rows in all_told.memory.items()}, large,
                     all_told.places.take(place) if self.sees else None)
         return True
 
 
-def looked_up(references: References) -> list[Any]:
+def fetch_objects(references: References) -> list[Any]:
+    """The objects that references of Ray stand for, in their order; waits for them."""
     import ray
 
     return ray.get(references)
 
 
-def members(cohort: Cohort, low: int, high: int) -> Tensor:
-    """Places in the cohort of those who are at home in a shard."""
+def positions_in_shard(cohort: Cohort, low: int, high: int) -> Tensor:
+    """Positions in the cohort, (clients,), of the clients `low` to `high` of the population."""
     return ((cohort.ids >= low) & (cohort.ids < high)).nonzero().flatten()
