@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 import fedtail
 from fedtail.data.arrays import on, rows_of, tensors_of
-from fedtail.engine.choice import kernel_for
 from fedtail.engine.gpu.convolutions import Flat, Stacked
 from fedtail.engine.gpu.cuda_graphs import Replayed
 from fedtail.engine.gpu.precision import use_precision
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import CharacterGRU, ConvNet, LSTMClassifier, SoftmaxRegression

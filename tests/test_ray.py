@@ -31,7 +31,7 @@ from wide_risk import WIDE, Habit
 ray = pytest.importorskip("ray")
 
 from fedtail.engine.ray import RayFleet, cluster, ray_fleet  # noqa: E402
-from fedtail.engine.ray.keeper import Keeper  # noqa: E402
+from fedtail.engine.ray.shard_actor import ShardActor  # noqa: E402
 from fedtail.engine.ray.shards import bytes_to_send, make_holding, population_from_holding  # noqa: E402
 
 POPULATION = small_population()
@@ -101,9 +101,9 @@ def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others
     assert torch.equal(found.has, ~kept.isnan().all(1))
     assert torch.allclose(found.rows[:, -1], kept[:, -1].nan_to_num(0.0), atol=1e-6)
     assert len(there.memory.kept["risk 0"].store) == 3 * 7
-    assert all(keeper.sees == sees for keeper in fleet._keepers)
-    for keeper in fleet._keepers:
-        keeper.sees = True
+    assert all(handle.sees == sees for handle in fleet._handles)
+    for handle in fleet._handles:
+        handle.sees = True
     with LocalFleet(POPULATION, task, folder=tmp_path / "rows") as second, pytest.raises(RowsError, match="has a writer already"):
         train(wide, task, fleet=second, rounds=1)
     fleet.unlock_folder()
@@ -204,7 +204,7 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
     assert all(view.left_out.tolist() == [False] * 8 + [True] for view in views)
     gone = ray.put(make_holding(replace(mapped, folder=tmp_path / "nowhere"), 0, 9))
     with pytest.raises(FileNotFoundError, match="nowhere is not a saved population"):
-        Keeper(0, 9, {}).load_shard([gone, ray.put(ray.cloudpickle.dumps(task))])
+        ShardActor(0, 9, {}).load_shard([gone, ray.put(ray.cloudpickle.dumps(task))])
     short = make_holding(mapped, 6, 9)
     short.clients["start"] += 1000
     with pytest.raises(ValueError, match=r"fewer than where the run was started. Copy the same folder to every node"):
@@ -294,4 +294,4 @@ def test_an_address_where_nobody_answers_is_refused_at_once():
 def test_nothing_is_started_before_the_first_round():
     fleet = RayFleet(POPULATION, make_task("linear"))
     train(RECIPES["fedavg"], make_task("linear"), fleet=fleet, rounds=0)
-    assert fleet._keepers == []
+    assert fleet._handles == []

@@ -26,7 +26,7 @@ from fedtail.clients import Shard, client_means
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.engine import LocalFleet, blocks, fork_pool, workers
 from fedtail.engine.blocks import cohort_blocks
-from fedtail.engine.shelf import Place, Shelf
+from fedtail.engine.shared_memory import Place, SharedMemory
 from fedtail.engine.threads import _Threads, use_one_thread
 from fedtail.engine.workers import Team
 from fedtail.local.batches import batches
@@ -155,7 +155,7 @@ def test_whatever_a_client_draws_is_its_own_however_many_processes_there_are(eag
 
 def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clients():
     task = dropout()
-    kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     with own_generator():
         together = full_gradients(shard.clients(), params[0]), shard.losses_of(0, 0, 24, InTraining())
@@ -178,7 +178,7 @@ class Batches:
 
 def test_an_objective_that_draws_nothing_is_computed_for_all_clients_at_once():
     task, objective = dropout(), Batches()
-    kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     assert torch.equal(shard.losses(0, objective), shard.losses(0))
     assert objective.sizes == [24]
@@ -641,16 +641,16 @@ def test_modules_that_draw_nothing_neither_seed_nor_wait():
     assert LocalFleet(POPULATION, dropout(), workers=1).kernel.draws
 
 
-def test_the_shelf_holds_sums_of_64_bits():
-    shelf = Shelf(torch.zeros(2, 10), 3)
+def test_shared_memory_holds_sums_of_64_bits():
+    memory = SharedMemory(torch.zeros(2, 10), 3)
     for values in (torch.arange(11.0, dtype=torch.float64), torch.arange(11)):
-        place = shelf.put(1, values)
+        place = memory.put(1, values)
         assert isinstance(place, Place)
-        assert torch.equal(shelf.get(place), values)
+        assert torch.equal(memory.get(place), values)
     long = torch.zeros(10_000, dtype=torch.float64)
-    assert shelf.put(0, long) is long
+    assert memory.put(0, long) is long
     narrow = torch.zeros(3)
-    assert shelf.put(0, narrow) is narrow
+    assert memory.put(0, narrow) is narrow
 
 
 def test_workers_are_counted_from_none_to_many():

@@ -56,7 +56,7 @@ def max_blocks(dim: int) -> int:
 
 
 def clients_side_by_side(kernel: Kernel, population: Population, device: torch.device) -> int:
-    """How many of these clients train at once: `kernel.stack`, or fewer where models and padded examples take too much memory."""
+    """How many clients of a population train at once: `kernel.stack`, or fewer where models and padded examples take too much."""
     per_example = sum(values[0].numel() for values in (*tensors_of(population.inputs), population.targets))
     padded = int(population.size.max()) * per_example
     room = 1 if device.type == "cpu" else ON_A_GPU

@@ -124,7 +124,7 @@ class ForkPool:
         return done
 
     def close(self) -> None:
-        """End the processes and close the pipes to them."""
+        """End the processes and close the pipes to them; a second call does nothing."""
         self._end()
 
 
@@ -245,10 +245,10 @@ def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, per
 
 
 def _end_with_parent(parent: int, ended_by_kernel: Any) -> None:
-    """Make this process end when its parent does, whatever it hangs in.
+    """Make this process end when its parent does, even while it hangs.
 
-    The kernel sees to that where the parent's main thread forked it: it ends a process with the thread that forked it, and
-    another thread may well end before the fleet does. Then a thread of this process looks at who its parent is.
+    Linux does that, by prctl (`ended_by_kernel`), if the parent's main thread forked it: it ends a process with the thread that
+    forked it, and another thread may well end before the fleet does. Where that is None, a thread here polls the parent's id.
     """
     if ended_by_kernel is not None:
         ended_by_kernel(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -259,7 +259,7 @@ def _end_with_parent(parent: int, ended_by_kernel: Any) -> None:
 
 
 def _watch_parent(parent: int) -> None:
-    """Wait until the process has another parent, because its own died, and end it at once then."""
+    """Poll until the parent has died, so that this process has another one, then exit at once."""
     while os.getppid() == parent:
         time.sleep(PATIENCE)
     os._exit(1)

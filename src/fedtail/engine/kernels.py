@@ -84,7 +84,10 @@ class Kernel(Protocol):
         ...
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums, (clients,) in float64, and their gradients (clients, dim), from one pass; see `gradients`."""
+        """The weighted loss sums, (clients,) in float64, and their gradients (clients, dim), from one pass.
+
+        Arguments are those of `gradients`.
+        """
         ...
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
@@ -185,9 +188,9 @@ class ModuleKernel:
 
     def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor,
                              weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Losses (batch,) of one client's examples, and the gradient of their weighted sum, dense, one tensor for each parameter.
+        """Losses (batch,) of one client's examples, and the gradient of their weighted sum, one dense tensor for each parameter.
 
-        The first of these is not finite unless the loss is.
+        The first tensor is not finite unless the loss is.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():

@@ -34,7 +34,7 @@ class LinearKernel:
     tells_losses = True                # the residual is made of the same exponentials
 
     def __init__(self, task: Task, residual: Residual, device: torch.device):
-        """Read shapes and bias from the task's linear module; `residual` is the derivative of its loss by the scores."""
+        """Read shapes and bias from the task's linear module; `residual` gives the derivative of its loss in the scores."""
         linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
         self.task, self.residual, self.bias = task, residual, linear.bias is not None
         self.shape = (linear.out_features, linear.in_features)
@@ -99,11 +99,11 @@ class LinearKernel:
 
 
 def residual_function(task: Task, population: Population | None) -> Residual | None:
-    """The derivative of the task's loss by the scores, if its module is linear and nothing else; None where it may not be."""
+    """The function that gives the derivative of the task's loss in the scores; None where its module may be more than linear."""
     own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
-    if not own and not (type(task.module) is nn.Linear and population is not None and _is_flat(population)):
+    if not own and not (type(task.module) is nn.Linear and population is not None and _has_flat_examples(population)):
         return None
-    if not _is_plain(task.module):
+    if not _is_plain_linear(task.module):
         return None
     loss = task.loss
     if loss is default_loss and population is not None:
@@ -112,15 +112,15 @@ def residual_function(task: Task, population: Population | None) -> Residual | N
     return next((residual for known, residual in closed if known is loss), None)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is a trained weight and perhaps a bias, in that order: no hooks, no forward of its own, nothing frozen."""
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether a linear module has a trained weight, perhaps a bias, nothing else: no hooks, no own forward, none frozen."""
     names = [name.removeprefix("linear.") for name, p in module.named_parameters() if p.requires_grad]
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     touched = any("forward" in vars(m) or any(getattr(m, hook, None) for hook in hooks) for m in module.modules())
     return not touched and names in (["weight"], ["weight", "bias"]) and len(list(module.parameters())) == len(names)
 
 
-def _is_flat(population: Population) -> bool:
+def _has_flat_examples(population: Population) -> bool:
     """Whether an example is one vector with one target: no sequences, no images, no inputs by name."""
     return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
 
@@ -151,7 +151,10 @@ def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
-    """Twice the error, the derivative of the squared error, (clients, outputs, batch); 0 in padding, NaN where it overflows."""
+    """Twice the error, the derivative of the squared error, (clients, outputs, batch).
+
+    Zero where targets are padding; NaN where the squared error overflows, so that the client is left out.
+    """
     wanted = targets.reshape(scores.mT.shape).mT
     gap = scores - wanted.to(scores.dtype)
     if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error

@@ -19,12 +19,12 @@ from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_name
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import clients_side_by_side, cohort_blocks, max_blocks
-from fedtail.engine.choice import kernel_for
 from fedtail.engine.fork_pool import Perform
 from fedtail.engine.gpu.precision import Precision, use_precision
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import Kernel, own_randomness
-from fedtail.engine.shelf import Place, Shelf
-from fedtail.engine.simulated import Simulated
+from fedtail.engine.shared_memory import Place, SharedMemory
+from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import Team, num_workers
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question, answer
@@ -76,7 +76,7 @@ class Answered(NamedTuple):
     report: Report | None
 
 
-class LocalFleet(Simulated):
+class LocalFleet(SimulatedFleet):
     """Answers questions for a population held here; a cohort answers in fixed blocks, whose sums are added in order.
 
     Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one included, by
@@ -107,10 +107,11 @@ class LocalFleet(Simulated):
         self._held_out = None if test is None else HeldOut.of(population, test)
         self.workers = num_workers(self.device, workers)
         self._team, self._home = Team(_weak_perform(self._perform_block), self.workers), os.getpid()
-        self._shelf: Shelf | None = None
+        self._shared: SharedMemory | None = None
         self._opening: Opening | None = None
 
     def __enter__(self) -> LocalFleet:
+        """The fleet itself: worker processes are started when they are needed."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +139,7 @@ class LocalFleet(Simulated):
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
         """For each question the encoded sum over the cohort, or the encoded rows in its order; refused without an open round."""
-        return [self._collect_one(question, encoding) for question in questions]
+        return [self._collect_question(question, encoding) for question in questions]
 
     def report(self) -> Report:
         """Who of the cohort has contributed and failed so far in this round, and the small rows clients are to remember."""
@@ -169,7 +170,7 @@ class LocalFleet(Simulated):
         shard.places = replace(opening.places, stamp=stamp or opening.places.stamp)
         self._opening = replace(opening, places=shard.places)
 
-    def _collect_one(self, question: Question, encoding: Encoder) -> Tensor:
+    def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
         """The encoded sum, or rows, of the whole cohort for one question; losses it needs are computed first, and kept."""
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows(question.model, question.objective):
@@ -189,25 +190,28 @@ class LocalFleet(Simulated):
         opening, shard = self._current_round()
         for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
             found, report = answered
-            yield self._shelf.get(found) if self._shelf and isinstance(found, Place) else found, report
+            yield self._shared.get(found) if self._shared and isinstance(found, Place) else found, report
 
     def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
-        """Compute one block of a job, in this process or in a forked one, which opens the round by itself if it has not yet."""
-        abroad, opening = self._home != os.getpid(), job.opening
-        if abroad and self._shelf and (self._opening is None or self._opening.number != opening.number):
-            self._opening, self._shard = opening, self._make_shard(opening, self._shelf.models)
+        """Compute one block of a job, in this process or in a forked one, which opens the round by itself if it has not yet.
+
+        Returns losses (clients,), or the block's answer with, from a forked process, a report and a sum in shared memory.
+        """
+        in_worker, opening = self._home != os.getpid(), job.opening
+        if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
+            self._opening, self._shard = opening, self._make_shard(opening, self._shared.models)
         _, shard = self._current_round()
         low, high = shard.blocks[block]
-        if abroad:
+        if in_worker:
             shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
         with own_randomness(self.kernel, self.device), use_precision(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
                 return shard.losses_of(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
             found = self._answer_clients(job.question, job.encoding, low, high)
-        if not abroad or self._shelf is None:
+        if not in_worker or self._shared is None:
             return Answered(found, None)
-        return Answered(found if job.question.gather else self._shelf.put(block, found), shard.report(torch.arange(low, high)))
+        return Answered(found if job.question.gather else self._shared.put(block, found), shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum, or rows, of clients `low` to `high` on the CPU, in pieces small enough for memory and cache."""
@@ -239,17 +243,17 @@ class LocalFleet(Simulated):
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
         blocks = cohort_blocks(clients.size, self.kernel.dim, self.kernel.stack, self.device)
-        told = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
-        return Shard(clients, cohort.importance, told, self.kernel, params.to(self.device, self.dtype), opening.memory, blocks,
-                     large=opening.large, places=opening.places,
+        broadcast = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
+        return Shard(clients, cohort.importance, broadcast, self.kernel, params.to(self.device, self.dtype), opening.memory,
+                     blocks, large=opening.large, places=opening.places,
                      held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
 
     def _share_models(self, models: Tensor) -> None:
         """Copy the models to memory that forked processes see; if their shape has changed, memory and processes are new."""
-        if self._shelf is None or self._shelf.models.shape != models.shape:
+        if self._shared is None or self._shared.models.shape != models.shape:
             self._team.close()
-            self._shelf = Shelf(models, max_blocks(self.kernel.dim))
-        self._shelf.models.copy_(models)
+            self._shared = SharedMemory(models, max_blocks(self.kernel.dim))
+        self._shared.models.copy_(models)
 
 
 def _weak_perform(perform: Perform) -> Perform:
@@ -266,7 +270,7 @@ def _weak_perform(perform: Perform) -> Perform:
 
 
 def population_on_device(population: Population, device: torch.device) -> Population:
-    """The population with its examples on the GPU if they fit into half of its free memory; otherwise as it is."""
+    """The population with its examples on the GPU if `device` is one and they fit into half of its free memory; else as it is."""
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
     needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))

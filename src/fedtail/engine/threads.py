@@ -44,6 +44,7 @@ class Lease:
     """Gives torch its threads back when it is called, or when nobody holds it any more: once."""
 
     def __init__(self, threads: _Threads):
+        """One use of the single thread, already counted in `threads`."""
         self._threads: _Threads | None = threads
 
     def __call__(self) -> None:

@@ -38,6 +38,7 @@ class Team:
     """
 
     def __init__(self, perform: Perform, size: int):
+        """A team of `size` processes, this one included; the others are forked when jobs turn out to be worth it."""
         self.perform, self.size = perform, size
         self.pool: ForkPool | None = None
         self._spent = 0.0

@@ -14,8 +14,8 @@ from fedtail.clients import client_means, flat_batches
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cohort_blocks
-from fedtail.engine.choice import evaluation_kernel
 from fedtail.engine.engine import Engine, resolve_engine
+from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.kernels import Kernel
 from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.distribution import Distribution, table

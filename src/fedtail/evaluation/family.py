@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.choice import evaluation_kernel
+from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import shared_values
 from fedtail.task import Task

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import clients_side_by_side, cohort_blocks
-from fedtail.engine.choice import kernel_for
 from fedtail.engine.engine import Engine, resolve_engine
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import own_randomness
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks

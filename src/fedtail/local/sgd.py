@@ -66,7 +66,7 @@ class LocalSGD(LocalTraining):
 
     @cached_property
     def declares(self) -> LocalDeclaration:
-        """Says whether every client trains, which depends on `work`."""
+        """What composition checks need to know: every client trains, unless `work` leaves stragglers out."""
         return LocalDeclaration(everyone_trains=self.work.everyone_trains)
 
     def steps(self, clients: Clients) -> Tensor:

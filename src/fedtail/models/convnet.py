@@ -22,6 +22,7 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, classes: int = 62, channels: int = 1) -> None:
+        """Layers for images of so many channels, with PyTorch's default weights from its global generator."""
         super().__init__()
         self.first = nn.Conv2d(channels, 32, kernel_size=5)
         self.second = nn.Conv2d(32, 64, kernel_size=5)

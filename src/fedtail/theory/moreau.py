@@ -110,7 +110,7 @@ def _simplex_minimiser(gram: Tensor, linear: Tensor, precision: float) -> Tensor
 
 
 def _newton_step(factor: Tensor, x: Tensor, slack: Tensor, target: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps of x and of slack that keep sum x, move x * slack by `target` to first order and even out `error`.
+    """Steps of x and slack, (cuts,) each, that keep sum x, move x * slack by `target` to first order and even out `error`.
 
     `factor` is the Cholesky factor of the Newton matrix.
     """

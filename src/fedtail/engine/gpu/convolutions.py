@@ -84,7 +84,7 @@ class Stacked(TorchFunctionMode):
         kernel, pace = _pair(kernel_size), _pair(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
         if (input.ndim != 4 or not apart or any(_pair(padding)) or _pair(dilation) != (1, 1) or ceil_mode or return_indices
-                or _triton_for(input) is None):
+                or _triton_module(input) is None):
             return None
         return self.max_pool(input, Window(kernel, pace))
 
@@ -124,7 +124,7 @@ def _pair(value: Any) -> Pair:
     return int(first), int(rest[0] if rest else first)
 
 
-def _triton_for(images: Tensor) -> Any:
+def _triton_module(images: Tensor) -> Any:
     """The module of Triton kernels, for floating-point images on a GPU where Triton compiles; else None."""
     return triton_kernels if images.is_cuda and images.is_floating_point() and _triton_compiles() else None
 
@@ -141,7 +141,7 @@ def _triton_compiles() -> bool:
 
 def _reads_windows_in_place(images: Tensor, written: int) -> bool:
     """Whether a Triton kernel multiplies windows where they lie: not in float64, nor beyond 2^31 numbers read or `written`."""
-    return _triton_for(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
+    return _triton_module(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
 
 
 def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
@@ -168,7 +168,7 @@ def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
     These are (clients, batch, channels, height, width), with height and width `size`.
     """
     clients, batch, rows, across, high, wide, channels = columns.shape
-    if _triton_for(columns) and columns.numel() < INDEXABLE:
+    if _triton_module(columns) and columns.numel() < INDEXABLE:
         return triton_kernels.fold_windows(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
     (top, left), (height, width) = window.padding, size
     wider = columns.new_zeros(clients, batch, rows, width + 2 * left, high, channels)      # first along rows, then down
@@ -187,9 +187,9 @@ def _pixels_of_tap(k: int, places: int, window: Window, axis: int) -> slice:
 
 
 def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
-    """Gradients by the weights, (clients, outputs, inputs, kernel...), and by the bias, (clients, outputs).
+    """Gradients with respect to the weights, (clients, outputs, inputs, kernel...), and to the bias, (clients, outputs).
 
-    `outputs` are the gradients by the outputs; without a bias (`biased`) the second is not to be used.
+    `outputs` are the gradients with respect to the outputs; where there is no bias (not `biased`), ignore the second.
     """
     if _reads_windows_in_place(images, outputs.numel()):
         return triton_kernels.weight_gradient(images, outputs, window, biased)
@@ -202,9 +202,10 @@ def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Wind
 
 
 def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
-    """Gradients by images of height and width `size`, from gradients by the `outputs`: (clients, batch, channels, height, width).
+    """Gradients with respect to images of height and width `size`, (clients, batch, channels, height, width).
 
-    With strides of one that is a convolution, the kernel turned round; else the gradient of every window, folded.
+    `outputs` are the gradients with respect to the outputs. With strides of one that is a convolution, the kernel turned
+    round; else the gradient of every window, folded.
     """
     clients, batch, wide, *places = outputs.shape
     channels, pixels = weight.shape[2], math.prod(size)
@@ -251,7 +252,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor) -> Any:
-        """Gradients by images, weights and bias, None for those not needed; `outputs` are the gradients by the outputs."""
+        """Gradients with respect to images, weights and bias, from those with respect to the outputs; None where not needed."""
         images, weight = ctx.saved_tensors
         by_images = input_gradient(outputs, weight, ctx.window, tuple(images.shape[2:])) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[1:3]):
@@ -267,7 +268,10 @@ def _max_pool_stack(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
 
 
 def _max_pool_gradient(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
-    """Gradients by images of height and width `size`: each of `outputs` goes to the pixel that was largest in its window."""
+    """Gradients with respect to images of height and width `size`, from those with respect to the pooled numbers, `outputs`.
+
+    Each goes to the pixel that was largest in its window.
+    """
     images = triton_kernels.max_unpool(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
 
@@ -295,5 +299,5 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor, _: Any) -> Any:
-        """Gradients by the images, from those by the largest numbers."""
+        """Gradients with respect to the images, from those with respect to the largest numbers."""
         return max_pool_gradient(outputs, ctx.saved_tensors[0], ctx.window, ctx.size), None

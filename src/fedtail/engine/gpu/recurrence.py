@@ -105,9 +105,9 @@ def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor
 
 def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor,
                    gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gradients by inputs, first hidden and cell state, input weights, hidden weights and bias, clients first.
+    """Gradients with respect to inputs, first hidden and cell state, input weights, hidden weights and bias, clients first.
 
-    `by_output`, `by_hidden` and `by_cell` are gradients by all outputs, the last hidden and the last cell state.
+    `by_output`, `by_hidden`, `by_cell` are those with respect to all outputs, the last hidden and the last cell state.
     """
     _, times, batch, width = by_output.shape
     gates, cells, by_output = (stack.transpose(0, 1) for stack in (gates, cells, by_output))          # time first
@@ -153,7 +153,7 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, *_: Any) -> Any:
-        """Gradients by the six inputs of `forward`, from those by its first three outputs."""
+        """Gradients with respect to the six inputs of `forward`, from those with respect to its first three outputs."""
         return lstm_backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
 
 
@@ -179,9 +179,9 @@ def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Te
 
 def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor, gates: Tensor, said: Tensor,
                   of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gradients by inputs, the first hidden state, the two weights and the two biases, clients first.
+    """Gradients with respect to inputs, the first hidden state, the two weights and the two biases, clients first.
 
-    `by_output` are gradients by all outputs, `said` what the hidden state added to the new gate.
+    `by_output` are those with respect to all outputs, `said` is what the hidden state added to the new gate.
     """
     _, times, batch, width = by_output.shape
     before = torch.cat([hidden[:, None], outputs[:, :-1]], 1)
@@ -224,5 +224,5 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, *_: Any) -> Any:
-        """Gradients by the six inputs of `forward`, from those by its outputs."""
+        """Gradients with respect to the six inputs of `forward`, from those with respect to its first output."""
         return gru_backward(by_output, *ctx.saved_tensors)

@@ -106,8 +106,8 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
                             DEPTH: tl.constexpr):
     """One program writes ACROSS by WIDTH numbers of the weight gradient of a client, summed over one of `parts` of its rows.
 
-    `outputs` are gradients by the outputs; a part is `share` rows. The bias is one more number of every window, which is 1.
-    Capital letters are as in `_convolve_kernel`.
+    `outputs` are gradients with respect to the outputs; a part is `share` rows. The bias is one more number of every window,
+    which is 1. Capital letters are as in `_convolve_kernel`.
     """
     length: tl.constexpr = KH * KW * C
     tiles: tl.constexpr = (length + BIASED + ACROSS - 1) // ACROSS
@@ -223,10 +223,10 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
 
 
 def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> tuple[Tensor, Tensor]:
-    """Gradients by the weights, (clients, outputs, channels, kernel...), and by the bias, (clients, outputs), if it is `biased`.
+    """Gradients with respect to the weights, (clients, outputs, channels, kernel...), and to the bias, (clients, outputs).
 
-    `outputs` are the gradients by the outputs. Where there are few clients, parts of a client's rows are added up on their own,
-    so that the GPU is full.
+    `outputs` are the gradients with respect to the outputs. Without a bias (not `biased`) the second is empty. Where there are
+    few clients, parts of a client's rows are added up on their own, so that the GPU is full.
     """
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)

@@ -17,11 +17,11 @@ from fedtail.channel.base import Encoder
 from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
 from fedtail.engine.blocks import cut_into_blocks
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, was_started_here
-from fedtail.engine.ray.keeper import Keeper, Reply, Told, positions_in_shard
+from fedtail.engine.ray.shard_actor import Reply, RoundMessage, ShardActor, positions_in_shard
 from fedtail.engine.ray.shards import bytes_to_send, make_holding, to_array, to_tensor
-from fedtail.engine.simulated import Simulated
+from fedtail.engine.simulated_fleet import SimulatedFleet
 from fedtail.engine.workers import usable_cores
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
@@ -32,7 +32,7 @@ TRIES = 4            # of one question by a shard that is lost again and again
 PATIENCE = 60.0      # seconds after which a person is told what is waited for
 
 
-class RayFleet(Simulated):
+class RayFleet(SimulatedFleet):
     """Asks actors that hold shards of the population: one call for each shard and question, one partial sum back.
 
     The model is that of `LocalFleet` to rounding, and depends on the number of `shards` by rounding only; by default there is one
@@ -62,17 +62,18 @@ class RayFleet(Simulated):
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel_for(task, torch.device("cpu"), self.dtype, population, kernel)
         self.chunk = chunk
-        self._keepers: list[_Kept] = []
-        self._told: Any = None
+        self._handles: list[_ActorHandle] = []
+        self._message: Any = None
         self._end: Callable[[], object] = _end_nothing
 
     def __enter__(self) -> RayFleet:
+        """The fleet itself: Ray and the actors are started when the first round is opened."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the actors, and Ray if it was started here; a later round starts both anew."""
         self._end()
-        self._keepers, self._end = [], _end_nothing
+        self._handles, self._end = [], _end_nothing
         self.unlock_folder()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
@@ -83,7 +84,7 @@ class RayFleet(Simulated):
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params, memory, large=large,
                             places=places)
-        self._told = ray.put(ray.cloudpickle.dumps(Told(cohort, broadcast, memory, large, places, self._rows.site())))
+        self._message = ray.put(ray.cloudpickle.dumps(RoundMessage(cohort, broadcast, memory, large, places, self._rows.site())))
         self._use_one_thread(1)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
@@ -96,12 +97,12 @@ class RayFleet(Simulated):
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
         import ray
 
-        asked = ray.cloudpickle.dumps((questions, encoding))
-        called = [(keeper, positions_in_shard(self._cohort, *keeper.block)) for keeper in self._keepers]
-        called = [(keeper, place) for keeper, place in called if len(place)]
-        replies = self._ask_shards(called, asked)
-        for (keeper, place), reply in zip(called, replies, strict=True):
-            keeper.warn_if_restarted(reply.life)
+        packed_questions = ray.cloudpickle.dumps((questions, encoding))
+        called = [(handle, positions_in_shard(self._cohort, *handle.block)) for handle in self._handles]
+        called = [(handle, place) for handle, place in called if len(place)]
+        replies = self._ask_shards(called, packed_questions)
+        for (handle, place), reply in zip(called, replies, strict=True):
+            handle.warn_if_restarted(reply.life)
             self._shard.add(place, reply.report)
             for name, (who, rows) in reply.written.items():
                 Clients(self._shard, place[to_tensor(who)]).remember(name, to_tensor(rows))
@@ -109,12 +110,12 @@ class RayFleet(Simulated):
         return [_join_answers(question, encoding, places, [to_tensor(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
 
-    def _ask_shards(self, called: list[tuple[_Kept, Tensor]], asked: bytes) -> list[Reply]:
+    def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[Reply]:
         """The replies of the called shards, in their order. An actor that cannot read the files of large rows is sent them."""
-        def ask(keeper: _Kept, place: Tensor) -> Any:
+        def ask(handle: _ActorHandle, place: Tensor) -> Any:
             """Call one actor, with the large rows of its clients if it is known not to see the files."""
-            told = [self._told] if keeper.sees else [self._told, self._put_large_rows(place)]
-            return keeper.actor.answer.remote(keeper.held, self._rounds, told, asked)
+            messages = [self._message] if handle.sees else [self._message, self._put_large_rows(place)]
+            return handle.actor.answer.remote(handle.held, self._rounds, messages, packed_questions)
 
         replies = _get_results([ask(*one) for one in called])
         blind = [k for k, reply in enumerate(replies) if reply is None]
@@ -134,15 +135,15 @@ class RayFleet(Simulated):
 
     def close(self, finished: bool) -> None:
         """End the round and release what was put into Ray's store for it."""
-        self._told = None
+        self._message = None
         super().close(finished)
 
     def _start_actors(self) -> Any:
         """The module `ray`, after an actor for every shard was started if there were none; ends them all if one fails."""
-        if not self._keepers:
+        if not self._handles:
             memory = int(1.1 * bytes_to_send(self.population)) + 64 * self.kernel.dim
             leave = join_ray(self.address, self.shards or usable_cores(), memory)
-            self._end = weakref.finalize(self, _release_actors, self._keepers, self.own, leave)
+            self._end = weakref.finalize(self, _release_actors, self._handles, self.own, leave)
             try:
                 self._create_actors()
                 self._await_actors()
@@ -162,28 +163,28 @@ class RayFleet(Simulated):
         blocks = cut_into_blocks(self.population.size, self.shards or int(total))
         alone = was_started_here()
         share = 0.0 if alone else min(1.0, int(1e4 * total / len(blocks)) / 1e4)      # of a core, which others may want
-        make = ray.remote(Keeper).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
+        make = ray.remote(ShardActor).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
                                           scheduling_strategy="SPREAD")
         task = ray.put(ray.cloudpickle.dumps(self.task))
         settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name}
         for block in blocks:
             held = [ray.put(make_holding(self.population, *block)), task]
-            self._keepers.append(_Kept(block, make.remote(*block, settings), held))
+            self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
 
     def _await_actors(self) -> None:
         """Wait until every actor has loaded its clients; warns after `PATIENCE` seconds, and raises what goes wrong in one."""
         import ray
 
-        waiting = [keeper.actor.load_shard.remote(keeper.held) for keeper in self._keepers]
+        waiting = [handle.actor.load_shard.remote(handle.held) for handle in self._handles]
         done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE)
         if len(done) < len(waiting):
             warnings.warn(f"{len(waiting) - len(done)} of {len(waiting)} shards are not there after {PATIENCE:g} s: the cluster "
                           "may have no free cores, or their examples are on the way. Waiting.", RuntimeWarning, stacklevel=2)
-        for keeper, life in zip(self._keepers, _get_results(waiting), strict=True):
-            keeper.warn_if_restarted(life)
+        for handle, life in zip(self._handles, _get_results(waiting), strict=True):
+            handle.warn_if_restarted(life)
 
 
-class _Kept:
+class _ActorHandle:
     """An actor, which clients it holds, and references to them and to the task, without which they would be gone."""
 
     def __init__(self, block: tuple[int, int], actor: Any, held: list[Any]):
@@ -222,7 +223,7 @@ def _get_results(calls: list[Any]) -> list[Any]:
                            "or a smaller chunk.") from lost
 
 
-def _release_actors(keepers: list[_Kept], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
+def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
     """Kill the actors, leave Ray, and undo that it sends the user's `own` modules; nothing fails where Ray has ended already."""
     import ray
 
@@ -230,8 +231,8 @@ def _release_actors(keepers: list[_Kept], own: Sequence[ModuleType], leave: Call
         with suppress(ValueError):                     # another fleet's too
             ray.cloudpickle.unregister_pickle_by_value(module)
     with suppress(Exception):                          # Ray may be gone already
-        for keeper in keepers:
-            ray.kill(keeper.actor)
+        for handle in handles:
+            ray.kill(handle.actor)
     leave()
 
 

@@ -22,7 +22,7 @@ References = list[Any]      # Ray's; within a list they come as they are, and ar
 
 
 @dataclass(frozen=True)
-class Told:
+class RoundMessage:
     """What is sent to all shards when a round begins: who is sampled, what they remember, and the broadcast."""
 
     cohort: Cohort
@@ -54,7 +54,7 @@ class Reply:
                       {name: to_tensor(rows) for name, rows in self.remembered.items()})
 
 
-class Keeper:
+class ShardActor:
     """Holds the clients from position `low` to `high`. Whatever it needs for an answer comes with the question, by reference.
 
     So nothing is lost with it but time: one that was started again fetches its clients, opens the round, and computes anew.
@@ -71,17 +71,18 @@ class Keeper:
         self._load_fleet(held)
         return self.life
 
-    def answer(self, held: References, number: int, told: References, asked: bytes) -> Reply | None:
-        """Answer the pickled questions `asked` for this shard's clients in round `number`, which `told` describes.
+    def answer(self, held: References, number: int, messages: References, packed_questions: bytes) -> Reply | None:
+        """Answer pickled questions for this shard's clients; the first call of round `number` opens it, from `messages`.
 
-        None where the actor does not see the files of large rows and `told` does not hold these rows: call again with them.
+        These are references to a pickled `RoundMessage` and perhaps to large rows. Returns None where the actor does not see the
+        files of large rows and the second reference is missing: call again with it.
         """
         fleet = self._load_fleet(held)
         if number != self.number:
-            if not self._open_round(fleet, told):
+            if not self._open_round(fleet, messages):
                 return None
             self.number = number
-        questions, encoding = pickle.loads(asked)
+        questions, encoding = pickle.loads(packed_questions)
         answers, report = fleet.collect(questions, encoding), fleet.report()
         remembered = {name: to_array(rows) for name, rows in report.remembered.items()}
         rows_here = {} if self.sees else fleet.give_up_rows()
@@ -96,22 +97,22 @@ class Keeper:
             self.fleet = LocalFleet(population_from_holding(holding), pickle.loads(task), workers=1, **self.settings)
         return self.fleet
 
-    def _open_round(self, fleet: LocalFleet, told: References) -> bool:
-        """Begin the round that `told` describes, for this shard's part of the cohort; False where large rows are missing.
+    def _open_round(self, fleet: LocalFleet, messages: References) -> bool:
+        """Begin the round of a `RoundMessage` for this shard's part of the cohort; False where its large rows are missing.
 
-        These come from files that are seen here, or as the second reference.
+        They come from files that are seen here, or as the second reference.
         """
-        all_told: Told = pickle.loads(fetch_objects(told[:1])[0])
-        self.sees = all_told.site.is_seen()
-        if all_told.large and not self.sees and len(told) < 2:
+        message: RoundMessage = pickle.loads(fetch_objects(messages[:1])[0])
+        self.sees = message.site.is_seen()
+        if message.large and not self.sees and len(messages) < 2:
             return False
-        cohort, place = all_told.cohort, positions_in_shard(all_told.cohort, self.low, self.high)
+        cohort, place = message.cohort, positions_in_shard(message.cohort, self.low, self.high)
         mine = Cohort(cohort.ids[place] - self.low, cohort.key[place], cohort.importance[place], cohort.mass_bound)
-        large: LargeMemory = {name: rows.take(place) for name, rows in all_told.large.items()}
-        if all_told.large and not self.sees:
-            large = {name: Recalled(*map(to_tensor, sent)) for name, sent in fetch_objects(told[1:])[0].items()}
-        fleet.begin(mine, all_told.broadcast, {name: rows[place] for name, rows in all_told.memory.items()}, large,
-                    all_told.places.take(place) if self.sees else None)
+        large: LargeMemory = {name: rows.take(place) for name, rows in message.large.items()}
+        if message.large and not self.sees:
+            large = {name: Recalled(*map(to_tensor, sent)) for name, sent in fetch_objects(messages[1:])[0].items()}
+        fleet.begin(mine, message.broadcast, {name: rows[place] for name, rows in message.memory.items()}, large,
+                    message.places.take(place) if self.sees else None)
         return True
 
 

@@ -20,7 +20,7 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
 
-class Shelf:
+class SharedMemory:
     """Made before processes are forked. It has no name, so nothing is left behind, and takes memory only where it is used."""
 
     def __init__(self, models: Tensor, blocks: int):
@@ -29,7 +29,7 @@ class Shelf:
         self._sums = shared_zeros(blocks, models.shape[1] + MARGIN, dtype=torch.int64)
 
     def put(self, block: int, values: Tensor) -> Place | Tensor:
-        """Copy a block's sum into shared memory and return its place; what is too long, or not of 64-bit numbers, comes back."""
+        """Copy a block's sum into shared memory and return its place; the sum itself if it is too long or not 64-bit."""
         if len(values) > self._sums.shape[1] or values.element_size() != 8:
             return values
         self._sums[block, : len(values)].view(values.dtype).copy_(values)

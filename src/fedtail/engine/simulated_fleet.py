@@ -20,7 +20,7 @@ from fedtail.rows.folder import LARGE
 from fedtail.sampling import Cohort
 
 
-class Simulated:
+class SimulatedFleet:
     """Half of a fleet: the end of a round, the view of it, and what its clients remember, whoever computes for them.
 
     What a client remembers is kept here, or in files of `folder` where it is large; without a folder, in temporary files.
