@@ -57,7 +57,7 @@ class AdaptiveClip(Part):
 
     @property
     def mechanism(self) -> NoisySum:
-        """The noisy sum of rows of an update of norm at most one and half the weight of a bit, whatever the clip norm."""
+        """The noisy sum of rows, whose norm is that of an update of norm one and a bit of plus or minus half of `BIT_WEIGHT`."""
         return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:

@@ -27,7 +27,8 @@ def check_ray_installed() -> None:
 def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]:
     """Use the Ray of this process, the one at an address, or a new one here with so many cores and bytes of `memory`.
 
-    Call what is returned to leave it: a Ray that was started or joined here ends with its last user, another is left alone.
+    Call what is returned to leave it: with its last user, a Ray that was started here ends, and one at an address is
+    disconnected. One that this process used before is left alone.
     """
     if _is_running():
         _check_same_cluster(address)
