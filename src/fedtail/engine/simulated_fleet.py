@@ -120,9 +120,8 @@ class SimulatedFleet:
         if broadcast.round == 0:
             self._kept = {}
             self._rows.forget()
-        key = self._cohort_keys(cohort)
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
-                {name: rows.find(key) for name, rows in self._rows.rows().items()})
+                {name: rows.find(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
 
     def _row_places(self, cohort: Cohort) -> RowPlaces:
         """Where the clients of a cohort write their large rows in this round."""
