@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, Population, Task, train
 from fedtail.engine import LocalFleet
-from fedtail.engine.blocks import cut
+from fedtail.engine.blocks import cut_into_blocks
 from fedtail.rows import RowFolder, RowsError
 from fedtail.rows.folder import RowSite
 from fedtail.runs import Interrupted, run
@@ -213,7 +213,7 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
 
 @pytest.mark.parametrize("people", [POPULATION, POPULATION.select([7, 3, 9]), small_population().split_examples(0.5)[0]])
 def test_a_shard_holds_its_own_clients_only(people):
-    for low, high in cut(people.size, 2):
+    for low, high in cut_into_blocks(people.size, 2):
         held = population_from_holding(make_holding(people, low, high))
         assert len(held.targets) == int(people.size[low:high].sum())
         for k in range(low, high):
@@ -288,7 +288,7 @@ def test_what_it_refuses(monkeypatch):
 
 def test_an_address_where_nobody_answers_is_refused_at_once():
     with pytest.raises(ConnectionError, match=r"no Ray answers at '127.0.0.1:1' .*leave address out"):
-        cluster._check_answers("127.0.0.1:1")
+        cluster._check_reachable("127.0.0.1:1")
 
 
 def test_nothing_is_started_before_the_first_round():
