@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedtail
-from fedtail import Ledger, PlainChannel, PrivacyBudget, SecureChannel, State
+from fedtail import AdaptiveClip, GaussianNoise, Ledger, PlainChannel, PrivacyBudget, SecureChannel, State
 from fedtail.client_statistics import ClientStatistics
 from fedtail.clients import Clients
 from fedtail.composition import Composition
@@ -71,7 +71,8 @@ def holders():
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
     method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3), "Clients": Clients(None, some),
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3),
+            "Clients": Clients(None, some),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
             "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
