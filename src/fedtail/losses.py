@@ -58,9 +58,8 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
-    if outputs.ndim == targets.ndim:
-        return ((outputs > 0).long() != targets).double()
-    wrong = (outputs.argmax(-1) != targets).double()
+    found = (outputs > 0).long() if outputs.ndim == targets.ndim else outputs.argmax(-1)
+    wrong = (found != targets).double()
     return wrong if targets.ndim == 1 else _mean_where(wrong, ~is_padding(targets))
 
 
