@@ -17,7 +17,7 @@ from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
 if TYPE_CHECKING:
-    from fedtail.channel.graph import SparseGraph
+    from fedtail.channel.graph import Graph
 
 Counts = Mapping[int, int]              # clients by node
 USUAL = 2                               # questions a round, until it is known
@@ -26,7 +26,7 @@ USUAL = 2                               # questions a round, until it is known
 class Masking(Protocol):
     """Secure sums over nodes, question by question."""
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round whose sums are over `threshold` clients or more. `upcoming` is the next round's cohort.
 
         Each node shares masks with those that `graph` says, or with all.
@@ -53,9 +53,9 @@ class DropoutTolerant:
         self._left = 0                                              # queries that the session still has
         self._prepared: Session | None = None                       # set up with the last round
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
-        self._graph: SparseGraph | None = None
+        self._graph: Graph | None = None
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round; its session is set up with the first question, or was with the round before."""
         if self._asked:
             self._most = self._asked
@@ -102,7 +102,10 @@ class DropoutTolerant:
             return None
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
-        return self._made(self._number, counts, threshold, min(more, MOST_QUERIES))
+        try:
+            return self._made(self._number, counts, threshold, min(more, MOST_QUERIES))
+        except TooFew:
+            return None
 
     def _made(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         make = Session if self._graph is None else self._graph.session
@@ -118,7 +121,7 @@ class AllOrNothing:
         self._number, self._threshold = 0, 0
         self._counts: Counts = {}
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round over these nodes; every pair of them shares a mask."""
         self._counts, self._threshold = counts, threshold
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost, adds_shares
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
@@ -93,7 +93,7 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
         """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a retry."""
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -145,7 +145,7 @@ class RemoteFleet:
         """Go on with a training whose nodes remember by themselves; in a new one nobody remembers anything."""
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int, graph: SparseGraph | None) -> None:
+    def _open_masked(self, threshold: int, graph: Graph | None) -> None:
         if self._masked_round == self._broadcast.round:
             return
         upcoming = self._drawn.get(self._broadcast.round + 1)

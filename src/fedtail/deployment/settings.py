@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import fitted, hints_of
 from fedtail.reading import TOML_BYTES, read_text, shortly, toml_tables
+from fedtail.secure.identity import Identity
 from fedtail.secure.sparse_graph import CORRUPTED
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class NodeSettings:
     refuses unless they are enough for rows to stay secret with a share of `corrupted` nodes on the server's side.
     Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file, "." is its
     own) and packages that the node's operator lists in `trust`.
+    With `identity`, the file of this node's own identity key, and `pinned`, the public keys of all nodes as their operators gave
+    them, only signed sums are answered, against a server that departs from the protocol with up to `colluding` other nodes.
     """
 
     folder: Path
@@ -47,6 +50,9 @@ class NodeSettings:
     trainings: int = 3
     corrupted: float = CORRUPTED
     trust: Sequence[str] = ()
+    identity: str = ""
+    pinned: Sequence[str] = ()
+    colluding: int = 0
 
     def __post_init__(self) -> None:
         if self.minimum < 2:
@@ -61,6 +67,11 @@ class NodeSettings:
                              "them.")
         if not 0 <= self.corrupted < 1:
             raise ValueError(f"corrupted must be in [0, 1), got {self.corrupted:g}. It is a share of the nodes.")
+        if bool(self.identity) != bool(self.pinned) or (self.colluding and not self.identity):
+            raise ValueError("a node that signs needs identity, the file of its own key, and pinned, the public keys of all "
+                             "nodes; colluding is for nodes that sign. Write identity and pinned, or leave all three out.")
+        if self.colluding < 0:
+            raise ValueError(f"colluding must be 0 or more nodes, got {self.colluding}.")
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
@@ -85,7 +96,15 @@ class NodeSettings:
 
     def site(self, seed: int = 0) -> Site:
         """The node as the transport sees it; data and model are read when they are first needed."""
-        return Site(lambda: self.node(seed), self.minimum, self.masked_only, corrupted=self.corrupted)
+        return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted)
+
+    def own_identity(self) -> Identity | None:
+        """The identity that this node signs with, read from its file; None where it does not sign."""
+        if not self.identity:
+            return None
+        from fedtail.deployment.keys import public_identity, read_identity
+
+        return Identity(read_identity(self.folder / self.identity), tuple(map(public_identity, self.pinned)), self.colluding)
 
     def population(self) -> Population:
         """The clients of this node, with the data they train on."""

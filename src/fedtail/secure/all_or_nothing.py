@@ -85,8 +85,7 @@ class AllOrNothingClient:
         if entries.get(self.state.me) != self._keys() or not entries.keys() <= set(run.members):
             raise Refused("a list of keys names somebody who was not invited, or not this client with the key it sent.")
         if self._identity is not None:
-            for one in heard.entries:
-                self._identity.check(run.id, one)
+            self._identity.check(run.id, heard.entries)
         self.state = replace(self.state, key_list=heard)
 
     def asked(self, message: bytes) -> AskAll:

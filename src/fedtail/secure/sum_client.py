@@ -88,7 +88,7 @@ SPARSE = b"\2"      # before the saved state of such a client; any other begins 
 
 
 class Client:
-    """One client in one session. `minimum` is the smallest threshold it agrees to.
+    """One client in one session. `minimum` is the smallest threshold it agrees to; with an `identity` the session must be signed.
 
     In a session with few neighbours it requires that its row stays secret but for a probability of 2^-security_bits where a
     share of `corrupted` clients is on the server's side.
@@ -107,10 +107,10 @@ class Client:
         if session.threshold < minimum:
             raise Refused(f"the session's threshold is {session.threshold}, and this client requires {minimum} or more.")
         session.agree_to(corrupted, security_bits)
+        self._identity, self._random = checked(session, identity), random
         sealing, secrets = random(KEY), tuple(Secrets(random(KEY), random(KEY)) for _ in range(session.queries))
         self.state = (SparseState(session, me, sealing, secrets) if isinstance(session, SparseSession)
                       else ClientState(session, me, sealing, secrets))
-        self._identity, self._random = checked(session, identity), random
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
@@ -171,8 +171,8 @@ class Client:
         for one in heard.entries:
             if len(one.masking) != session.queries:
                 raise Refused(f"client {one.sender} has keys for {len(one.masking)} of {session.queries} queries.")
-            if self._identity is not None:
-                self._identity.check(session.id, one)
+        if self._identity is not None:
+            self._identity.check(session.id, heard.entries)
 
     def _shared(self, one: Secrets, points: list[int]) -> list[bytes]:
         needed = self.state.session.shares_needed
@@ -282,13 +282,14 @@ class Client:
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
         if self._identity is None:
             return
-        text = request.lists.digest(answered.context_digest)
+        text, session = request.lists.digest(answered.context_digest), self.state.session
+        known = self._identity.with_numbers(session.id, self.state.key_list.entries)
         if text != answered.confirmed or any(one.sender not in request.lists.alive or one.query != answered.query
-                                             or not self._identity.vouches(one.sender, one.signature, text)
+                                             or not known.vouches(one.sender, one.signature, text)
                                              for one in request.signatures):
             raise Refused("the lists are not those this client signed, or a signature of them is wrong.")
-        if len(request.signatures) < self.state.session.threshold:
-            raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {self.state.session.threshold}.")
+        if len(request.signatures) < session.threshold:
+            raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {session.threshold}.")
 
     def _held(self, request: Unmask) -> dict[int, bytes]:
         """This client's shares of the two secrets of each member whose it has, for the query, in order."""
