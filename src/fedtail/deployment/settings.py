@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ class NodeSettings:
     own) and packages that the node's operator lists in `trust`.
     With `identity`, the file of this node's own identity key, and `pinned`, the public keys of all nodes as their operators gave
     them, only signed sums are answered, against a server that departs from the protocol with up to `colluding` other nodes.
+    With `answer_after` every answer leaves so many seconds after its message came, or a multiple of them where it takes longer:
+    otherwise the time tells who is in the tail. 0 answers at once.
     """
 
     folder: Path
@@ -53,6 +56,7 @@ class NodeSettings:
     identity: str = ""
     pinned: Sequence[str] = ()
     colluding: int = 0
+    answer_after: float = 0.0
 
     def __post_init__(self) -> None:
         if self.minimum < 2:
@@ -72,6 +76,8 @@ class NodeSettings:
                              "nodes; colluding is for nodes that sign. Write identity and pinned, or leave all three out.")
         if self.colluding < 0:
             raise ValueError(f"colluding must be 0 or more nodes, got {self.colluding}.")
+        if not 0 <= self.answer_after < math.inf:
+            raise ValueError(f"answer_after must be 0 or more seconds, got {self.answer_after:g}. 0 answers at once.")
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
@@ -96,7 +102,8 @@ class NodeSettings:
 
     def site(self, seed: int = 0) -> Site:
         """The node as the transport sees it; data and model are read when they are first needed."""
-        return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted)
+        return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
+                    answer_after=self.answer_after)
 
     def own_identity(self) -> Identity | None:
         """The identity that this node signs with, read from its file; None where it does not sign."""
