@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fedtail import Family, IntegerChannel, SecureChannel, train
 from fedtail.deployment import Node, Site
 from fedtail.deployment.masking import nodes_needed
 from fedtail.deployment.node_messages import NodeMessage, read_message, replied, written
+from fedtail.deployment.settings import NodeSettings
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
 
@@ -167,8 +169,18 @@ def test_a_node_that_answers_under_masks_only_says_nothing_in_the_clear():
     train(RECIPES["fedavg"], TASK, fleet=Sites(masked_only=True).fleet(), rounds=1, channel=CHANNEL)
 
 
+def test_a_node_of_which_nothing_is_said_answers_under_masks_only():
+    """Unknown is the safe case: in the clear only where somebody wrote so."""
+    ask = written(NodeMessage(b"run", 3, 1, ask=b"question"))
+    for settings in ({}, {"masked_only": True}):
+        site = Site(lambda: Node(PEOPLE, TASK, workers=1), **settings)
+        assert replied(ask, site.handle(ask)).problem == b"this node answers under masks only (masked_only)."
+    settings = NodeSettings(Path(), "north", "experiment.toml", "d.npz")
+    assert replied(ask, settings.site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
+
+
 def test_a_site_is_one_node_in_a_run_and_tells_no_data():
-    site = Site(lambda: Node(PEOPLE, TASK, workers=1))
+    site = Site(lambda: Node(PEOPLE, TASK, workers=1), masked_only=False)
     first = written(NodeMessage(b"run", 3, 1))
     assert replied(first, site.handle(first)).problem == b""
     other = written(NodeMessage(b"run", 4, 2))
@@ -183,7 +195,7 @@ def test_a_site_is_one_node_in_a_run_and_tells_no_data():
         raise ValueError("the patient's value is 17.5")
 
     ask = written(NodeMessage(b"run", 3, 1, ask=b"question"))
-    said = replied(ask, Site(broken).handle(ask)).problem.decode()
+    said = replied(ask, Site(broken, masked_only=False).handle(ask)).problem.decode()
     assert said == "ValueError on the node; its own log says more."
 
 

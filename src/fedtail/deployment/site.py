@@ -61,8 +61,8 @@ class SiteState:
 class Site:
     """One node of a deployment: `handle(message) -> reply`, bytes both ways, whatever the transport.
 
-    `node` makes the part that holds the data, when it is first needed. A row is summed over `minimum` nodes or more; with
-    `masked_only` nothing is answered in the clear. Between messages the state can be saved and given to a new process; keep
+    `node` makes the part that holds the data, when it is first needed. A row is summed over `minimum` nodes or more. Nothing is
+    answered in the clear, unless `masked_only` is off. Between messages the state can be saved and given to a new process; keep
     only one copy, where only this node reads it. Where nodes share masks with few others, rows must stay secret with a share of
     `corrupted` nodes on the server's side. An error is reported to the server by its type only, and logged here in full.
     With an `identity` it answers signed sums only. Clients with weight take longer than those without: with `answer_after` every
@@ -70,7 +70,7 @@ class Site:
     tell the weight.
     """
 
-    def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = False,
+    def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
