@@ -112,6 +112,7 @@ class RemoteFleet:
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why
+        self._note_refused()
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
         self._report(found.survivors)
@@ -202,10 +203,14 @@ class RemoteFleet:
             return None
         return sums
 
-    def _report(self, nodes: Iterable[int]) -> None:
-        """Note whose answers the sums hold."""
+    def _note_refused(self) -> None:
+        """Note why messages of nodes were refused since the last call; what is noted of a node already stays."""
         for node, why in self._masking.refused():
             self._problems.setdefault(node, str(why))
+
+    def _report(self, nodes: Iterable[int]) -> None:
+        """Note whose answers the sums hold."""
+        self._note_refused()
         counts = [self._counts[node] for node in nodes]
         self.answered = answered = sum(counts)
         self.answered_beside_largest = answered - max(counts, default=0)
