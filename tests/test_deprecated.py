@@ -19,6 +19,7 @@ from fedtail.fleet import RoundView
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
+from fedtail.secure import Client, Session
 
 from remote_cases import PEOPLE, TASK, Sites, registry_of
 from run_cases import Onlooker, digests, experiment
@@ -66,7 +67,7 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Guarantee": guarantee([(event, 3)], 1e-5),
+    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "Guarantee": guarantee([(event, 3)], 1e-5),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}
 

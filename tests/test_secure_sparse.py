@@ -435,9 +435,9 @@ def test_an_old_client_reads_another_version_and_a_new_one_no_mixture():
     client = Client(complete, 10)
     for message, text in ((SparseAsk(0, b"\xff\xf0", 1, 8), "SparseAsk came out of order: Ask is what"), (Ask(0, NAMES, 1, 8), "never came")):
         with pytest.raises(Refused, match=text):
-            client.asked(wrap(complete.id, message))
+            client.checked_query(wrap(complete.id, message))
     with pytest.raises(Refused, match="Ask came out of order: SparseAsk is what"):
-        Client(session, 10).asked(wrap(session.id, Ask(0, NAMES, 1, 8)))
+        Client(session, 10).checked_query(wrap(session.id, Ask(0, NAMES, 1, 8)))
 
 
 @pytest.fixture
@@ -496,7 +496,7 @@ def test_a_client_whose_neighbours_left_gives_nothing():
     for one, text, kind in ((Ask(0, tuple(k for k in NAMES if k not in near[:2]), 1, 8), "2 of this client's neighbours are left", TooFew),
                             (Ask(0, NAMES[:7], 1, 8), "7 members are left, and the threshold is 8", TooFew)):
         refused(fresh[10].asked, wrap(session.id, session.sent(one)), text, kind)
-    fresh[10].asked(wrap(session.id, session.sent(Ask(0, tuple(k for k in NAMES if k != near[0]), 1, 8))))
+    fresh[10].checked_query(wrap(session.id, session.sent(Ask(0, tuple(k for k in NAMES if k != near[0]), 1, 8))))
 
 
 def test_too_few_neighbours_left_lose_the_sum():
@@ -523,7 +523,7 @@ def test_a_query_whose_member_is_a_neighbour_without_keys_is_refused(table):
     client.shares(heard)
     refused(client.asked, wrap(session.id, session.sent(Ask(0, NAMES, 3, 16))), "has a member whose keys never came")
     refused(client.asked, wrap(session.id, session.sent(Ask(0, NAMES[1:], 3, 16))), "not for this client")
-    client.asked(wrap(session.id, session.sent(Ask(0, tuple(one for one in NAMES if one != near[0]), 3, 16))))
+    client.checked_query(wrap(session.id, session.sent(Ask(0, tuple(one for one in NAMES if one != near[0]), 3, 16))))
     assert server.members == NAMES
 
 

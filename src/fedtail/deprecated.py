@@ -25,6 +25,7 @@ NAMES = {
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
+    "Client": {"asked": "checked_query"},
     "Guarantee": {"against_server": "without_amplification"},
     "Ledger": {"terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},

@@ -108,7 +108,7 @@ class Participant:
     def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
         session = client.state.session
         if kind in (Ask, SparseAsk):
-            answer = client.masked(message, *row_for(session.round, client.asked(message)))
+            answer = client.masked(message, *row_for(session.round, client.checked_query(message)))
             self._next_round = max(self._next_round, session.round + 1)
             return answer
         steps: dict[type, Callable[[bytes], bytes]] = {KeyList: client.shares, Neighbours: client.shares, Confirm: client.confirm,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
 from fedtail.secure.identity import Identity, checked
@@ -87,6 +88,7 @@ class SparseState(ClientState):
 SPARSE = b"\2"      # before the saved state of such a client; any other begins with a zero
 
 
+@with_old_names
 class Client:
     """One client in one session. `minimum` is the smallest threshold it agrees to; with an `identity` the session must be signed.
 
@@ -183,7 +185,7 @@ class Client:
         key = box_key(shared, about, self.state.me, to)
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
-    def asked(self, message: bytes) -> Ask:
+    def checked_query(self, message: bytes) -> Ask:
         """The query of a message, refused where this client may not answer it: call it before computing the row."""
         ask = self._unwrap(Ask, message)
         self._check_ask(ask)
@@ -194,7 +196,7 @@ class Client:
 
         `context` is what the server broadcast besides: the question, the model, the dual. Only its digest is sent.
         """
-        state, ask = self.state, self.asked(message)
+        state, ask = self.state, self.checked_query(message)
         values = residues(row, ask.modulus_bits)
         if len(values) != ask.width:
             raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
