@@ -101,7 +101,7 @@ def row_by_collusion(threshold: int, trusted: dict[int, Identity]) -> list[int]:
         signatures[dropped].append(world.signed(COLLUDES, dropped))
     found = {dropped: {one: world.shares(one, dropped, tuple(signatures[dropped])) for one in half} for dropped, half in halves.items()}
     world.clients[COLLUDES] = Client.restore(colluding, trusted[COLLUDES])
-    held = world.clients[COLLUDES]._held(Unmask(COLLUDES, world.lists(()), world.server._boxes_for(COLLUDES, 0)))
+    held = world.clients[COLLUDES]._held_shares(Unmask(COLLUDES, world.lists(()), world.server._boxes_for(COLLUDES, 0)))
 
     def secret(one: int, dropped: tuple[int, ...], place: int) -> bytes:
         givers = {k + 1: shares[one] for k, shares in found[dropped].items()}

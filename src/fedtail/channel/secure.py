@@ -77,6 +77,7 @@ class SecureChannel(Channel):
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
     def _graph_label(self) -> str:
+        """What the graph adds to the description of the sums; nothing where every pair shares a mask unsigned."""
         return "" if self.graph is None else f" {self.graph.label}"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
@@ -153,6 +154,7 @@ class SecureChannel(Channel):
         return totals
 
     def _session(self, round: int, names: tuple[int, ...]) -> Session:
+        """A session of these clients, in increasing order, in the simulator; `TooFew` where they cannot hide anybody."""
         from fedtail.secure import Session
 
         threshold = max(self.threshold, len(names) // 2 + 1)
@@ -160,6 +162,7 @@ class SecureChannel(Channel):
         return make(RUN, round, names, threshold)
 
     def _threshold(self, clients: int) -> int:
+        """Over how many of so many clients sums are released."""
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 

@@ -126,6 +126,7 @@ class Site:
             return written(Reply(about, problem=in_words(why).encode()))
 
     def _begin(self, message: NodeMessage) -> None:
+        """Begin afresh where the message names another run; refuse one that is for another node of the run."""
         if message.run != self._run:
             self._run, self._me, self._broadcasts = message.run, message.to, []      # what clients keep is of a training
             self._participant = None
@@ -133,6 +134,7 @@ class Site:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
     def _in_the_clear(self, message: NodeMessage) -> bytes:
+        """The packed answer in the clear, empty where nothing is asked; refused where this node answers under masks only."""
         if not message.ask:
             if message.broadcasts:                           # how the last round of a training ended
                 self._awake()
@@ -142,6 +144,7 @@ class Site:
         return self._awake().answer(message.ask)
 
     def _masked(self, about: bytes, message: NodeMessage) -> Reply:
+        """The reply to messages of secure aggregation, with what was refused of them in words."""
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
@@ -149,6 +152,7 @@ class Site:
         return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
 
     def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
+        """The row for a question of secure aggregation, and the context digest; whatever fails is refused, without data."""
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
@@ -159,6 +163,7 @@ class Site:
             raise Refused(in_words(why)) from why
 
     def _awake(self) -> Computing:
+        """The part that computes, made when it is first needed, after it has taken all broadcasts that waited."""
         if self._node is None:
             node = self._make()
             node.recall(self._saved_node)

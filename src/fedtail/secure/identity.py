@@ -83,7 +83,7 @@ def signed_threshold(members: int, colluding: int = 0) -> int:
     return (members + colluding) // 2 + 1
 
 
-def checked(session: Session | Run, identity: Identity | None) -> Identity | None:
+def checked_identity(session: Session | Run, identity: Identity | None) -> Identity | None:
     """The identity to sign with in a session or run, None in an unsigned one.
 
     A client with an identity refuses what is not signed, and a threshold that is too low for the clients that may collude.

@@ -9,7 +9,7 @@ from typing import Any
 from fedtail.secure.all_or_nothing import AllOrNothingClient, AllOrNothingState
 from fedtail.secure.encoding import U16, U32, U64, Blob, Refused, decode, decode_first, encode
 from fedtail.secure.frames import bundled, invitation, peek, unbundled
-from fedtail.secure.identity import Identity, checked
+from fedtail.secure.identity import Identity, checked_identity
 from fedtail.secure.messages import Ask, Confirm, KeyList, Run, RunKeyList, Session, Unmask
 from fedtail.secure.primitives import Randomness, system
 from fedtail.secure.sparse_graph import CORRUPTED, SECURITY_BITS
@@ -94,6 +94,7 @@ class Participant:
         return bundled([one for one in answers if one]), refused
 
     def _step(self, message: bytes, row_for: RowFor) -> bytes:
+        """The answer to one message, empty where none is due; what is not for this participant is refused."""
         kind, session = peek(message)
         if kind in (Session, SparseSession):
             return self._invited(invitation(kind, message))
@@ -106,6 +107,7 @@ class Participant:
         return self._step_dropout_tolerant(self._clients[session], kind, message, row_for)
 
     def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
+        """The answer to a message of a session: to a query the masked row, whose round is then over for other sessions."""
         session = client.state.session
         if kind in (Ask, SparseAsk):
             answer = client.masked(message, *row_for(session.round, client.checked_query(message)))
@@ -118,6 +120,7 @@ class Participant:
         return steps[kind](message)
 
     def _step_all_or_nothing(self, client: AllOrNothingClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
+        """The answer to a message of a run: to a query the masked row, to the list of keys nothing."""
         if kind is RunKeyList:
             client.hear(message)
             return b""
@@ -125,6 +128,7 @@ class Participant:
         return client.masked(message, *row_for(asked.round, asked.ask))
 
     def _invited(self, session: Session) -> bytes:
+        """Join a session and give the keys for it. One of the same round is forgotten, and the oldest beyond LIVE."""
         if session.name != self.name or session.id in self._clients or session.round < self._next_round:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
                           "this client has sent a row.")
@@ -134,6 +138,7 @@ class Participant:
         return client.keys()
 
     def _invited_to_run(self, run: Run) -> bytes:
+        """Join an all-or-nothing run, one at most, and give the key for it; the same key where the list of keys never came."""
         known = self._all_or_nothing.get(run.id)
         if known is not None and not known.state.key_list.entries:      # it was never completed: these keys again
             return known.keys()
@@ -146,9 +151,9 @@ class Participant:
 
 
 def may_join(session: Session | Run, identity: Identity | None) -> bool:
-    """Whether a client with this identity, or without one, may be in a session or run, by `checked`."""
+    """Whether a client with this identity, or without one, may be in a session or run, by `checked_identity`."""
     try:
-        checked(session, identity)
+        checked_identity(session, identity)
     except Refused:
         return False
     return True
