@@ -7,12 +7,12 @@ import pytest
 
 from fedtail.deployment import Node, Site
 from fedtail.deployment import site as site_module
-from fedtail.deployment.node_messages import NodeMessage, replied, written
+from fedtail.deployment.node_messages import NodeMessage, message_bytes, read_reply
 from fedtail.deployment.settings import NodeSettings
 
 from remote_cases import PEOPLE, TASK
 
-LETTER = written(NodeMessage(b"run", 0, 1, ask=b"no question"))
+LETTER = message_bytes(NodeMessage(b"run", 0, 1, ask=b"no question"))
 
 
 def site(**settings):
@@ -36,7 +36,7 @@ def test_a_late_answer_leaves_at_the_next_multiple_and_is_logged_on_the_node(cap
         began = time.monotonic() - late
         reply = one.handle(LETTER, began)
         assert time.monotonic() - began >= leaves
-        assert replied(LETTER, reply).problem                         # which tells the server nothing of the time
+        assert read_reply(LETTER, reply).problem                         # which tells the server nothing of the time
         assert ("longer than answer_after = 0.1 s" in caplog.text) == (late > 0)
 
 
