@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedtail
-from fedtail import Ledger, PrivacyBudget, SecureChannel
+from fedtail import AdaptiveClip, GaussianNoise, Ledger, PrivacyBudget, SecureChannel
 from fedtail.deployment import AnswerReport, RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
@@ -67,7 +67,7 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0),
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0),
             "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
             "Source": experiment().source, "Guarantee": guarantee([(event, 3)], 1e-5),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),

@@ -25,6 +25,7 @@ NAMES = {
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
+    "AdaptiveClip": {"now": "current_clip_norm"},
     "AnswerReport": {"asked": "sampled"},
     "Client": {"asked": "checked_query"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
