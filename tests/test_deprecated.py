@@ -23,6 +23,7 @@ from fedtail.fleet import RoundView
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
+from fedtail.secure import Client, Session
 
 from remote_cases import PEOPLE, TASK, Sites, registry_of
 from run_cases import Onlooker, digests, experiment
@@ -71,7 +72,7 @@ def holders():
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
     method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
-    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3),
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
             "Clients": Clients(None, some),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),

@@ -103,7 +103,7 @@ def processes(request, tmp_path_factory):
 
 
 def site_of(population, kind):
-    return Site(lambda: Node(population, make_task(kind)))
+    return Site(lambda: Node(population, make_task(kind)), masked_only=False)
 
 
 def params_of(trained):

@@ -145,7 +145,7 @@ def test_integer_noise_crosses_a_channel_of_integers_unharmed():
 
 def nodes_for(population):
     home = torch.arange(len(population)) * 2 // len(population)
-    nodes = [Site(lambda n=n: Node(population.select(home == n), TASK)) for n in range(2)]
+    nodes = [Site(lambda n=n: Node(population.select(home == n), TASK), masked_only=False) for n in range(2)]
     place = torch.cat([torch.arange(int((home == n).sum())) for n in range(2)])
     registry = ClientRegistry(population.key, population.mass, home, place, None)
     return nodes, registry

@@ -524,7 +524,7 @@ class Folders(Sites):
     def fresh(self, node):
         return fedtail.deployment.Site(lambda: fedtail.deployment.Node(
             self.people[node], self.task, parts=[Habit], workers=1, folder=self.folder and self.folder / str(node),
-            trainings=self.most))
+            trainings=self.most), masked_only=False)
 
     def column(self):
         nodes = [self.sites[n]._loaded_node() for n in sorted(self.sites)]

@@ -38,6 +38,7 @@ NAMES = {
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AdaptiveClip": {"now": "current_clip_norm"},
     "AnswerReport": {"asked": "sampled"},
+    "Client": {"asked": "checked_query"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},

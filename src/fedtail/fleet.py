@@ -13,7 +13,7 @@ from fedtail.deprecated import with_old_names
 
 if TYPE_CHECKING:
     from fedtail.channel.base import Encoder
-    from fedtail.channel.graph import SparseGraph
+    from fedtail.channel.graph import Graph
     from fedtail.client_memory import ClientMemory
     from fedtail.questions import Question
     from fedtail.sampling import Cohort
@@ -118,7 +118,7 @@ class Fleet(Protocol):
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
         """The encoded sums over at least `threshold` clients, single rows being masked; one for each question.
 
         `again` is called to charge the ledger before a repetition; `graph` says who masks with whom, by default everyone.

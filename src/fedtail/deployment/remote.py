@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost, adds_shares
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
@@ -104,7 +104,7 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
         """For each question the sum over `threshold` clients or more, none of whose rows is seen here; RoundLost for fewer.
 
         `again` is called before a retry, and charges for it. `graph` says which nodes share masks; None: all of them.
@@ -128,6 +128,7 @@ class RemoteFleet:
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why
+        self._note_refused()
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
         self._report(found.survivors)
@@ -164,7 +165,7 @@ class RemoteFleet:
         """Go on with the training of a checkpoint, whose nodes remember by themselves; without one, a new training begins."""
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int, graph: SparseGraph | None) -> None:
+    def _open_masked(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums with its first masked question; later calls in the round change nothing."""
         if self._masked_round == self._broadcast.round:
             return
@@ -230,10 +231,14 @@ class RemoteFleet:
             return None
         return sums
 
-    def _report(self, nodes: Iterable[int]) -> None:
-        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+    def _note_refused(self) -> None:
+        """Note why messages of nodes were refused since the last call; what is noted of a node already stays."""
         for node, why in self._masking.take_refused():
             self._problems.setdefault(node, str(why))
+
+    def _report(self, nodes: Iterable[int]) -> None:
+        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+        self._note_refused()
         counts = [self._counts[node] for node in nodes]
         self.answer_count = answered = sum(counts)
         self.answered_beside_largest = answered - max(counts, default=0)

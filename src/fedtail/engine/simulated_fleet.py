@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, LargeMemory, Memory
 from fedtail.clients import Shard
 from fedtail.data.population import Population
@@ -37,7 +37,7 @@ class SimulatedFleet:
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
         """Refused with TypeError: simulated clients have no keys of their own to mask rows with."""
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
