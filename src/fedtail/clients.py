@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
-from fedtail.data.arrays import on, taken
+from fedtail.data.arrays import take_rows, to_device
 from fedtail.data.population import Population, rows_of
 from fedtail.devices import sent
 from fedtail.draws import hashed
@@ -271,8 +271,8 @@ class Clients:
         population = self.shard.population
         where = population.targets.device
         rows = sent(population.start[self.place], where)[:, None] + sent(within, where)
-        inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
-        return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), sent(targets, self.shard.params.device)
+        inputs, targets = rows_of(population.inputs, rows), take_rows(population.targets, rows)
+        return to_device(cast(inputs, self.shard.params.dtype), self.shard.params.device), sent(targets, self.shard.params.device)
 
 
 def memo_name(model: int, objective: Any) -> Any:
@@ -300,6 +300,6 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
         owner, rows = piece.examples(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
-            yield mine, inputs, sent(taken(population.targets, few), like.device)
+            inputs = to_device(cast(rows_of(population.inputs, few), like.dtype), like.device)
+            yield mine, inputs, sent(take_rows(population.targets, few), like.device)
         before += len(piece)

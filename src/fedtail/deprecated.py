@@ -15,6 +15,7 @@ Kind = TypeVar("Kind", bound=type)
 
 NAMES = {
     "fedtail": {"NobodyCountedWarning": "NoContributionWarning", "Terms": "PrivacyBudget"},
+    "fedtail.data.fetching": {"named": "find_public_set"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.arrays import on, taken, tensors_of
+from fedtail.data.arrays import take_rows, tensors_of, to_device
 from fedtail.data.population import CPU, Population, rows_of
 from fedtail.losses import (
     cross_entropy,
@@ -121,7 +121,7 @@ class Task:
         """Some examples in the module's precision, and their targets, on the CPU."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
-        return on(cast(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
+        return to_device(cast(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
 
     def _refuse_whole_numbers(self, population: Population) -> None:
         """Among whole numbers -100 is padding, which a squared error cannot tell from the number."""
@@ -129,7 +129,7 @@ class Task:
         if targets.is_floating_point() or targets.ndim == 1 or squared_error not in (self.loss, self.error):
             return
         rows = (piece.examples()[1].to(targets.device) for piece in population.pieces(PIECE))
-        if any(bool(padding(taken(targets, some)).any()) for some in rows):
+        if any(bool(padding(take_rows(targets, some)).any()) for some in rows):
             raise ValueError("squared_error cannot tell the number -100 from padding, which is -100 among whole numbers. "
                              "Pass y as floats, y.astype('float32'): sequences of those are padded with NaN.")
 
@@ -187,7 +187,7 @@ def _varied_rows(population: Population) -> Tensor:
 
 def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor, float, Tensor]:
     """The smallest value, the row it is in, the largest, and its row; of sequences that may be `padded`, without the padding."""
-    flat = taken(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
+    flat = take_rows(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
     small, large = flat, flat
     if padded:
         ends = torch.finfo(flat.dtype) if flat.is_floating_point() else torch.iinfo(flat.dtype)

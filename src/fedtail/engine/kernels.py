@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.arrays import on
+from fedtail.data.arrays import to_device
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, computing
@@ -216,7 +216,7 @@ def found_to_draw(task: Task, device: torch.device, dtype: torch.dtype, populati
 def two_clients(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
     """Inputs and targets (clients, batch, ...) of two clients, all the first example there is."""
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
-    return on(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
+    return to_device(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
