@@ -136,7 +136,7 @@ def many(clients: int, width: int, folder: str) -> dict[str, Any]:
         for number, key in enumerate(people.key.tolist()):
             os.pwrite(file.fileno(), HEAD.pack(WRITTEN, head, key, bytes(8)), PAGE + number * record)
         file.truncate(PAGE + clients * record)
-    store._take(0, clients)
+    store._index_rows(0, clients)
     before, began = held(), time.perf_counter()
     opened = RowStore.open(Path(folder), store.rows.mark)
     opening, seconds = time.perf_counter() - began, []

@@ -17,6 +17,7 @@ from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deprecated import ATTRIBUTES, KEYWORDS, NAMES, VALUES
 from fedtail.fleet import RoundView
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
+from fedtail.rows import RowFolder
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
 
@@ -66,7 +67,11 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
+    folder = RowFolder()
+    folder.write("risk", some, torch.ones(3, 2))
+    store = folder.stores["risk"]
     return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Guarantee": guarantee([(event, 3)], 1e-5),
+            "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}
 

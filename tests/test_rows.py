@@ -89,8 +89,8 @@ def test_a_store_is_a_dictionary_with_snapshots_whatever_is_committed_copied_and
         if round % 7 == 6:
             store = RowStore.open(tmp_path, pickle.loads(pickle.dumps(store.rows.mark)))
         if round % 11 == 10:
-            store = store.rows.copied(tmp_path / f"{round}.rows")
-            assert len(store) == store.live == len(model)
+            store = store.rows.copy_to(tmp_path / f"{round}.rows")
+            assert len(store) == store.num_keys == len(model)
     for rows, then in [*past, (store.rows, model)]:
         assert_holds(rows, then)
 
@@ -274,7 +274,7 @@ def test_replaced_rows_are_given_up_when_they_outweigh_the_others(tmp_path, monk
         trained = train(method(), task(), fleet=fleet, rounds=5, seed=3, on_round=lambda p: snapshots.append((p.trained, column(p.trained))) and None)
     assert same(trained, narrow)
     store = trained.memory.kept["risk 0"].store
-    assert len(store) <= 2 * store.live + 7
+    assert len(store) <= 2 * store.num_keys + 7
     assert len(list((tmp_path / "memory").glob("*.rows"))) > 1      # until `sweep`, for whoever still refers to them
     for earlier, then in snapshots:
         assert all(torch.equal(*pair) for pair in zip(column(earlier), then, strict=True))

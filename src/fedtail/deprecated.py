@@ -30,6 +30,10 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "Ledger": {"terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
+    "RowFile": {"goes_with": "remove_with", "settle": "sync"},
+    "RowPlaces": {"created": "new_files", "written": "read_written"},
+    "RowStore": {"files": "num_files", "go_on": "resume_writing", "leave": "stop_writing", "live": "num_keys"},
+    "Rows": {"copied": "copy_to"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}

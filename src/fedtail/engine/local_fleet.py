@@ -138,7 +138,7 @@ class LocalFleet(Simulated):
     def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """What is large and written so far in this round, which is then no longer here: by name which clients, and their rows."""
         opening, _ = self._opened()
-        written = opening.places.written()
+        written = opening.places.read_written()
         self._rows.discard(opening.places)
         return written
 

@@ -91,7 +91,7 @@ class Checkpoints:
                 if rows.store.file.path.parent.resolve() != (self.folder / MEMORY).resolve():
                     raise RunError(f"what clients remember is in {rows.store.file.path.parent}, but a checkpoint names what is "
                                    f"in {self.folder / MEMORY}. Train with a fleet whose folder is that one.")
-                rows.store.file.settle()
+                rows.store.file.sync()
                 settle(self.folder / MEMORY)
 
     def _sweep(self) -> None:

@@ -145,7 +145,10 @@ def _read_varints(view: memoryview) -> list[int]:
 
 
 def _query_rows(database: Path, query: str, splits: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query with `splits` as its parameters; the database is opened read-only. Raises ValueError where it is none."""
+    """The rows of a query with `splits` as its parameters; the database is opened read-only.
+
+    Raises ValueError where it is no database, or damaged.
+    """
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             yield from connection.execute(query, tuple(splits))

@@ -93,7 +93,7 @@ class Keeper:
     def _open(self, fleet: LocalFleet, told: References) -> bool:
         """Begin a round; whether there was all it takes. Rows come from files that are seen here, or as the second reference."""
         all_told: Told = pickle.loads(looked_up(told[:1])[0])
-        self.sees = all_told.site.is_seen()
+        self.sees = all_told.site.is_visible()
         if all_told.large and not self.sees and len(told) < 2:
             return False
         cohort, place = all_told.cohort, members(all_told.cohort, self.low, self.high)
