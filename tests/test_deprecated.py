@@ -5,6 +5,7 @@ import inspect
 import json
 import warnings
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +73,7 @@ def holders():
     store = folder.stores["risk"]
     return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Guarantee": guarantee([(event, 3)], 1e-5),
             "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
+            "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}
 
@@ -190,9 +192,9 @@ def test_a_deployed_run_of_before_goes_on(tmp_path):
 def test_the_statement_of_a_run_of_before_is_read(tmp_path):
     private, folder = experiment("private"), tmp_path / "run"
     run(private, 0, folder, Onlooker())
-    promise, path = RunFolder.open(folder).promise, folder / "privacy.json"
+    promise, path = RunFolder.open(folder).privacy_line, folder / "privacy.json"
     assert promise
     found = json.loads(path.read_text())
     found["against_server"] = found.pop("without_amplification")
     path.write_text(json.dumps(found))
-    assert RunFolder.open(folder).promise == promise
+    assert RunFolder.open(folder).privacy_line == promise

@@ -21,7 +21,7 @@ from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.parts import Keeps, LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
 from fedtail.questions import Train
-from fedtail.runs.checkpoint import _state
+from fedtail.runs.checkpoint import _state_of_model
 from fedtail.wire import named, pack, unpack
 
 from remote_cases import Sites, params_of
@@ -541,7 +541,7 @@ def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
 def test_checkpoints_of_the_first_version_open_with_the_state_of_parts_by_name():
     tensors = {"0 params": torch.zeros(3), "0 dual": torch.ones(4), "0 optimizer 0": torch.full((3,), 2.0), "0 optimizer 1": torch.full((3,), 3.0),
                "0 kept": torch.full((3,), 4.0), "0 aggregate": torch.full((1,), 5.0), "10 params": torch.ones(3)}
-    state = _state(0, tensors, 7)
+    state = _state_of_model(0, tensors, 7)
     assert state.round == 7
     assert {name: [t[0].item() for t in kept] for name, kept in state.parts.items()} == {
         "risk": [1.0], "server": [2.0, 3.0], "iterate": [4.0], "aggregate": [5.0]}

@@ -121,7 +121,7 @@ def test_histogram_and_distribution_function_are_of_the_pooled_clients(family):
 
 def test_differences_by_client_are_averaged_over_common_seeds(methods):
     data = page_data(methods)
-    finished = {(run.name, run.seed): column_of(run) for run in methods if run.finished}
+    finished = {(run.name, run.seed): column_of(run) for run in methods if run.is_finished}
     expected = np.mean([finished["tail", s] - finished["FedAvg", s] for s in SEEDS], axis=0)
     assert data["clients"]["differences"][1] == approx(expected, abs=1e-5)
     change = data["clients"]["changes"][1]
@@ -238,7 +238,7 @@ def test_clients_that_could_not_pick_are_left_out(family, tmp_path):
 
 
 def test_an_unfinished_run_shows_its_curves(methods, tmp_path):
-    half = [run for run in methods if not run.finished]
+    half = [run for run in methods if not run.is_finished]
     data = page_data(half)
     assert data["clients"] is data["tail"] is data["distributions"] is None
     assert data["curves"][0]["test"]["loss"]["rounds"] == [0, 5]
@@ -248,7 +248,7 @@ def test_an_unfinished_run_shows_its_curves(methods, tmp_path):
 
 
 def test_an_unfinished_seed_does_not_bend_the_average(methods):
-    whole = page_data([run for run in methods if run.finished])
+    whole = page_data([run for run in methods if run.is_finished])
     data = page_data(methods)
     assert data["table"] == whole["table"]
     assert data["curves"] == whole["curves"]

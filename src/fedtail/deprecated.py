@@ -34,6 +34,9 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "RowPlaces": {"created": "new_files", "written": "read_written"},
     "RowStore": {"files": "num_files", "go_on": "resume_writing", "leave": "stop_writing", "live": "num_keys"},
     "Rows": {"copied": "copy_to"},
+    "RunFolder": {"deployed": "is_deployed", "finished": "is_finished", "from_histogram": "values_from_histogram",
+                  "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
+                  "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}

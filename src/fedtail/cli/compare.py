@@ -36,7 +36,7 @@ def compare(
     """
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
-    from fedtail.runs.comparison import differences, rows
+    from fedtail.runs.comparison import paired_differences, rows_by_method
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
@@ -49,8 +49,9 @@ def compare(
 
     folder = out or folder_for(Path("runs") / slug(experiments[0].stem), jobs, resume)
     runs = run_all(jobs(folder), folder, resume, as_json)
-    less = differences(runs)
-    write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})
+    less = paired_differences(runs)
+    methods = [slug(one.name) for one in wanted]
+    write_json(folder / COMPARISON, {"methods": methods, "rows": rows_by_method(runs), "differences": less})
     show_runs(runs, folder, as_json, {"differences": less})
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1

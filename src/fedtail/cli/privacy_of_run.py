@@ -26,7 +26,7 @@ def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: b
     folder = RunFolder.open(run, also_deployed=True)
     ledger = ledger_of(folder)
     doubts = check_ledger(folder, ledger)
-    rounds = folder.result["round"] if folder.finished else rounds_so_far(folder)
+    rounds = folder.result["round"] if folder.is_finished else rounds_so_far(folder)
     found = statement(ledger, rounds, delta, folder.not_charged)
     change = repriced(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
@@ -40,13 +40,13 @@ def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: b
         return
     show_statement(folder, found)
     if for_release:
-        covered = COVERED_THERE if folder.deployed else COVERED
+        covered = COVERED_THERE if folder.is_deployed else COVERED
         typer.echo(covered.format(models=", ".join(path.name for path in folder.models)))
 
 
 def rounds_so_far(folder: RunFolder) -> int:
     """Of a run that is not finished: those whose results are on disk."""
-    return folder.privacy.get("rounds", 0) if folder.deployed else max((line["round"] for line in folder.metrics), default=0)
+    return folder.privacy.get("rounds", 0) if folder.is_deployed else max((line["round"] for line in folder.metrics), default=0)
 
 
 def ledger_of(folder: RunFolder) -> Ledger:
@@ -64,7 +64,7 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
     from fedtail.runs.checkpoint import ledger_mark
 
     newest = ledger_mark(folder.path)
-    at_end = folder.result.get("ledger") if folder.finished else None
+    at_end = folder.result.get("ledger") if folder.is_finished else None
     if newest is not None and newest[1] is not None:
         ledger.check(newest[1], newest[0])
     if at_end is not None:

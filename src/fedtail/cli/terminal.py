@@ -48,9 +48,9 @@ def exit_with(text: str, code: int) -> None:
 
 def print_json(value: Any) -> None:
     """One line of JSON; what is not a finite number is null."""
-    from fedtail.runs.files import plain
+    from fedtail.runs.files import json_values
 
-    typer.echo(json.dumps(plain(value), allow_nan=False))
+    typer.echo(json.dumps(json_values(value), allow_nan=False))
 
 
 def show_rows(rows: list[dict[str, Any]], title: str) -> None:

@@ -71,7 +71,7 @@ def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
 
 def column(run: RunFolder, split: str, member: int, name: str) -> np.ndarray:
     """One column for one split and model, in the order of the clients, as numbers; NaN where the file has none."""
-    rows = run.of_clients(split, member)
+    rows = run.client_columns(split, member)
     if name not in rows:
         return np.full(len(rows["client"]), np.nan)
     return np.array([np.nan if v is None else v for v in rows[name][np.argsort(rows["client"])].tolist()], float)
@@ -95,7 +95,7 @@ def pooled_over_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
 
 def _identity(run: RunFolder, split: str) -> _Identity:
     """Names, sizes and groups of a run's clients in a split, and the fingerprint of its data."""
-    rows = run.of_clients(split)
+    rows = run.client_columns(split)
     order = np.argsort(rows["client"])
     named = [str(client) if name is None else str(name) for name, client in zip(rows["name"], rows["client"], strict=True)]
     groups, mark = column(run, split, 0, "group"), str(run.about.get("fingerprint", ""))
@@ -132,7 +132,7 @@ def distributions(methods: Sequence[Method], clients: PageClients | None) -> dic
 def _pooled(method: Method, clients: PageClients | None) -> np.ndarray:
     """The errors of all clients of a method's finished runs."""
     known = by_seed(method, clients, "error") if clients else {}
-    deployed = [run.from_histogram("error", method.member) for run in method.finished.values() if run.deployed]
+    deployed = [run.values_from_histogram("error", method.member) for run in method.finished.values() if run.is_deployed]
     return np.concatenate([pooled_over_seeds(known), *deployed])
 
 

@@ -30,14 +30,14 @@ def facts(runs: Sequence[RunFolder]) -> dict[str, str]:
 
 def _privacy_line(run: RunFolder) -> str:
     """The privacy guarantee of a run with its name; nothing where it has none."""
-    return f"{run.name}: {run.promise}" if run.promise else ""
+    return f"{run.name}: {run.privacy_line}" if run.privacy_line else ""
 
 
 def notes(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
     """What a reader must know before believing the page."""
     found = [_unfinished(run) for run in runs if not is_finished(run)]
-    found += [text for run in runs if run.deployed and (text := _from_sums(run))]
-    if clients is None and not any(run.deployed for run in runs):
+    found += [text for run in runs if run.is_deployed and (text := _from_sums(run))]
+    if clients is None and not any(run.is_deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
     elif clients is not None and not clients.shared:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
@@ -59,11 +59,11 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
 
 def last_summary(run: RunFolder, member: int) -> dict[str, float]:
     """The error over the clients a page is about, at the last evaluated round: the run's own numbers."""
-    line = run.metrics[-1]["members"][member].get(run.tested, {}) if run.metrics else {}
+    line = run.metrics[-1]["members"][member].get(run.tested_split, {}) if run.metrics else {}
     if "error" in line:
         return {name: math.nan if line["error"].get(name) is None else line["error"][name] for name in STATISTICS}
-    if run.tabled:
-        return summary(column(run, run.tested, member, "error"))
+    if run.has_client_table:
+        return summary(column(run, run.tested_split, member, "error"))
     return dict.fromkeys(STATISTICS, math.nan)
 
 
@@ -85,13 +85,13 @@ def _unfinished(run: RunFolder) -> str:
 
 def _from_sums(run: RunFolder) -> str:
     """What a reader must know of a run whose clients are known by sums only."""
-    about = next((line["members"][0][run.tested].get("error") for line in reversed(run.metrics) if line["members"]), None)
+    about = next((line["members"][0][run.tested_split].get("error") for line in reversed(run.metrics) if line["members"]), None)
     if not about:
         return ""
     noise = f", and noise of standard deviation {about['noise']:.3g} in each count" if about.get("noise") else ""
     return (f"{run.name}, seed {run.seed}, ran on nodes that keep their data: of the errors of its clients a histogram is known, "
             f"with bins of width {about['resolution']:.3g}{noise}. Percentiles and tails are exact to a bin. Each evaluation is "
-            f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested]} clients.")
+            f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested_split]} clients.")
 
 
 def _distinct(texts: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from fedtail.report.methods import Method, MethodFamily, baseline_of, families_o
 from fedtail.report.overview import facts, family_slider, methods_table, notes
 from fedtail.report.tail import tail
 from fedtail.runs import RunFolder
-from fedtail.runs.files import plain, write_whole
+from fedtail.runs.files import json_values, write_whole
 
 STYLE, SCRIPTS, TEMPLATE = "page.css", ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js"), "page.html.j2"
 NAME = "report.html"
@@ -56,7 +56,7 @@ def render(data: dict[str, Any], title: str) -> str:
 
 def embedded(data: Any) -> str:
     """JSON that may stand inside a script element: no character in it can end the element."""
-    text = json.dumps(plain(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(json_values(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
@@ -69,11 +69,11 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     """What `write_page` puts on the page; numbers are raw, so an error rate is a fraction."""
     methods = methods_of(runs)
     first, families = baseline_of(methods, baseline), families_of(methods)
-    tested = runs[0].tested
+    tested = runs[0].tested_split
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
     percent, rounds = bool(runs[0].about["rates"]), [contributors(m) for m in methods]
     return {
-        "deployed": any(run.deployed for run in runs), "facts": facts(runs), "notes": notes(runs, clients),
+        "deployed": any(run.is_deployed for run in runs), "facts": facts(runs), "notes": notes(runs, clients),
         "tested": tested, "percent": percent,
         "methods": _method_entries(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
         "table": methods_table(methods, first),
