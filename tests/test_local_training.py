@@ -269,7 +269,7 @@ def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp
     assert problems == []
     assert {name: [t.tolist() for t in kept] for name, kept in back.state.parts.items()} == {
         name: [t.tolist() for t in kept] for name, kept in half.state.parts.items()}
-    again = resume(back.trained(method, softmax(), 0), people(), rounds=3)
+    again = resume(back.to_trained(method, softmax(), 0), people(), rounds=3)
     assert torch.equal(again.state.params, whole.state.params)
 
 
@@ -360,7 +360,7 @@ def test_what_local_training_keeps_is_kept_for_each_model_and_is_there_after_a_s
     on_it = train(method, softmax(), fleet=fleet, rounds=2, seed=3)
     runs = [resume(Trained(method, softmax(), on_it.state, 3), fleet=fleet, rounds=3),      # the fleet holds what its clients keep
             resume(half, people(), rounds=3, engine=Engine(workers=1)),
-            resume(back.trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
+            resume(back.to_trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
     assert workers.can_fork() == (fleet._team.pool is not None)
     fleet._team.close()
     for again in runs:

@@ -321,7 +321,7 @@ def go_on(folder: Path, rounds: int = 6, stop: int | None = None) -> fedtail.tra
     folder.mkdir(exist_ok=True)
     checkpoints, algorithm = Checkpoints(folder), method()
     checkpoint = checkpoints.load()[0]
-    start = checkpoint.trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
+    start = checkpoint.to_trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
     with LocalFleet(POPULATION, task(), workers=1, folder=folder / MEMORY) as fleet:
         return resume(start, fleet=fleet, rounds=(stop or rounds) - start.rounds,
                       on_round=lambda progress: checkpoints.save(progress.trained, {}))
@@ -547,7 +547,7 @@ def test_nodes_keep_their_last_round_and_a_server_that_restarts_finds_it(tmp_pat
         del site
         sites.sites = {n: sites.fresh(n) for n in sites.sites}
     again = sites.fleet(forgets=False)
-    start = Checkpoints(folder).load()[0].trained(method(width), task(), 3)
+    start = Checkpoints(folder).load()[0].to_trained(method(width), task(), 3)
     trained = resume(start, fleet=again, rounds=3)
     again.finish()
     assert torch.allclose(trained.state.params, narrow.state.params, atol=1e-6)

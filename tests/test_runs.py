@@ -318,7 +318,7 @@ def test_from_every_checkpoint_of_a_narrow_model_training_goes_on_to_the_same_bi
         kept = Checkpoints(tmp_path / str(stop))
         kept.folder.mkdir()
         kept.save(states[stop], {})
-        read = kept.load()[0].trained(method, task, 0)
+        read = kept.load()[0].to_trained(method, task, 0)
         more = fedtail.resume(read, people, rounds=rounds - stop, engine=fedtail.Engine(workers=1))
         assert torch.equal(more.state.params, whole.state.params)
 

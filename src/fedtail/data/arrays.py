@@ -109,8 +109,8 @@ def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
 def as_labels(values: Any, name: str) -> np.ndarray:
     """A flat array with one label for each example, all text or all numbers, so that they sort and store without pickle.
 
-    Labels that differ stay apart: NumPy would round large whole numbers beside small ones, and make text of 1 beside "1".
-    Such mixtures are refused (TypeError), as are NaN and other shapes (ValueError).
+    Labels that differ stay apart, where NumPy would round large whole numbers beside small ones, or make text of 1 beside
+    "1". Raises TypeError for mixtures that no array holds as they are, ValueError for NaN and for other shapes.
     """
     labels = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if labels.ndim != 1:
@@ -173,7 +173,8 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
 def join_clients(parts: list[Any], name: str) -> Any:
     """The clients' arrays one after another: a tensor where all are tensors, else an array in the precision of the floats.
 
-    Where examples differ in length they come back as a list of rows; arrays or tensors of different shapes are a ValueError.
+    Where examples differ in length they come back as a list of rows. Raises ValueError for arrays or tensors of different
+    shapes.
     """
     if any(is_ragged(part) for part in parts):
         return [row for part in parts for row in part]

@@ -99,7 +99,10 @@ def partition_ids(
 
 
 def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, subset: str | None = None) -> dict[str, Any]:
-    """Columns of a data set by name, as arrays: labels or a place, say, to deal the examples out by."""
+    """Columns of a data set by name, as arrays: labels or a place, say, to deal the examples out by.
+
+    Raises FieldError for a name that is not there, ValueError for null values.
+    """
     table = _arrow_table(open_dataset(dataset, split, subset), names)
     return {name: column_values(table[name], name) for name in names}
 
@@ -230,7 +233,10 @@ def _partitioner_of(federated: Any, split: str | None) -> Any:
 
 
 def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
-    """One of Flower's partitioners by name; a wrong name or setting is a FieldError, a missing setting a ValueError."""
+    """One of Flower's partitioners by name, made with `settings`.
+
+    Raises FieldError for a wrong name or setting, ValueError for a missing setting.
+    """
     module = _import_package("flwr_datasets.partitioner")
     known = [each for each in module.__all__ if each != "Partitioner"]
     check_name(name, known, "partitioner in flwr_datasets")
@@ -259,7 +265,7 @@ def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | 
 
 @contextmanager
 def _silence_arrow_warning() -> Iterator[None]:
-    """Within, arrow does not warn of an option that Flower's partitioners use and that it now calls differently."""
+    """Within the block, silence arrow's FutureWarning about an option that Flower's partitioners pass under its old name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Specifying null_placement", FutureWarning)
         yield

@@ -27,7 +27,7 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
     Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}); a user spread over several files
     is one client. Clients are in order of appearance, and `names` holds their user ids; users without examples are left out.
     Numbers become float32, or int64 where all are whole. Text needs `encode(x, y) -> (x, y)`, called with one user's lists.
-    One file is in memory as json at a time. A file that is not LEAF's, or cut short, is a ValueError.
+    One file is in memory as json at a time. Raises ValueError for a file that is not LEAF's, or cut short.
     """
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for path in leaf_files(folder):
@@ -61,7 +61,7 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
 
 
 def _character_codes(text: str) -> np.ndarray:
-    """The place of every character in `ALPHABET`, int64; a ValueError names those that are not in it."""
+    """The place of every character in `ALPHABET`, int64; raises a ValueError that names those that are not in it."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -124,7 +124,7 @@ def _is_list_of(values: Any, kind: type) -> bool:
 def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
     """One user's x and y, after `encode`, as arrays; lists of arrays where lengths differ, dicts of them for a dict.
 
-    Text is a TypeError, which names `where` it was found.
+    Raises a TypeError that says `where` for text.
     """
     if encode is not None:
         x, y = encode(x, y)
@@ -142,7 +142,7 @@ def _as_classes(values: Any) -> Any:
 
 
 def _as_arrays(values: Any, name: str) -> Any:
-    """Values as an array; as a list of arrays where rows differ in length; by key, in this way, where they are a dict."""
+    """Values as an array; a list of arrays where rows differ in length; for a dict, a dict of these by key."""
     if isinstance(values, dict):
         return {key: _as_arrays(part, f"{name}[{key!r}]") for key, part in values.items()}
     return [as_array(row, name) for row in values] if is_ragged(values) else as_array(values, name)

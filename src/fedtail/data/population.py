@@ -79,12 +79,13 @@ class Population:
 
     @classmethod
     def from_arrays(cls, x: Any, y: Any, client: Any, mass: Any = None, group: Any = None) -> Population:
-        """From one array of examples and the client each belongs to.
+        """A population from one array of examples and the client each belongs to.
 
         `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets
-        `sequence` and `lengths`). So may `y` be: classes are padded with -100, numbers with NaN. `client` holds any labels;
-        they are sorted, and examples keep their order within a client. `mass` and `group`, if given, are per client in the
-        order of the sorted labels.
+        `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds
+        any labels; clients are in their sorted order and named by them, and examples keep their order within a client. `mass`
+        (None: the sizes) and `group`, if given, are per client in that order. Raises ValueError or TypeError for lengths that
+        differ, NaN, infinity and text.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -106,11 +107,11 @@ class Population:
 
     @classmethod
     def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
-        """From a list of one `(x, y)` pair per client, in that order; clients get no names.
+        """A population from a list of one `(x, y)` pair per client, in that order; clients get no names.
 
         `x` and `y` are what `from_arrays` takes, of one kind and shape for all clients; sequences may differ in length and
-        are padded to the longest of all clients. `mass` and `group`, if given, are per client. A client without examples is
-        refused (ValueError).
+        are padded to the longest of all clients. `mass` and `group`, if given, are per client. Raises ValueError for a client
+        without examples.
 
         >>> Population.from_clients([([[0.], [1.]], [0, 1]), ([[2.]], [1])])
         Population(2 clients, 3 examples)
@@ -131,11 +132,11 @@ class Population:
         cls, path: str | Path, x: str | Sequence[str] = "x", y: str = "y", client: Any = "client",
         group: str | None = None, mass: str | None = None,
     ) -> Population:
-        """From an `.npz` file, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays (several x make a dict).
+        """A population from an `.npz` file, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays.
 
-        `client` may also be an array of ids, from a partitioner, or None: all examples are then one client's. `group` (any
-        labels, numbered in sorted order) and `mass` have a value for each example, equal for all of a client's. Nothing is
-        unpickled.
+        Several `x` make a dict. `client` may also be an array of ids, from a partitioner, or None: all examples are then one
+        client's. `group` (any labels, numbered in sorted order) and `mass` have a value for each example, equal for all of a
+        client's. Nothing is unpickled.
         """
         from fedtail.data.tables import read_npz
         return cls.from_arrays(**read_npz(path, x, y, client, group, mass))
@@ -145,11 +146,11 @@ class Population:
         cls, path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
         mass: str | None = None,
     ) -> Population:
-        """From a parquet file, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
+        """A population from a parquet file, read whole; `x`, `y`, `client`, `group` and `mass` name its columns.
 
         Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client`
         may also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each
-        example, equal for all of a client's. Columns with null values are refused (ValueError).
+        example, equal for all of a client's. Raises ValueError for columns with null values.
         """
         from fedtail.data.tables import read_parquet
         return cls.from_arrays(**read_parquet(path, x, y, client, group, mass))
@@ -159,7 +160,7 @@ class Population:
         cls, dataset: Any, x: str | Sequence[str], y: str, client: Any, split: str | None = None,
         group: str | None = None, mass: str | None = None,
     ) -> Population:
-        """From a Hugging Face `Dataset`, a folder its `save_to_disk` wrote, or the name of one on the hub.
+        """A population from a Hugging Face `Dataset`, a folder its `save_to_disk` wrote, or the name of one on the hub.
 
         `x`, `y`, `client`, `group` and `mass` name columns; `split` is needed where there are several. Images become float32
         in [0, 1], several `x` columns of single numbers one feature vector. `client` may also be an array of ids, or None:
@@ -170,9 +171,9 @@ class Population:
 
     @classmethod
     def from_leaf(cls, folder: str | Path, encode: Any = None) -> Population:
-        """From a folder of LEAF json files, a client for each user with examples, named by user id.
+        """A population from a folder of LEAF json files, a client for each user with examples, named by user id.
 
-        `encode(x, y)` gets one user's lists and returns arrays or lists of numbers; text without it is refused (TypeError).
+        `encode(x, y)` gets one user's lists and returns arrays or lists of numbers. Raises TypeError for text without it.
         """
         from fedtail.data.leaf import read_leaf
         return read_leaf(folder, encode)
@@ -205,9 +206,9 @@ class Population:
         )
 
     def with_columns(self, **columns: Any) -> Population:
-        """A copy with other per-client columns, by field name; examples are shared.
+        """A copy in which the fields named are replaced by other values, one for each client; examples are shared.
 
-        Nothing is checked again: masses must come from a population. `select` does this every round, so it is kept cheap.
+        Masses are not checked again, which keeps this cheap: `select` calls it in every round.
         """
         made = copy.copy(self)
         for name, values in columns.items():
@@ -242,11 +243,11 @@ class Population:
         return tuple(self.select(part) for part in parts)
 
     def split_examples(self, fraction: float = 0.5, seed: int = 0) -> tuple[Population, Population]:
-        """Every client's examples in two populations of the same clients: (the first `fraction`, the rest).
+        """Two populations of the same clients: one with a random `fraction` of each client's examples, one with the rest.
 
         Which example goes where depends on `seed` and the client's key. Each part gets at least one example, so a client with
-        a single one is refused (FieldError); a client's mass is shared in proportion. Costs a sort of all examples and a copy
-        of them, whatever the largest client.
+        a single one raises FieldError; a client's mass is shared in proportion. Costs a sort of all examples and a copy of
+        them, whatever the largest client.
         """
         if not 0 < fraction < 1:
             raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
@@ -311,7 +312,10 @@ class Population:
 
 
 def _client_indices(clients: Any, count: int) -> np.ndarray:
-    """Positions of clients as int64, from integer indices or a boolean mask over all `count`; else TypeError or ValueError."""
+    """Positions of clients as int64, from integer indices or a boolean mask over all `count` clients.
+
+    Raises ValueError for a mask of another length, TypeError for other values, such as names.
+    """
     chosen = np.atleast_1d(np.asarray(clients))
     if chosen.dtype == bool:
         if chosen.shape != (count,):
@@ -334,9 +338,9 @@ def _group_numbers(group: Any, count: int) -> Tensor:
 
 
 def _check_client(index: int, x: Any, y: Any, first: Any) -> None:
-    """Refuse, with a ValueError, a client without examples, or with x and y of different lengths.
+    """Raise ValueError for a client without examples, or with x and y of different lengths.
 
-    So is a dict for x whose keys are not those of the first client's.
+    Also for an x of another form than the `first` client's: both are arrays, or dicts with the same keys.
     """
     if len(y) == 0:
         raise ValueError(f"client {index} has no examples. Leave it out of the list.")

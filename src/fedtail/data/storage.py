@@ -53,9 +53,10 @@ def save_population(population: Population, folder: str | Path) -> None:
 def open_population(folder: str | Path) -> Population:
     """Map a saved population: data stay on disk until read, and what is written to a tensor never reaches the files.
 
-    The cost does not depend on the examples; of the clients, sizes and starts are read once to check them. (In a folder of
-    the former version several numbers to an example are read too, for -100, which was padding there.) FileNotFoundError where
-    the folder is no saved population, ValueError where it is damaged.
+    The cost does not depend on the number of examples; sizes and starts of the clients are read once to check them. Only a
+    folder of format version 1 whose targets are sequences of numbers is read through: it is refused (ValueError) where it
+    holds -100, which was padding then. Raises FileNotFoundError where the folder is no saved population, ValueError where it
+    is damaged.
     """
     place = Path(folder)
     manifest = _read_manifest(place)
@@ -215,9 +216,9 @@ def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
 
 
 def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Refuse (ValueError) arrays whose lengths do not fit the manifest, and clients beyond the examples.
+    """Raise ValueError where arrays do not fit the manifest's counts, or a client reaches beyond the examples.
 
-    So are masses that are not positive and finite, and groups below 0.
+    Also where a mass is not positive and finite, or a group is below 0.
     """
     clients, examples = manifest.get("clients"), manifest.get("examples")
     for name, array in arrays.items():

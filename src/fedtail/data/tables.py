@@ -23,8 +23,8 @@ _DEFLATE = 1032                                         # no deflated byte stand
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """Arrays of an `.npz` file, or columns of a `.parquet` file, by name: what is needed to deal data out to clients.
 
-    A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. A name that is not
-    there is a FieldError that lists those that are.
+    A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
+    which lists what the file holds, for a name that is not there.
     """
     arrays = _parquet_columns(path, names) if suffix_of(path) == ".parquet" else _npz_arrays(path, names)
     return {name: array.rows() if isinstance(array, Sequences) else array for name, array in arrays.items()}
@@ -120,7 +120,7 @@ def as_inputs(column: Any) -> Any:
 def stack_columns(columns: dict[str, Any]) -> np.ndarray:
     """Several columns of single numbers as one matrix, (examples, columns), integers in the floats' precision.
 
-    Lists are a ValueError.
+    Raises ValueError for columns of lists.
     """
     for name, column in columns.items():
         if isinstance(column, Sequences) or column.ndim != 1:
@@ -143,7 +143,7 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
 def column_values(column: Any, name: str) -> Any:
     """An arrow column as an array of numbers or text, or for lists as a matrix or `Sequences`.
 
-    Null values are a ValueError, other types Unreadable. No Python object is made for each row.
+    Raises ValueError for null values, Unreadable for other types. No Python object is made for each row.
     """
     import pyarrow as arrow
     import pyarrow.compute as compute
@@ -168,7 +168,7 @@ def column_values(column: Any, name: str) -> Any:
 def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
     """The lists whose entries `values` holds one after another: a matrix where they have one length, else `Sequences`.
 
-    A list of lists of different lengths is a ValueError.
+    Raises ValueError for lists of lists of different lengths.
     """
     if isinstance(values, Sequences):
         raise ValueError(f"column {name!r} holds lists of lists of different lengths. Pad them to one shape first.")
@@ -321,7 +321,7 @@ def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _example_labels(values: Any, name: str) -> np.ndarray:
-    """One label for each example, as `as_labels` gives them; sequences are a ValueError that says `name`."""
+    """One label for each example, as `as_labels` gives them; raises a ValueError that says `name` for sequences."""
     if isinstance(values, Sequences):
         raise ValueError(f"{name} holds lists; one label for each example is needed. Choose another column.")
     return as_labels(values, name)

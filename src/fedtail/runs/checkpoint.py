@@ -41,7 +41,7 @@ class Checkpoint:
     failed: int
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
-    def trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
+    def to_trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
         """The state of training at the checkpoint, from which `fedtail.resume` goes on with this algorithm and task."""
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 

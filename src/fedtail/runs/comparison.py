@@ -57,7 +57,7 @@ def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
     """
     tuned = [run for run in runs if run.result.get("finetuned")]
     return [{"method": f"{method}, {when} fine-tuning",
-             **{name: _mean_and_std_over_seeds([in_shown_units(run, run.result["finetuned"][member][when], "error")[name]
+             **{name: _mean_and_std_over_seeds([convert_to_shown_units(run, run.result["finetuned"][member][when], "error")[name]
                                                 for run, member in found]) for name in STATISTICS}}
             for method, found in _runs_by_method(tuned).items() for when in ("before", "after")]
 
@@ -68,13 +68,13 @@ def final_statistics(run: RunFolder, member: int, metric: str) -> dict[str, floa
     Raises ValueError where it has none of that metric.
     """
     try:
-        return in_shown_units(run, run.result["members"][member][run.tested_split][metric], metric)
+        return convert_to_shown_units(run, run.result["members"][member][run.tested_split][metric], metric)
     except (KeyError, IndexError):
         raise ValueError(f"{run.path / 'result.json'} lacks statistics of the {metric} over {run.tested_split} clients, so the "
                          "run cannot be compared.") from None
 
 
-def in_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
+def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
     """Statistics in the unit they are shown in: error rates in percent, their variance in squared percent; null becomes NaN."""
     scale = 100.0 if unit_of(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}

@@ -26,7 +26,7 @@ from fedtail.runs.files import RunError, RunRefused, digest_of, json_values, onl
 from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, package_versions, redirect_warnings
 from fedtail.runs.run_folder import LEDGER, RunFolder
-from fedtail.runs.simulation_records import SimulationRecords, with_initial_module
+from fedtail.runs.simulation_records import SimulationRecords, load_initial_module
 from fedtail.task import Task
 from fedtail.training import Trained, check_run
 from fedtail.training import resume as train_on
@@ -59,7 +59,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
             return RunFolder.open(folder)
         splits, task = load() if load else experiment.data.load(seed), experiment.task.make(seed)
         if checkpoint is not None:
-            task = with_initial_module(task, folder)
+            task = load_initial_module(task, folder)
         with use_deterministic_algorithms(experiment.device), checked_fleet(experiment, task, splits, folder / MEMORY) as fleet:
             ledger = Ledger(experiment.privacy, folder / LEDGER, unrecorded=experiment.privacy.randomness)
             tail = experiment.evaluate.tail and ledger.budget.replayable      # cohorts of the operating system are kept nowhere
@@ -86,7 +86,7 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
 
 @contextmanager
 def _log_failures(recorder: Recorder) -> Iterator[None]:
-    """Within, any other error than Interrupted and RunError is written to the log and raised again as a RunError.
+    """Within the block, an error other than Interrupted and RunError is logged and raised again as a RunError.
 
     So what fails in the middle, in a user's loss or on a device, leaves its traceback in `log.txt`.
     """
@@ -102,7 +102,7 @@ def _log_failures(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def use_deterministic_algorithms(device: str) -> Iterator[None]:
-    """Within, choose operations on a GPU that give the same bits every time, and warn where there is none.
+    """Within the block, choose operations on a GPU that give the same bits every time, and warn where there is none.
 
     Nothing changes for other devices. Torch's setting is restored afterwards.
     """
@@ -141,7 +141,7 @@ def is_finished_and_whole(folder: Path) -> bool:
 
 @contextmanager
 def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memory: Path | None = None) -> Iterator[Fleet]:
-    """Within, the clients that train, after whatever training or evaluation would refuse has been refused.
+    """Yield the fleet of clients that train, after whatever training or evaluation would refuse has been refused.
 
     Nothing is written before. `memory` is the folder for what clients remember, None for a temporary one. Errors name the
     line of the experiment file that they are about.
@@ -158,9 +158,9 @@ def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memor
 
 @contextmanager
 def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
-    """Within, a ValueError or TypeError is raised again with the line of the experiment file that it is about.
+    """Within the block, a ValueError or TypeError is raised again with the line of the experiment file that it is about.
 
-    Warnings are silenced within: the run itself shows them when it begins.
+    Warnings are silenced: the run itself shows them when it begins.
     """
     try:
         with warnings.catch_warnings():

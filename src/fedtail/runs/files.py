@@ -101,9 +101,10 @@ class Lines:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Within, this process is the only one that writes to the folder, which is created; else RunRefused at once.
+    """Within the block, this process is the only one that writes to the folder, which is created.
 
-    A process that is killed lets go by itself. A folder in which nothing was written is removed afterwards.
+    Raises RunRefused at once where another process holds it; a process that is killed lets go by itself. A folder in which
+    nothing was written is removed afterwards.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class PrivateSearch:
 
     @cached_property
     def trial_round(self) -> RoundEvent:
-        """What one round of a trial releases at most; all trials have the same."""
+        """What one round of a trial releases at most; it is the same for all trials."""
         return self.planned_round_of(self.search.first())
 
     @cached_property
@@ -85,9 +85,10 @@ class PrivateSearch:
                                  self.budget.adjacency)
 
     def check(self) -> None:
-        """Refuse (RunRefused) a search without a price, or above the epsilon of the experiment, before anything is trained.
+        """Raise RunRefused for a search that has no price, before anything is trained.
 
-        So is a release without noise, a missing delta, and a field whose values change what a trial costs.
+        That is one with a release without noise, without a delta, or with a field whose values change what a trial costs;
+        also one whose price is above the epsilon of the experiment.
         """
         first, settings = self.search.first(), self.search.settings
         bare = [release.what for release in self.trial_round.releases if isinstance(release, NonPrivateRelease)]

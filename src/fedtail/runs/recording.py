@@ -32,24 +32,24 @@ class Watch(Protocol):
     """Follows a run while it goes on, and may stop it."""
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """A run, or a trial, begins or goes on after `round`, 0 at the start, of `rounds`."""
+        """Called when a run or a trial begins, or goes on: `round` rounds of `rounds` are done, 0 at the start."""
         ...
 
     def round(self, round: int) -> None:
-        """The round of this number, from 1 on, is done and saved where that was due."""
+        """Called after every round with its number, from 1 on, once it is recorded."""
         ...
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """A line of `metrics.jsonl` was written; `tested` is the split that reports are about."""
+        """Called with each line that was written to `metrics.jsonl`; `tested` is the split that reports are about."""
         ...
 
     def note(self, text: str) -> None:
-        """A sentence that a person should read, such as a warning."""
+        """Called with a sentence that a person should read, such as a warning."""
         ...
 
     @property
     def stop(self) -> bool:
-        """Whether to finish the round, save and leave; read once a round."""
+        """Whether to finish the round, save and leave; asked once a round."""
         ...
 
 
@@ -116,6 +116,7 @@ class Recorder:
         self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
+        """The recorder itself; files are opened by `open`."""
         return self
 
     def __exit__(self, *reason: Any) -> None:
@@ -146,7 +147,7 @@ class Recorder:
         if checkpoint and not self.ledger.budget.replayable:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
-            return checkpoint.trained(self.experiment.algorithm, task, self.seed)
+            return checkpoint.to_trained(self.experiment.algorithm, task, self.seed)
         start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
         found = self.records.begin(start, self._lines)
         if found is not None:
@@ -301,7 +302,7 @@ def package_versions() -> dict[str, str]:
 
 @contextmanager
 def redirect_warnings(note: Callable[[str], None]) -> Iterator[None]:
-    """Within, Python warnings go to `note`, each text once, instead of to the terminal."""
+    """Within the block, Python warnings go to `note`, each text once, instead of to the terminal."""
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:

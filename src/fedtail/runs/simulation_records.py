@@ -134,7 +134,7 @@ class SimulationRecords:
 INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"
 
 
-def with_initial_module(task: Task, folder: Path) -> Task:
+def load_initial_module(task: Task, folder: Path) -> Task:
     """The task, whose module is given the parameters and buffers, frozen ones too, that a run in this folder began with.
 
     The module is changed in place. Raises RunError where the file is missing or damaged.

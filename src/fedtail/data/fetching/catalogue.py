@@ -18,7 +18,7 @@ class Source:
     instead: tuple[str, ...]
 
     @property
-    def forms(self) -> str:
+    def accepted_files(self) -> str:
         """The files that may be handed over instead of a download, as words for a sentence: "a, b or c"."""
         first = (self.file, *self.instead[:-1])
         return f"{', '.join(first)} or {self.instead[-1]}"

@@ -99,7 +99,7 @@ def _download_part(source: Source, part: Path, progress: Progress, sized: bool, 
     tried = "\n".join(reasons)
     raise ConnectionError(f"{source.file} could not be downloaded. Tried:\n{tried}\nIs this machine offline?{kept} Or get the "
                           f"file by other means ({source.size / 1e6:.1f} MB, from {source.urls[0]}) and pass --from FILE, "
-                          f"where FILE is {source.forms}.")
+                          f"where FILE is {source.accepted_files}.")
 
 
 def _request_with_retries(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float,

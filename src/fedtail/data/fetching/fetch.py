@@ -64,7 +64,7 @@ class Fetching:
             source = source if wishes.url is None else replace(source, urls=(wishes.url,))
             return download(source, self.cache, self.progress, wishes.sha256)
         if not wishes.file.exists():
-            raise FileNotFoundError(f"there is nothing at {wishes.file}. Pass {source.forms}.")
+            raise FileNotFoundError(f"there is nothing at {wishes.file}. Pass {source.accepted_files}.")
         if wishes.file.is_file() and (wishes.sha256 or wishes.file.name == source.file):
             check_file(wishes.file, source, wishes.sha256)
         return wishes.file
