@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -210,9 +209,8 @@ class Population:
 
         Masses are not checked again, which keeps this cheap: `select` calls it in every round.
         """
-        made = copy.copy(self)
-        for name, values in columns.items():
-            object.__setattr__(made, name, values)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **columns)
         return made
 
     def to(self, device: Any) -> Population:
