@@ -41,7 +41,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def column_of(run: RunFolder, member: int = 0, split: str = "test", name: str = "error") -> np.ndarray:
-    return run.of_clients(split, member)[name].astype(float)
+    return run.client_columns(split, member)[name].astype(float)
 
 
 def worst_share(errors: np.ndarray, fraction: float) -> float:
@@ -193,7 +193,7 @@ def test_what_the_tail_is_made_of(family):
     for k, label in enumerate(tail["classes"]["group"]):
         assert made["composition"]["group"]["contributed"][k][-1] == approx(np.mean([f"group {group[i]:g}" == label for i in ids]), rel=1e-4)
     assert sum(part[-1] for part in made["composition"]["size"]["contributed"]) == approx(1, abs=1e-4)
-    names = family[0].of_clients("train")["name"].tolist()
+    names = family[0].client_columns("train")["name"].tolist()
     total = {names[k]: n for k, n in enumerate(sum(column_of(run, 2, "train", "in_tail") for run in family))}
     assert made["frequent"]["contributed"] == sorted(total.values(), reverse=True)[:25]
     assert [total[name] for name in made["frequent"]["names"]] == made["frequent"]["contributed"]
