@@ -186,7 +186,10 @@ def _check_pool(held: np.ndarray, needed: Any) -> None:
 
 
 def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
-    """How many examples each client holds, (clients,) int64: drawn by `seed`, or `sizes` itself where it is a list, checked."""
+    """How many examples each client holds, (clients,) integers: drawn by `seed`, or `sizes` itself where it is a list.
+
+    Raises FieldError for an unknown word, and for a list that is not one whole number from 1 for each client.
+    """
     random = named_random(seed, "synthetic sizes")
     if isinstance(sizes, str):
         if sizes == "power_law":

@@ -152,7 +152,7 @@ class RowFolder:
             self._lock.release()
 
     def rows(self) -> dict[str, Rows]:
-        """Snapshots of what is committed, by name."""
+        """Snapshots of what is committed, by the name under which clients keep their rows."""
         return {name: store.rows for name, store in self.stores.items()}
 
     def reserve(self, key: Tensor) -> RowPlaces:

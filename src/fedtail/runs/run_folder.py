@@ -122,7 +122,10 @@ class RunFolder:
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
-        """The privacy statement, `privacy.json`, as it was when the run was last saved; empty where there is none."""
+        """The content of `privacy.json`, the privacy statement, as it was when the run was last saved; empty without the file.
+
+        Raises Unreadable where it is damaged.
+        """
         place = self.path / "privacy.json"
         found = read_json(place) if place.is_file() else {}
         if not isinstance(found, dict):
@@ -251,7 +254,10 @@ def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, An
 
 
 def _method_order(place: Path) -> list[str]:
-    """The folder names of a comparison's methods, in its order; empty where there is no `comparison.json`."""
+    """The folder names of a comparison's methods, in its order; empty where there is no `comparison.json` at `place`.
+
+    Raises Unreadable where the file is damaged.
+    """
     if not place.is_file():
         return []
     found = read_json(place)
