@@ -71,7 +71,8 @@ def holders():
     folder = RowFolder()
     folder.write("risk", some, torch.ones(3, 2))
     store = folder.stores["risk"]
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Guarantee": guarantee([(event, 3)], 1e-5),
+    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
+            "Source": experiment().source, "Guarantee": guarantee([(event, 3)], 1e-5),
             "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
             "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
