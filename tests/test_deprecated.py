@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedtail
-from fedtail import Ledger, PrivacyBudget, SecureChannel
+from fedtail import AdaptiveClip, GaussianNoise, Ledger, PrivacyBudget, SecureChannel
 from fedtail.deployment import AnswerReport, RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
@@ -71,7 +71,8 @@ def holders():
     folder = RowFolder()
     folder.write("risk", some, torch.ones(3, 2))
     store = folder.stores["risk"]
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
+            "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
             "Source": experiment().source, "Guarantee": guarantee([(event, 3)], 1e-5),
             "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
             "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
