@@ -463,7 +463,7 @@ def check_resumed(case: Case, whole: Trained) -> None:
         with tempfile.TemporaryDirectory() as folder:
             Checkpoints(Path(folder)).save(first, {})
             checkpoint, _ = Checkpoints(Path(folder)).load()
-        first = checkpoint.trained(case.algorithm, case.task, case.seed)
+        first = checkpoint.to_trained(case.algorithm, case.task, case.seed)
     same_bits(whole, trained(case, case.rounds - case.stop, start=first), f"stopped after round {case.stop}, resumed by {case.resumed}")
 
 

@@ -214,13 +214,13 @@ def test_a_damaged_ledger_is_found_at_a_release_and_without_the_check_it_would_n
 
 def without_mark(path: Path) -> None:
     """A checkpoint as version 0.2.0 wrote it."""
-    from fedtail.runs.checkpoint import _check
+    from fedtail.runs.checkpoint import _content_digest
 
     with safe_open(path, "pt") as file:
         told, tensors = json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in file.keys()}      # noqa: SIM118
     del told["lines"]["ledger.jsonl"]
     about = json.dumps(told, sort_keys=True)
-    save_file(tensors, path, {"about": about, "check": _check(tensors, about)})
+    save_file(tensors, path, {"about": about, "check": _content_digest(tensors, about)})
 
 
 def test_a_run_from_before_goes_on_and_says_what_cannot_be_verified(stopped, tmp_path):

@@ -21,7 +21,7 @@ from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.parts import Keeps, LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
 from fedtail.questions import Train
-from fedtail.runs.checkpoint import _state
+from fedtail.runs.checkpoint import _state_of_model
 from fedtail.wire import pack, types_by_name, unpack
 
 from remote_cases import Sites, params_of
@@ -269,7 +269,7 @@ def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp
     assert problems == []
     assert {name: [t.tolist() for t in kept] for name, kept in back.state.parts.items()} == {
         name: [t.tolist() for t in kept] for name, kept in half.state.parts.items()}
-    again = resume(back.trained(method, softmax(), 0), people(), rounds=3)
+    again = resume(back.to_trained(method, softmax(), 0), people(), rounds=3)
     assert torch.equal(again.state.params, whole.state.params)
 
 
@@ -360,7 +360,7 @@ def test_what_local_training_keeps_is_kept_for_each_model_and_is_there_after_a_s
     on_it = train(method, softmax(), fleet=fleet, rounds=2, seed=3)
     runs = [resume(Trained(method, softmax(), on_it.state, 3), fleet=fleet, rounds=3),      # the fleet holds what its clients keep
             resume(half, people(), rounds=3, engine=Engine(workers=1)),
-            resume(back.trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
+            resume(back.to_trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
     assert workers.can_fork() == (fleet._team.pool is not None)
     fleet._team.close()
     for again in runs:
@@ -556,7 +556,7 @@ def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
 def test_checkpoints_of_the_first_version_open_with_the_state_of_parts_by_name():
     tensors = {"0 params": torch.zeros(3), "0 dual": torch.ones(4), "0 optimizer 0": torch.full((3,), 2.0), "0 optimizer 1": torch.full((3,), 3.0),
                "0 kept": torch.full((3,), 4.0), "0 aggregate": torch.full((1,), 5.0), "10 params": torch.ones(3)}
-    state = _state(0, tensors, 7)
+    state = _state_of_model(0, tensors, 7)
     assert state.round == 7
     assert {name: [t[0].item() for t in kept] for name, kept in state.parts.items()} == {
         "risk": [1.0], "server": [2.0, 3.0], "iterate": [4.0], "aggregate": [5.0]}

@@ -89,8 +89,8 @@ def test_a_store_is_a_dictionary_with_snapshots_whatever_is_committed_copied_and
         if round % 7 == 6:
             store = RowStore.open(tmp_path, pickle.loads(pickle.dumps(store.rows.mark)))
         if round % 11 == 10:
-            store = store.rows.copied(tmp_path / f"{round}.rows")
-            assert len(store) == store.live == len(model)
+            store = store.rows.copy_to(tmp_path / f"{round}.rows")
+            assert len(store) == store.num_keys == len(model)
     for rows, then in [*past, (store.rows, model)]:
         assert_holds(rows, then)
 
@@ -274,7 +274,7 @@ def test_replaced_rows_are_given_up_when_they_outweigh_the_others(tmp_path, monk
         trained = train(method(), task(), fleet=fleet, rounds=5, seed=3, on_round=lambda p: snapshots.append((p.trained, column(p.trained))) and None)
     assert same(trained, narrow)
     store = trained.memory.kept["risk 0"].store
-    assert len(store) <= 2 * store.live + 7
+    assert len(store) <= 2 * store.num_keys + 7
     assert len(list((tmp_path / "memory").glob("*.rows"))) > 1      # until `sweep`, for whoever still refers to them
     for earlier, then in snapshots:
         assert all(torch.equal(*pair) for pair in zip(column(earlier), then, strict=True))
@@ -321,7 +321,7 @@ def go_on(folder: Path, rounds: int = 6, stop: int | None = None) -> fedtail.tra
     folder.mkdir(exist_ok=True)
     checkpoints, algorithm = Checkpoints(folder), method()
     checkpoint = checkpoints.load()[0]
-    start = checkpoint.trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
+    start = checkpoint.to_trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
     with LocalFleet(POPULATION, task(), workers=1, folder=folder / MEMORY) as fleet:
         return resume(start, fleet=fleet, rounds=(stop or rounds) - start.rounds,
                       on_round=lambda progress: checkpoints.save(progress.trained, {}))
@@ -547,7 +547,7 @@ def test_nodes_keep_their_last_round_and_a_server_that_restarts_finds_it(tmp_pat
         del site
         sites.sites = {n: sites.fresh(n) for n in sites.sites}
     again = sites.fleet(forgets=False)
-    start = Checkpoints(folder).load()[0].trained(method(width), task(), 3)
+    start = Checkpoints(folder).load()[0].to_trained(method(width), task(), 3)
     trained = resume(start, fleet=again, rounds=3)
     again.finish()
     assert torch.allclose(trained.state.params, narrow.state.params, atol=1e-6)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
-from fedtail.data.arrays import on, taken
+from fedtail.data.arrays import inputs_to_device, take_rows
 from fedtail.data.population import Population, rows_of
 from fedtail.deprecated import with_old_names
 from fedtail.devices import to_device
@@ -317,9 +317,9 @@ class Clients:
         population = self.shard.population
         where = population.targets.device
         rows = to_device(population.start[self.place], where)[:, None] + to_device(within, where)
-        inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
+        inputs, targets = rows_of(population.inputs, rows), take_rows(population.targets, rows)
         params = self.shard.params
-        return on(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
+        return inputs_to_device(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
 
 
 def memo_name(model: int, objective: Any) -> Any:
@@ -350,6 +350,6 @@ def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[t
         owner, rows = piece.examples(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            inputs = on(cast_inputs(rows_of(population.inputs, few), like.dtype), like.device)
-            yield mine, inputs, to_device(taken(population.targets, few), like.device)
+            inputs = inputs_to_device(cast_inputs(rows_of(population.inputs, few), like.dtype), like.device)
+            yield mine, inputs, to_device(take_rows(population.targets, few), like.device)
         before += len(piece)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.arrays import on, taken, tensors_of
+from fedtail.data.arrays import inputs_to_device, take_rows, tensors_of
 from fedtail.data.population import CPU, Population, rows_of
 from fedtail.losses import (
     cross_entropy,
@@ -129,7 +129,7 @@ class Task:
         """The examples in these rows of the population, inputs in the module's precision, and their targets, on the CPU."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
-        return on(cast_inputs(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
+        return inputs_to_device(cast_inputs(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
 
     def _refuse_ambiguous_padding(self, population: Population) -> None:
         """Raise a ValueError where squared errors are computed of integer sequences that hold -100, which stands for padding."""
@@ -137,7 +137,7 @@ class Task:
         if targets.is_floating_point() or targets.ndim == 1 or squared_error not in (self.loss, self.error):
             return
         rows = (piece.examples()[1].to(targets.device) for piece in population.pieces(PIECE))
-        if any(bool(is_padding(taken(targets, some)).any()) for some in rows):
+        if any(bool(is_padding(take_rows(targets, some)).any()) for some in rows):
             raise ValueError("squared_error cannot tell the number -100 from padding, which is -100 among whole numbers. "
                              "Pass y as floats, y.astype('float32'): sequences of those are padded with NaN.")
 
@@ -185,8 +185,8 @@ def _rows_of_several_clients(population: Population) -> Tensor:
 
 
 def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor, float, Tensor]:
-    """The smallest value among some rows, its row, the largest, and its row; in `padded` sequences padding is left out."""
-    flat = taken(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
+    """The smallest value, the row it is in, the largest, and its row; of sequences that may be `padded`, without the padding."""
+    flat = take_rows(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
     small, large = flat, flat
     if padded:
         ends = torch.finfo(flat.dtype) if flat.is_floating_point() else torch.iinfo(flat.dtype)

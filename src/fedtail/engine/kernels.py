@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.arrays import on
+from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
@@ -240,7 +240,7 @@ def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, po
 def two_client_batch(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
     """A batch to try a module with: inputs and targets (2, 2, ...), all of them the population's first example."""
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
-    return on(cast_inputs(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
+    return inputs_to_device(cast_inputs(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

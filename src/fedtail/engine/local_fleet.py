@@ -149,7 +149,7 @@ class LocalFleet(SimulatedFleet):
     def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Large rows that clients wrote in this round, by name: positions in the cohort and their rows. They are deleted here."""
         opening, _ = self._current_round()
-        written = opening.places.written()
+        written = opening.places.read_written()
         self._rows.discard(opening.places)
         return written
 
