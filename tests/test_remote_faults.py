@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from dataclasses import replace
@@ -168,6 +169,19 @@ def test_fewer_clients_than_the_noise_counts_on_lose_the_round_and_are_charged()
     whole = train(private, TASK, fleet=Sites().fleet(), rounds=2, channel=IntegerChannel(), privacy=fedtail.PrivacyBudget(delta=1e-3))
     assert result.ledger.rounds == whole.ledger.rounds
     assert result.ledger.guarantee().epsilon == whole.ledger.guarantee().epsilon
+
+
+@pytest.mark.parametrize("schedule", ["ahead", "simple"])
+@pytest.mark.parametrize(("minimum", "held"), [(9, True), (10, False)])
+def test_a_node_that_drops_out_takes_all_its_clients_from_the_tail(schedule, minimum, held):
+    """A tail of 15 of 30 clients, six at each node: without one node 9 are left at least."""
+    sites = Sites(vanish={2: range(12, 99)})                             # after four histograms, in two sessions
+    channel = SecureChannel(8, minimum_contributors=minimum)
+    lost = contextlib.nullcontext() if held else pytest.warns(RoundLostWarning, match="24 of 30 clients answered, and 25 are needed: nothing is unmasked")
+    with lost:
+        result = train(fedtail.delta_fl(0.5, 30, **LOCAL), TASK, fleet=sites.fleet(schedule=schedule), rounds=1, channel=channel)
+    assert torch.equal(params_of(result), TASK.params()) == (not held)
+    assert len(sites.letters) == (14 if held else 13)                    # nobody is asked to unmask
 
 
 def test_nobody_answers():

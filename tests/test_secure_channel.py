@@ -113,17 +113,27 @@ def test_clients_told_another_threshold_another_model_or_other_members_have_othe
 
 
 def test_a_tail_in_which_nobody_could_hide_is_lost_before_it_trains():
-    """One client with half of all mass is half of the tail: equal masses would show more clients in it."""
-    mass = torch.ones(30, dtype=torch.float64)
-    mass[3] = 30.0
-    heavy = replace(PEOPLE, mass=mass)
+    """One client with half of all mass may be the whole tail: it is counted where its mass alone does not tell."""
     algorithm = replace(fedtail.delta_fl(0.5, **LOCAL), sample=fedtail.Everyone())
-    lost = pytest.warns(RoundLostWarning, match="clients may contribute, and minimum_contributors is 10")
+    start = train(RECIPES["fedavg"], TASK, PEOPLE, rounds=3).module                    # at the start of all, losses are equal
+    worst = int(fedtail.evaluate(start, PEOPLE, TASK)["loss"].values.argmax())
+    heavy = replace(PEOPLE, mass=torch.ones(30, dtype=torch.float64).index_fill(0, torch.tensor([worst]), 30.0))
+    lost = pytest.warns(RoundLostWarning, match="as few as 1 clients may contribute, and minimum_contributors is 10")
     with pytest.warns(fedtail.NoContributionWarning), lost:
-        result = train(algorithm, TASK, heavy, rounds=1, channel=SecureChannel(16))
-    assert torch.equal(result.state.params, TASK.params())
+        result = train(algorithm, TASK, heavy, rounds=1, start=start, channel=SecureChannel(16))
+    assert counts_of(result) == 1
+    assert all(torch.equal(one, other) for one, other in zip(result.module.parameters(), start.parameters(), strict=True))
     moved = train(algorithm, TASK, PEOPLE, rounds=1, channel=SecureChannel(16))
     assert not torch.equal(moved.state.params, TASK.params())
+
+
+def test_a_round_is_not_lost_by_a_bound_where_counting_tells_that_enough_contribute():
+    """By mass alone a tail may be one heavy client; here it is all 30, whose losses are equal."""
+    mass = torch.ones(30, dtype=torch.float64).index_fill(0, torch.tensor([3]), 30.0)
+    algorithm = replace(fedtail.delta_fl(0.5, **LOCAL), sample=fedtail.Everyone())
+    result = train(algorithm, TASK, replace(PEOPLE, mass=mass), rounds=1, channel=SecureChannel(16))
+    assert counts_of(result) == 1
+    assert not torch.equal(result.state.params, TASK.params())
 
 
 def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
@@ -133,13 +143,44 @@ def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
     (refused,) = refusals(algorithm, PEOPLE, few, LocalFleet(PEOPLE, TASK))
     assert "Superquantile lets about 10 of 20 clients contribute to a round: " in refused
     assert "(minimum_contributors=11)" in refused
-    dual = torch.tensor([1.0, 2.0, 0.5, 10.0], dtype=torch.float64)      # the last of them: a mass of 10 counts
-    question = Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate)
+    question, cohort = tail_question(10.0)
+    assert just.answers_needed((question,), cohort, asked_in_vain) == 20     # of exactly ten nobody may drop out
+    with pytest.raises(RoundLost, match="as few as 10 clients may contribute, and minimum_contributors is 11"):
+        few.answers_needed((question,), cohort, lambda joint: [torch.tensor([10.0 - 1e-9])])
+    assert few.answers_needed((question,), cohort, lambda joint: [torch.tensor([11.0])]) == 20
+
+
+def tail_question(mass):
+    """A question for the updates of a tail of so much mass, each client having a mass of one, and a cohort of 20."""
+    algorithm = fedtail.delta_fl(0.5, 20, **LOCAL)
+    dual = torch.tensor([1.0, 2.0, 0.5, mass], dtype=torch.float64)
     cohort = algorithm.sample(PEOPLE, 0, 0)
     assert cohort.mass_bound == 1
-    just.lose_small_sums((question,), cohort, asked_in_vain)
-    with pytest.raises(RoundLost, match="as few as 10 clients may contribute, and minimum_contributors is 11"):
-        few.lose_small_sums((question,), cohort, asked_in_vain)
+    return Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate), cohort
+
+
+@pytest.mark.parametrize(("mass", "needed"), [(12.0, 18), (11.2, 18), (12 + 1e-9, 18), (20.0, 10), (25.0, 10), (10.0, 20)])
+def test_so_many_must_answer_that_the_minimum_contribute_whoever_drops_out(mass, needed):
+    question, cohort = tail_question(mass)
+    channel = SecureChannel(11, minimum_contributors=10)
+    assert channel.answers_needed((question,), cohort, asked_in_vain) == needed
+    everybody = Statistic(Digit(24, 8), torch.tensor(0))
+    assert channel.answers_needed((everybody,), cohort, asked_in_vain) == 10
+    assert channel.answers_needed((everybody, question), cohort, asked_in_vain) == needed
+    assert IntegerChannel().answers_needed((question,), cohort, asked_in_vain) == 0
+
+
+@pytest.mark.parametrize("masks", ["real", "none"])
+@pytest.mark.parametrize(("gone", "released"), [(2, True), (3, False)])
+def test_a_sum_stays_masked_where_more_dropped_out_than_the_tail_can_spare(monkeypatch, masks, gone, released):
+    """Of 12 contributors 10 are needed: with three clients gone, whoever they are, the sum could be over 9."""
+    channel = SecureChannel(11, minimum_contributors=10, masks=masks, dropout=0.1)
+    method = fedtail.delta_fl(0.6, 20, **LOCAL)
+    monkeypatch.setattr(SecureChannel, "_vanished", lambda self, cohort, broadcast, number: torch.arange(20) < (gone if number >= 4 else 0))
+    lost = contextlib.nullcontext() if released else pytest.warns(RoundLostWarning, match=f"{20 - gone} of 20 clients .* 18")
+    with lost:
+        trained = train(method, TASK, PEOPLE, rounds=1, channel=channel)
+    assert torch.equal(trained.state.params, TASK.params()) == (not released)
 
 
 def asked_in_vain(question):
@@ -437,9 +478,9 @@ def test_clients_vanish_as_often_as_is_said_and_anew_for_each_question():
 
 def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
     question, cohort = Statistic(Digit(24, 8), torch.tensor(0)), SimpleNamespace(key=torch.arange(3))
-    nodes = SimpleNamespace(in_one_process=False, collect_masked=lambda *given: given)
+    nodes = SimpleNamespace(in_one_process=False, collect_masked=lambda *given, **named: (*given, named))
     again = lambda: None  # noqa: E731
-    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again) == ((question,), "code", 8, again)
+    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again, 12) == ((question,), "code", 8, again, {"needed": 12})
     here = SimpleNamespace(in_one_process=True, collect=lambda questions, encoding: questions)
     assert replace(CHANNEL, masks="none").collect((question,), "code", here, cohort, None, again) == (question,)
 

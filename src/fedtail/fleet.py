@@ -115,8 +115,11 @@ class Fleet(Protocol):
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
-        """The encoded sums over `threshold` clients or more, single rows being masked; `again` charges for a repetition."""
+                       again: Callable[[], None], graph: SparseGraph | None = None, needed: int = 0) -> list[Tensor]:
+        """The encoded sums over `threshold` clients or more, single rows being masked; `again` charges for a repetition.
+
+        These sums are unmasked only where `needed` clients or more have answered; a round's other sums may need fewer.
+        """
         ...
 
     def close(self, finished: bool) -> None:

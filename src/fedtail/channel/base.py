@@ -21,6 +21,9 @@ from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, re
 from fedtail.sampling import Cohort
 
 
+ROUNDING = 1e-6      # of a number of clients that was computed from masses
+
+
 class Encoder(Encoding, Protocol):
     """Both ends of a code: clients encode, workers add, the server decodes."""
 
@@ -93,15 +96,15 @@ class Channel:
                     most = self.encoding(largest_cohort(planned.sampling, fleet.population), cohort.mass_bound)
                     refuse_coarse(one, one.width(dim), most)      # by the largest cohort: this one's size is not to be told
                 lose_thin_noise(one, fleet, cohort)
-            self.lose_small_sums(questions, cohort, ask)
+            needed = self.answers_needed(questions, cohort, ask)
             releases = [one.release(dim) for one in questions]
             if constant:
                 questions = tuple(sharing_out(one, cohort, release) for one, release in zip(questions, releases, strict=True))
                 releases = list(map(with_constant_noise, releases))
             charge = partial(ledger.charge, releases)
             charge()
-            found = self.collect(questions, encoding, fleet, cohort, broadcast, charge)
-            self.lose_few(questions, fleet)
+            found = self.collect(questions, encoding, fleet, cohort, broadcast, charge, needed)
+            self.lose_few(questions, fleet, needed)
             totals = zip(questions, found, strict=True)
             return arranged(question, iter([read(one, total) for one, total in totals]))
 
@@ -121,16 +124,19 @@ class Channel:
             ledger.close()
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
-                again: Callable[[], None]) -> list[Tensor]:
-        """For each question the encoded sum, or the encoded rows where it gathers; `again` charges for asking once more."""
+                again: Callable[[], None], needed: int = 0) -> list[Tensor]:
+        """For each question the encoded sum, or the encoded rows where it gathers; `again` charges for asking once more.
+
+        A channel that hides single clients unmasks nothing where fewer than `needed` of them answered.
+        """
         return fleet.collect(questions, encoding)
 
-    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
+    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet, needed: int = 0) -> None:
         """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise.
 
         Integer noise relies on clients beside those of any one node, which knows its own clients' shares.
         """
-        answered, needed = fleet.answered, max(self.minimum, *(one.mechanism.minimum for one in questions))
+        answered, needed = fleet.answered, max(needed, self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -143,20 +149,33 @@ class Channel:
         """Why this channel cannot serve a fleet of which so many clients are expected in a round: texts, none where it can."""
         return iter(())
 
-    def lose_small_sums(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> None:
-        """Lose the round rather than ask for a sum that too few clients contribute to.
+    def answers_needed(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> int:
+        """How many of a cohort must answer before a sum is unmasked, so that `minimum_contributors` surely contribute to it.
 
-        Where nobody can say how many do, they are counted first, by a sum over the whole cohort. Sums with noise are not counted:
-        the count itself would be exact, and their noise hides each client whoever else contributes.
+        Whoever drops out may be one of the contributors: of as many as there are at least, only those beyond the minimum may.
+        Where fewer than the minimum contribute, the round is lost before anybody trains. Where nothing tells that enough do,
+        they are counted first, by a sum over the whole cohort. Sums with noise are not counted: the count itself would be
+        exact, and their noise hides each client whoever else contributes. 0 where no sum without noise hides single clients.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
-        known = [one.fewest_contributors(cohort.mass_bound) for one in hidden]
-        unknown = tuple(one.count() for one, fewest in zip(hidden, known, strict=True) if fewest is None)
-        counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
-        fewest = min([len(cohort.ids), *(one for one in known if one is not None), *counted]) if hidden else math.inf
-        if fewest < self.minimum_contributors:
-            raise RoundLost(f"as few as {fewest:.3g} clients may contribute, and minimum_contributors is "
-                            f"{self.minimum_contributors}.")
+        if not hidden:
+            return 0
+        clients, minimum = len(cohort.ids), self.minimum_contributors
+        fewest = [clients_of(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
+        unsure = tuple(one.count() for one, least in zip(hidden, fewest, strict=True) if least < min(minimum, clients))
+        counted = [round(float(sums[0])) for sums in ask(Joint(unsure))] if unsure else []
+        least = min([clients, *counted, *(one for one in fewest if one >= minimum)])
+        if least < minimum:
+            raise RoundLost(f"as few as {least} clients may contribute, and minimum_contributors is {minimum}.")
+        return clients - least + minimum
+
+
+def clients_of(fewest: float | None, clients: int) -> int:
+    """At least how many of so many clients contribute, as a whole number; 0 where nobody knows.
+
+    A mass of 9.2 times one client's is that of 10 clients or more; what is above a whole number by rounding only is that number.
+    """
+    return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
 
 
 def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -32,7 +33,8 @@ class SecureChannel(Channel):
 
     A sum is released over at least `threshold` clients, and more than half of the cohort; where fewer stay, the round is lost.
     Rounds with smaller cohorts are not held, and integer noise may rely on so many shares. A sum over a tail hides a client
-    among those who contribute, not among the cohort: a risk by which fewer than `minimum_contributors` do is refused.
+    among those who contribute, not among the cohort: a risk by which fewer than `minimum_contributors` do is refused, and a sum
+    is not unmasked where so many clients have dropped out that fewer may be left.
 
     Over a `RemoteFleet` every node masks the sum of its own clients' rows, and so many nodes must stay that any of them hold
     `threshold` clients. In the simulator all clients are in one process: `masks` "real" runs the whole protocol of
@@ -86,17 +88,17 @@ class SecureChannel(Channel):
         return fixed_point(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
-                again: Callable[[], None]) -> list[Tensor]:
+                again: Callable[[], None], needed: int = 0) -> list[Tensor]:
         if not fleet.in_one_process:
             few = () if self.graph is None else (self.graph,)
-            return fleet.collect_masked(questions, encoding, self.threshold, again, *few)
+            return fleet.collect_masked(questions, encoding, self.threshold, again, *few, needed=needed)
         if self.masks == "none" and not self.dropout:
             return fleet.collect(questions, encoding)
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
         gone = [self._vanished(cohort, broadcast, one.number) for one in questions]
         if self.masks == "none":
-            return [self._unmasked(mine, lost) for mine, lost in zip(rows, gone, strict=True)]
-        return self._masked(questions, rows, gone, cohort, broadcast)
+            return [self._unmasked(mine, lost, needed) for mine, lost in zip(rows, gone, strict=True)]
+        return self._masked(questions, rows, gone, cohort, broadcast, needed)
 
     def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
         if cohort_size < self.threshold:
@@ -122,18 +124,24 @@ class SecureChannel(Channel):
         """Who is gone before a row arrives, (clients,) bool."""
         return uniform(hashed(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
-    def _unmasked(self, rows: Tensor, gone: Tensor) -> Tensor:
-        stayed = int((~gone).sum())
-        if stayed < self._threshold(len(gone)):
-            raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {self._threshold(len(gone))}.")
+    def _unmasked(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
+        """The sum of the rows of those who stayed, modulo 2^modulus_bits; lost where fewer did than the masks would need."""
+        stayed, needed = int((~gone).sum()), max(needed, self._threshold(len(gone)))
+        if stayed < needed:
+            raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {needed}.")
         return rows[~gone].sum(0) % (1 << self.modulus_bits)
 
     def _masked(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
-                broadcast: Broadcast) -> list[Tensor]:
-        """The protocol between clients who know the round, the model, the question and each other."""
+                broadcast: Broadcast, needed: int) -> list[Tensor]:
+        """Each question's sum by the whole protocol, between clients who know the round, the model, the question and each other.
+
+        Nothing is unmasked, and the round is lost, where fewer rows came than the session's threshold, or than `needed`.
+        """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
+        from fedtail.secure.exchanges import refuse_few
 
         names, totals, graph = [int(key) & WORDS for key in cohort.key.tolist()], [], self.graph
+        enough = partial(refuse_few, dict.fromkeys(names, 1), needed)
         requires: dict[str, Any] = {} if graph is None else {"corrupted": graph.corrupted, "security_bits": graph.security_bits}
         for question, mine, lost in zip(questions, rows, gone, strict=True):
             session = self._session(broadcast.round, tuple(sorted(names)))
@@ -144,7 +152,7 @@ class SecureChannel(Channel):
             rounds = Rounds(clients)
             try:
                 rounds.open(session)
-                total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context).total
+                total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context, check=enough).total
             except TooFew as reason:
                 raise RoundLost(str(reason)) from reason
             totals.append(torch.from_numpy(total))

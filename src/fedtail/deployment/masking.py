@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds
+from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds, refuse_few
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
@@ -33,8 +34,12 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over the nodes of the round. Before a retry `again` is called: it charges for it, and gives the new context."""
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes], needed: int = 0) -> Sum:
+        """The sum over the nodes of the round; `TooFew`, with nothing unmasked, where those that answer hold fewer clients.
+
+        Fewer than `needed`, that is, or than the round's threshold. Before a retry `again` is called: it charges for it, and
+        gives the new context.
+        """
         ...
 
     def refused(self) -> list[tuple[int, Refused]]:
@@ -62,14 +67,14 @@ class DropoutTolerant:
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over the nodes that stay; there are no retries."""
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes], needed: int = 0) -> Sum:
+        """The sum over the nodes that stay, unmasked where they hold `needed` clients; there are no retries."""
         counts, threshold, upcoming = self._cohort
         if not self._left:
             self._begin(counts, threshold)
         ahead = self._new(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
-        return self._rounds.sum(width, modulus_bits, context, ahead)
+        return self._rounds.sum(width, modulus_bits, context, ahead, partial(refuse_few, counts, max(needed, threshold)))
 
     def refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, and from which node."""
@@ -127,27 +132,27 @@ class AllOrNothing:
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over all nodes of the round, with one retry over the rest where some are missing."""
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes], needed: int = 0) -> Sum:
+        """The sum over all nodes of the round, with one retry over the rest where some are missing and enough are left."""
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
-        self._enough(members)
+        self._enough(members, needed)
         try:
             return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
-            self._enough(tuple(one for one in members if one not in why.missing))
+            self._enough(tuple(one for one in members if one not in why.missing), needed)
             return self._rounds.again(again())
 
     def refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, and from which node."""
         return taken_out(self._rounds.server if self._rounds else None)
 
-    def _enough(self, members: tuple[int, ...]) -> None:
-        clients = sum(self._counts[one] for one in members)
-        if len(members) < 2 or clients < self._threshold:
-            raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
-                         "nodes.")
+    def _enough(self, members: tuple[int, ...], needed: int) -> None:
+        """Raise `TooFew` where these nodes are fewer than two, or hold fewer clients than needed or than the threshold."""
+        clients, needed = sum(self._counts[one] for one in members), max(needed, self._threshold)
+        if len(members) < 2 or clients < needed:
+            raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {needed} or more at 2 or more nodes.")
 
 
 def taken_out(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:

@@ -93,8 +93,8 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
-        """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a retry."""
+                       again: Callable[[], None], graph: SparseGraph | None = None, needed: int = 0) -> list[Tensor]:
+        """The sums over `threshold` clients or more, and `needed`, none of whose rows is seen here; `again` charges for a retry."""
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
@@ -108,7 +108,8 @@ class RemoteFleet:
 
         try:
             self._open_masked(threshold, graph)
-            found = self._masking.sum(sum(widths), encoding.modulus_bits, context_digest(self._broadcast, self._asking), repeated)
+            context = context_digest(self._broadcast, self._asking)
+            found = self._masking.sum(sum(widths), encoding.modulus_bits, context, repeated, max(needed, threshold))
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why

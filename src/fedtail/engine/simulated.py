@@ -36,7 +36,7 @@ class Simulated:
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: SparseGraph | None = None, needed: int = 0) -> list[Tensor]:
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
     def __init__(self, population: Population, folder: Path | str | None = None):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer
-from fedtail.secure.encoding import Refused
+from fedtail.secure.encoding import Refused, TooFew
 from fedtail.secure.frames import bundled, peek, unbundled
 from fedtail.secure.messages import Run, Session
 from fedtail.secure.sum_server import Contents, Server, Sum
@@ -19,6 +19,7 @@ T = TypeVar("T")
 Exchange = Callable[[Contents], Mapping[int, bytes]]      # messages for clients -> the answers of those who answered
 Messages = dict[int, list[bytes]]
 Steps = Generator[Messages, Messages, T]
+Check = Callable[[tuple[int, ...]], None]                 # refuses a sum over these members, before it is unmasked
 
 
 def set_up(server: Server) -> Steps[None]:
@@ -27,9 +28,24 @@ def set_up(server: Server) -> Steps[None]:
     take(server, server.session.id, (yield singly(server.key_list())))
 
 
-def query(server: Server, width: int, modulus_bits: int, context: bytes) -> Steps[Sum]:
-    """Rows, then shares to unmask their sum: two exchanges, three where lists are signed."""
+def accept_any(members: tuple[int, ...]) -> None:
+    """Unmask the sum over whichever members answered; the session's threshold holds besides."""
+
+
+def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]) -> None:
+    """Raise `TooFew` where the members that answered hold fewer clients than are needed; `clients` is how many each holds."""
+    held = sum(clients[one] for one in members)
+    if held < needed:
+        raise TooFew(f"{held} of {sum(clients.values())} clients answered, and {needed} are needed: nothing is unmasked.")
+
+
+def query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any) -> Steps[Sum]:
+    """Rows, then shares to unmask their sum: two exchanges, three where lists are signed.
+
+    `check` is called in between, with the members whose rows came: what it raises leaves the sum masked for good.
+    """
     take(server, server.session.id, (yield singly(server.ask(width, modulus_bits, context))))
+    check(server.answered)
     if server.session.signed:
         take(server, server.session.id, (yield singly(server.confirm())))
     take(server, server.session.id, (yield singly(server.unmask())))
@@ -114,11 +130,15 @@ class Rounds:
         if prepared is None:
             carry(set_up(self.server), self._exchange)
 
-    def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None) -> Sum:
-        """The sum over the clients that stay, as the session's next query; `TooFew` where fewer than the threshold stay."""
+    def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None,
+            check: Check = accept_any) -> Sum:
+        """The sum over the clients that stay, as the session's next query; `TooFew` where fewer than the threshold stay.
+
+        `check` may refuse the sum over those whose rows came, before any of it is unmasked.
+        """
         if self.server is None:
             raise Refused("no round is open. Write rounds.open(session) first.")
-        steps = query(self.server, width, modulus_bits, context)
+        steps = query(self.server, width, modulus_bits, context, check)
         if ahead is None:
             return carry(steps, self._exchange)
         server = Server(ahead)

@@ -171,6 +171,11 @@ class Server:
         query.total += from_wire(masked.row, query.ask.width, query.ask.modulus_bits)
         query.alive.add(masked.sender)
 
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The members whose rows for the query under way have arrived, in increasing order."""
+        return tuple(sorted(self._now().alive))
+
     def confirm(self) -> Contents:
         """In a signed session: ask the clients whose row arrived to sign the lists."""
         if not self.session.signed:
