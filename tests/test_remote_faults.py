@@ -7,14 +7,16 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import fedtail
 from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
-from fedtail.deployment.node import PARTS
+from fedtail.deployment.node import PARTS, Node
 from fedtail.deployment.node_messages import Reply, digest, read_message, replied, written
+from fedtail.secure.encoding import Refused
 from fedtail.wire import named, pack, unpack
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
@@ -190,16 +192,47 @@ def test_nobody_answers():
     assert torch.equal(params_of(result), TASK.params())
 
 
+NOISY = fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=30, noise="discrete", planned_clients=18, **LOCAL)
+
+
 def test_all_or_nothing_is_repeated_once_with_the_rest_and_charged_again():
     sites = Sites(vanish={3: {2}})
     fleet = sites.fleet(schedule="all-or-nothing")
-    result = train(FEDAVG, TASK, fleet=fleet, rounds=3, channel=CHANNEL)
+    result = train(NOISY, TASK, fleet=fleet, rounds=3, channel=SecureChannel(18, minimum_contributors=3))
     asked = [len(event.releases) * count for event, count in result.ledger.rounds]
     assert sum(asked) == 4
     assert len(sites.letters) == 1 + 3 + 1
     again = read_message(sites.letters[3][0])
     assert unpack(again.ask, TYPES).attempt == 1
     assert list(sites.letters[3]) == [0, 1, 2, 4]
+
+
+def test_all_or_nothing_without_noise_is_not_repeated():
+    """With the late row, the difference of the two sums would be that row."""
+    sites = Sites(vanish={3: {2}})
+    with pytest.warns(RoundLostWarning, match="no row came from nodes 3, and all are needed: nothing is released. Without noise there is no retry") as said:
+        result = train(FEDAVG, TASK, fleet=sites.fleet(schedule="all-or-nothing"), rounds=3, channel=CHANNEL)
+    assert len([one for one in said if one.category is RoundLostWarning]) == 1
+    assert [list(letters) for letters in sites.letters[1:4]] == [[0, 1, 2, 3, 4]] * 3          # each question once, from everybody
+    assert sum(len(event.releases) * count for event, count in result.ledger.rounds) == 3
+    assert not torch.equal(params_of(result), TASK.params())
+
+
+@pytest.mark.parametrize(("method", "answers"), [(FEDAVG, False), (NOISY, True)], ids=["exact", "noise"])
+def test_a_node_refuses_a_retry_without_noise(method, answers):
+    """Whatever the server thinks: the question of a round is asked once more as its second attempt."""
+    sites = Sites()
+    train(method, TASK, fleet=sites.fleet(schedule="all-or-nothing"), rounds=1, channel=SecureChannel(18, minimum_contributors=3))
+    first = read_message(sites.letters[1][0])
+    node, ask = Node(sites.people[0], TASK, workers=1), unpack(first.ask, TYPES)
+    node.tell(first.broadcasts[-1])
+    row, _ = node.row(first.ask, 62)
+    again = pack(replace(ask, attempt=1))
+    if answers:
+        assert not np.array_equal(node.row(again, 62)[0], row)
+    else:
+        with pytest.raises(Refused, match="a retry asks for sums without noise"):
+            node.row(again, 62)
 
 
 def test_all_or_nothing_that_could_not_agree_on_keys_tries_again():

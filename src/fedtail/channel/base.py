@@ -20,7 +20,6 @@ from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRando
 from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, refuse_coarse, single_questions
 from fedtail.sampling import Cohort
 
-
 ROUNDING = 1e-6      # of a number of clients that was computed from masses
 
 

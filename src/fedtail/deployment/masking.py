@@ -2,7 +2,8 @@
 
 "simple"          dropout-tolerant: keys and shares before the round's first question, two exchanges; then two for each question
 "ahead"           dropout-tolerant: keys and shares of the next round travel with the first question, two exchanges for each one
-"all-or-nothing"  one exchange for each question; if a node is missing, one retry with the rest
+"all-or-nothing"  one exchange for each question; if a node is missing there is no sum, and with integer noise one retry with the
+                  rest
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes], needed: int = 0) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, needed: int = 0) -> Sum:
         """The sum over the nodes of the round; `TooFew`, with nothing unmasked, where those that answer hold fewer clients.
 
         Fewer than `needed`, that is, or than the round's threshold. Before a retry `again` is called: it charges for it, and
-        gives the new context.
+        gives the new context; None where the rows have no noise and there may be no retry.
         """
         ...
 
@@ -67,7 +68,7 @@ class DropoutTolerant:
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes], needed: int = 0) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, needed: int = 0) -> Sum:
         """The sum over the nodes that stay, unmasked where they hold `needed` clients; there are no retries."""
         counts, threshold, upcoming = self._cohort
         if not self._left:
@@ -132,8 +133,11 @@ class AllOrNothing:
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes], needed: int = 0) -> Sum:
-        """The sum over all nodes of the round, with one retry over the rest where some are missing and enough are left."""
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, needed: int = 0) -> Sum:
+        """The sum over all nodes of the round. Where some are missing there is one retry over the rest, if they suffice.
+
+        Without noise (`again` is None) there is none.
+        """
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
@@ -141,6 +145,10 @@ class AllOrNothing:
         try:
             return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
+            if again is None:
+                raise TooFew(f"no row came from nodes {', '.join(map(str, why.missing))}, and all are needed: nothing is "
+                             "released. Without noise there is no retry: a late row would be the difference of the two sums. "
+                             "Use the schedule ahead or simple where nodes drop out.") from why
             self._enough(tuple(one for one in members if one not in why.missing), needed)
             return self._rounds.again(again())
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
 from fedtail.base_part import Part, with_declared
+from fedtail.channel.base import adds_shares
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -165,6 +166,8 @@ class Node:
         asked = self._asked(ask)
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
+        if asked.attempt and not may_be_repeated(asked.questions):
+            raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
         sums = self._sums(ask)
         assert self._broadcast is not None
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
@@ -239,6 +242,11 @@ class Node:
             self.fleet.note(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
+
+
+def may_be_repeated(questions: Iterable[Any]) -> bool:
+    """Whether an all-or-nothing sum may be asked for again over fewer nodes: where clients add fresh noise to all of it."""
+    return all(adds_shares(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:

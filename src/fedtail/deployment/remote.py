@@ -14,7 +14,7 @@ from fedtail.channel.base import Encoder, RoundLost, adds_shares
 from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
-from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
+from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_be_repeated
 from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, replied, written
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import new_value, with_old_names
@@ -94,7 +94,10 @@ class RemoteFleet:
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
                        again: Callable[[], None], graph: SparseGraph | None = None, needed: int = 0) -> list[Tensor]:
-        """The sums over `threshold` clients or more, and `needed`, none of whose rows is seen here; `again` charges for a retry."""
+        """The sums over `threshold` clients or more, and `needed`, none of whose rows is seen here.
+
+        `again` charges for a retry, which all-or-nothing sums have where clients add noise to every one of them.
+        """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
@@ -109,7 +112,8 @@ class RemoteFleet:
         try:
             self._open_masked(threshold, graph)
             context = context_digest(self._broadcast, self._asking)
-            found = self._masking.sum(sum(widths), encoding.modulus_bits, context, repeated, max(needed, threshold))
+            found = self._masking.sum(sum(widths), encoding.modulus_bits, context,
+                                      repeated if may_be_repeated(questions) else None, max(needed, threshold))
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why

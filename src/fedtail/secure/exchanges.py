@@ -152,7 +152,8 @@ class Rounds:
 class AllOrNothingRounds:
     """All-or-nothing secure sums over an exchange: one exchange for each query, and one before the first.
 
-    Where a member is missing, `sum` raises `Missing`; `again` then retries with the rest, whose rows should carry fresh noise.
+    Where a member is missing, `sum` raises `Missing`. Where rows carry noise, `again` then asks the rest for rows with fresh
+    noise; without noise the late row would be the difference of the two sums, and clients refuse.
     """
 
     def __init__(self, exchange: Exchange, run: Run):
@@ -165,7 +166,7 @@ class AllOrNothingRounds:
         return carry(self._asked(self.server.ask(round, query, width, modulus_bits, context, members)), self._exchange)
 
     def again(self, context: bytes = b"") -> Sum:
-        """Retry the query with the members that answered."""
+        """Retry the query with the members that answered, whose rows must have fresh noise."""
         return carry(self._asked(self.server.again(context)), self._exchange)
 
     def _invited(self) -> Steps[None]:
