@@ -15,7 +15,7 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
-from fedtail.channel.base import lose_rounding, refuse_release, server_noise
+from fedtail.channel.base import hide_small_groups, lose_rounding, refuse_release, server_noise
 from fedtail.channel.secure import context_digest
 from fedtail.composition import refusals
 from fedtail.deployment import ClientRegistry, RemoteFleet
@@ -24,7 +24,7 @@ from fedtail.fleet import Broadcast
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import NoSampling, RoundEvent, SystemRandomness
 from fedtail.quantiles.radix import Digit
-from fedtail.questions import Statistic, Train
+from fedtail.questions import Statistic, StatisticPart, Train
 from fedtail.risk import Risk
 
 from cases import small_population
@@ -43,7 +43,7 @@ RECIPES = {
     "quadratic": replace(fedtail.fedavg(14, **LOCAL), risk=fedtail.QuadraticSuperquantile(0.5, 0.2)),
     "q_ffl": fedtail.q_ffl(1.0, 14, **LOCAL),
     "term": fedtail.term(1.0, 14, loss_bound=8.0, **LOCAL),
-    "afl groups": fedtail.afl(0.3, groups=3, cohort_size=14, **LOCAL),
+    "afl groups": fedtail.afl(0.3, groups=3, cohort_size=24, **LOCAL),      # of each group of ten, four at least
     "family": Family((fedtail.fedavg(14, **LOCAL), fedtail.delta_fl(0.5, 14, **LOCAL))),
     "dp_fedavg": fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=16, noise="discrete", planned_clients=8, **LOCAL),
     "dp_delta_fl": fedtail.dp_delta_fl(0.5, 30, 0.1, 1.0, 1.0, 3.0, cohort_size=16, noise="discrete", planned_clients=8, **LOCAL),
@@ -227,6 +227,79 @@ class Nearest(Risk):
 
     def density(self, clients, dual):
         return (clients.losses.argsort().argsort() < self.contributors).double()
+
+
+@dataclass(frozen=True)
+class Overheard(fedtail.GroupAscent):
+    """Group ascent that notes the sums it was given."""
+
+    def fit(self, previous):
+        sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
+        HEARD.append(sums)
+        return (yield from answered(super().fit(previous), sums))
+
+
+HEARD: list[torch.Tensor] = []
+
+
+def answered(conversation, sums):
+    """A conversation whose one question is answered at once."""
+    next(conversation)
+    try:
+        conversation.send(sums)
+    except StopIteration as end:
+        return end.value
+    yield
+
+
+@pytest.mark.parametrize("masks", ["real", "none"])
+def test_of_a_group_with_fewer_clients_than_the_minimum_nothing_is_released(masks):
+    HEARD.clear()
+    method = replace(fedtail.fedavg(14, **LOCAL), risk=Overheard(3))
+    views = []
+    train(method, TASK, PEOPLE, rounds=4, channel=SecureChannel(8, minimum_contributors=4, masks=masks), on_round=lambda progress: views.append(progress.view))
+    small = 0
+    for sums, view in zip(HEARD, views, strict=True):
+        sizes = PEOPLE.group[view.sampled].bincount(minlength=3)
+        assert sums[:3].tolist() == [float(size) if size >= 4 else 0.0 for size in sizes.tolist()]
+        assert ((sums[3:] > 0) == (sizes >= 4)).all()
+        assert not (view.trained[0] & (sizes < 4)[PEOPLE.group[view.sampled]]).any()      # nor do its clients train
+        small += int(((sizes < 4) & (sizes > 0)).sum())
+    assert small > 0
+
+
+def test_groups_are_hidden_by_the_channel_that_hides_clients_only():
+    question, cohort = Statistic(fedtail.GroupAscent(3), torch.zeros(0)), fedtail.Everyone()(PEOPLE, 0, 0)
+    groups = replace(PEOPLE, group=torch.tensor([0] * 1 + [1] * 12 + [2] * 17))
+    hidden = hide_small_groups(question, cohort, groups, 10)
+    assert (hidden.left_out_groups, hidden.smallest_group, hidden.fewest_contributors(1.0)) == ((0,), 12, 12)
+    assert SecureChannel(16, minimum_contributors=10).answers_needed((hidden,), cohort, asked_in_vain) == 28      # two of twelve may drop out
+    assert hide_small_groups(question, cohort, groups, 0) is question
+    assert hide_small_groups(replace(question, part=Digit(24, 8)), cohort, groups, 10).smallest_group is None
+    with pytest.raises(RoundLost, match=r"of no group 18 clients were sampled \(minimum_contributors\), and GroupAscent asks by group"):
+        hide_small_groups(question, cohort, groups, 18)
+    shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)
+    assert hide_small_groups(shares, cohort, groups, 18) is shares
+
+
+def test_a_part_that_does_not_say_that_it_asks_by_group_is_not_given_the_groups():
+    @dataclass(frozen=True)
+    class Spy(StatisticPart):
+        def statistic(self, clients, trial):
+            assert clients.group is None
+            return clients.mass[:, None]
+
+    shard = shard_of(PEOPLE)
+    assert Statistic(Spy(), torch.zeros(0)).rows(shard.clients()).shape == (30, 1)
+    assert Statistic(fedtail.GroupAscent(3), torch.zeros(0)).rows(shard.clients()).shape == (30, 6)
+    rows = Statistic(fedtail.GroupAscent(3), torch.zeros(0), left_out_groups=(1, 2)).rows(shard.clients())
+    assert (rows.any(1) == (PEOPLE.group == 0)).all()
+
+
+def shard_of(people):
+    fleet = LocalFleet(people, TASK, workers=1)
+    fleet.open(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
+    return fleet._opened()[1]
 
 
 @pytest.mark.parametrize("contributors", [1, 3, 9, 10, 20])

@@ -184,6 +184,20 @@ def enough_clients_contribute(parts: Composition) -> Iterator[str]:
     yield from channel.refuse_fleet(cohort, parts.fleet)
 
 
+def groups_hide_their_clients(parts: Composition) -> Iterator[str]:
+    """Where sums hide single clients and a risk asks by group, every group has enough of them in a round."""
+    risk, minimum = parts.risk.declares, parts.channel.minimum_contributors
+    if risk.needs_groups is None or risk.mechanism.private or not minimum:
+        return
+    sizes = parts.population.group.bincount()
+    smallest = int(sizes.masked_fill(sizes == 0, len(parts.population) + 1).argmin())      # a group without clients tells nothing
+    expected = int(sizes[smallest]) * parts.cohort_size / len(parts.population)
+    if expected < minimum:
+        yield (f"{parts.names[0]} asks by group, and group {smallest} has {int(sizes[smallest])} of {len(parts.population)} "
+               f"clients, about {expected:.3g} of them in a round: a sum over so few reveals much about each "
+               f"(minimum_contributors={minimum}). Merge small groups, or draw more clients.")
+
+
 def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
     """Where a node adds its own clients' shares of integer noise, and so knows them, the others' are enough."""
     risk, aggregate, _ = parts.declared
@@ -202,7 +216,8 @@ def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
 NEEDS: tuple[Rule, ...] = (sampler_fits, risk_has_its_clients)
 RULES: tuple[Rule, ...] = (
     channel_carries_the_rows, noise_makes_it_private, sums_are_divided_by_what_they_weigh, aggregator_has_its_slope,
-    integers_resolve_the_weights, memory_lasts, enough_clients_contribute, others_hide_what_a_node_knows,
+    integers_resolve_the_weights, memory_lasts, enough_clients_contribute, groups_hide_their_clients,
+    others_hide_what_a_node_knows,
 )
 
 

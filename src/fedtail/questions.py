@@ -30,6 +30,7 @@ class StatisticPart(Part):
     """Something that can be asked about the losses."""
 
     reads_memory: ClassVar[bool] = False      # rows depend on what the risk keeps on its clients
+    by_group: ClassVar[bool] = False          # rows are read group by group; without it a part is not given the clients' groups
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: one row per client, linear in its mass: (clients, width)."""
@@ -133,7 +134,9 @@ class Statistic:
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
     objective: Any = None               # what a client's loss is: None is the mean over its examples
+    left_out_groups: tuple[int, ...] = ()      # groups of too few clients to be told of: they answer zeros
     last_share: int | None = unsent()
+    smallest_group: int | None = unsent()      # clients in the smallest group that is told of; None: rows are not by group
 
     def __post_init__(self) -> None:
         if not isinstance(self.part, StatisticPart):
@@ -149,7 +152,13 @@ class Statistic:
 
     def rows(self, clients: Clients) -> Tensor:
         memory = f"risk {self.model}" if self.part.reads_memory else None
-        return self.part.statistic(clients.statistics(self.model, memory=memory, objective=self.objective), self.trial)
+        known = clients.statistics(self.model, memory=memory, objective=self.objective)
+        if not self.part.by_group:
+            return self.part.statistic(replace(known, group=None), self.trial)
+        rows = self.part.statistic(known, self.trial)
+        if known.group is None or not self.left_out_groups:
+            return rows
+        return rows.masked_fill(torch.isin(known.group, torch.tensor(self.left_out_groups))[:, None], 0.0)
 
     def width(self, dim: int) -> int:
         return self.part.row_width(self.trial)
@@ -161,7 +170,7 @@ class Statistic:
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        return math.inf                 # everybody in the cohort answers
+        return math.inf if self.smallest_group is None else self.smallest_group      # all of the cohort, or of a group, answer
 
     def count(self) -> Question:
         raise TypeError("everybody answers a Statistic: there is nothing to count.")

@@ -7,6 +7,7 @@ and the difference of the two sums is compared with the late node's own row, in 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -40,10 +41,8 @@ def difference(repetitions: int, noise: float) -> np.ndarray | None:
 
     run = Run(b"run", (0, 1, 2))
     rounds = AllOrNothingRounds(exchange, run)
-    try:
+    with contextlib.suppress(TooFew):
         rounds.sum(0, 0, WIDTH, BITS)
-    except TooFew:
-        pass
     try:
         retry = rounds.again().total
     except TooFew:

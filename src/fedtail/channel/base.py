@@ -17,7 +17,7 @@ from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling,
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, refuse_coarse, single_questions
+from fedtail.questions import Encoding, Joint, Question, Statistic, arranged, bound_for, refuse_coarse, single_questions
 from fedtail.sampling import Cohort
 
 ROUNDING = 1e-6      # of a number of clients that was computed from masses
@@ -89,6 +89,7 @@ class Channel:
 
         def ask(question: Any) -> Any:
             questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
+            questions = tuple(hide_small_groups(one, cohort, fleet.population, self.minimum_contributors) for one in questions)
             for one in questions:
                 refuse_release(self, one.mechanism, one.gather, one.name)
                 if adds_shares(one.mechanism):
@@ -175,6 +176,21 @@ def clients_of(fewest: float | None, clients: int) -> int:
     A mass of 9.2 times one client's is that of 10 clients or more; what is above a whole number by rounding only is that number.
     """
     return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
+
+
+def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
+    """A question by group, without noise, about those groups only of which `minimum` clients or more were sampled.
+
+    Clients of the others answer zeros. The round is lost where no group has as many; other questions are returned as they are.
+    """
+    if not minimum or not isinstance(question, Statistic) or not question.part.by_group or question.mechanism.private:
+        return question
+    sizes = population.group[cohort.ids].bincount()
+    large = sizes >= minimum
+    if not bool(large.any()):
+        raise RoundLost(f"of no group {minimum} clients were sampled (minimum_contributors), and {question.name} asks by group.")
+    small = (~large & (sizes > 0)).nonzero().flatten()
+    return replace(question, left_out_groups=tuple(small.tolist()), smallest_group=int(sizes[large].min()))
 
 
 def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
