@@ -186,6 +186,29 @@ def test_a_node_that_drops_out_takes_all_its_clients_from_the_tail(schedule, min
     assert len(sites.letters) == (14 if held else 13)                    # nobody is asked to unmask
 
 
+@pytest.mark.parametrize(("unusable", "held"), [(3, True), (4, False)])
+def test_clients_of_nodes_who_answer_with_zeros_do_not_hide_anybody(unusable, held):
+    """Six clients at each of five nodes; without four nodes' six are left, and ten are needed."""
+    sites = Sites()
+    for node in range(unusable):
+        sites.people[node] = replace(sites.people[node], inputs=sites.people[node].inputs * math.nan)
+    lost = contextlib.nullcontext() if held else pytest.warns(RoundLostWarning, match="30 of 30 clients answered, and 34 are needed: nothing is unmasked")
+    with lost:
+        result = train(FEDAVG, TASK, fleet=sites.fleet(schedule="simple"), rounds=1, channel=SecureChannel(8, minimum_contributors=10))
+    assert torch.equal(params_of(result), TASK.params()) == (not held)
+
+
+@pytest.mark.parametrize("answer", [b"1", b"12345"])
+def test_a_masked_row_comes_with_a_number_of_silent_clients_or_not_at_all(answer):
+    def garbled(exchange, node, letter, reply):
+        return written(replace(replied(letter, reply), answer=answer)) if node == 1 and read_message(letter).ask else reply
+
+    fleet = Sites(fault=garbled).fleet(schedule="simple")
+    train(FEDAVG, TASK, fleet=fleet, rounds=1, channel=CHANNEL)
+    assert fleet.reports[-1].answered == 24
+    assert fleet.reports[-1].problems == {1: "an answer with a masked row holds more than a number."}
+
+
 def test_nobody_answers():
     with pytest.warns(RoundLostWarning, match="no node answered"):
         result = train(FEDAVG, TASK, fleet=Sites(fault=lambda *_: None).fleet(), rounds=1)

@@ -183,6 +183,37 @@ def test_a_sum_stays_masked_where_more_dropped_out_than_the_tail_can_spare(monke
     assert torch.equal(trained.state.params, TASK.params()) == (not released)
 
 
+def unusable(count):
+    """The population with examples of its first clients that are not numbers."""
+    owner = torch.repeat_interleave(torch.arange(30), PEOPLE.size)
+    return replace(PEOPLE, inputs=PEOPLE.inputs.masked_fill((owner < count)[:, None], float("nan")))
+
+
+@dataclass(frozen=True)
+class Picky(fedtail.WeightedMean):
+    """A user's aggregator that makes rows of zeros for clients of some keys."""
+
+    refused: int = 0
+
+    def rows(self, updates, weighted, train, clients):
+        return super().rows(updates, weighted, train, clients) * (clients.keys >= self.refused)[:, None]
+
+
+@pytest.mark.parametrize("settings", [{"masks": "real"}, {"masks": "none"}, {"masks": "none", "dropout": 1e-9}], ids=str)
+@pytest.mark.parametrize(("silent", "held"), [(20, True), (21, False)])
+@pytest.mark.parametrize("why", ["not finite", "empty"])
+def test_clients_who_answer_with_zeros_do_not_hide_anybody(settings, silent, held, why):
+    """Of 30 clients 9 or 10 contribute: the others' updates are not finite, or their rows are empty."""
+    base = replace(fedtail.fedavg(30, **LOCAL), sample=fedtail.Everyone())
+    people, method = (unusable(silent), base) if why == "not finite" else (PEOPLE, replace(base, aggregate=Picky(refused=int(PEOPLE.key.sort().values[silent]))))
+    channel = SecureChannel(16, minimum_contributors=10, **settings)
+    lost = pytest.warns(RoundLostWarning, match="21 of 30 clients answered with zeros .* and 10 must answer otherwise")
+    with contextlib.nullcontext() if held else lost, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=fedtail.NoContributionWarning)
+        trained = train(method, TASK, people, rounds=1, channel=channel)
+    assert torch.equal(trained.state.params, TASK.params()) == (not held)
+
+
 def asked_in_vain(question):
     raise AssertionError(f"nothing has to be asked, but {question} was")
 

@@ -36,7 +36,7 @@ class RoundView:
 
     sampled: Tensor         # (clients,) the cohort, as positions in the population
     trained: Tensor         # (models, clients) who trained and contributed, under each of a family's models
-    left_out: Tensor        # (clients,) whose loss or update was not finite
+    left_out: Tensor        # (clients,) whose loss or update was not finite, or whose row was nothing but zeros
 
     @classmethod
     def of_nobody(cls) -> RoundView:

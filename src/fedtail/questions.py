@@ -6,7 +6,7 @@ This file imports no part: a question holds parts by Protocol, and the wire form
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -450,16 +450,37 @@ def bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
 
 
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
-    """The client's only entry point. A client whose row is not finite answers zeros, and its share of the noise."""
+    """The client's only entry point. A client whose row is not finite answers zeros, and its share of the noise.
+
+    It is noted as failed, and so is one that was to contribute to a sum without noise and whose row is nothing but zeros.
+    """
     rows = question.rows(clients)
-    if not bool(rows.sum(1).isfinite().all()):                     # a finite sum has finite terms; the other way round, look
+    sums, empty = rows.sum(1), torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+    if question.trains and not question.mechanism.private:         # a sum of zero may be of zeros
+        empty = (sums == 0) & sent(clients.shard.contributed[question.model, clients.place], rows.device)
+    if not bool((sums.isfinite() & ~empty).all()):                 # a finite sum has finite terms; the other way round, look
         finite = rows.isfinite().all(1)
-        clients.shard.failed[clients.place] |= ~finite.cpu()
+        clients.shard.failed[clients.place] |= ~finite.cpu() | (empty & ~rows.any(1)).cpu()
         rows = rows.where(finite[:, None], 0.0)
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_coarse(question, rows.shape[1], encoding)
     rows = _noised(question, rows, clients)
     return encoding.encode(rows, bound_for(question, rows.shape[1], encoding), question.divisor)
+
+
+def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
+    """How many clients of a shard answered one of these questions with zeros although they were taken to contribute to its sum.
+
+    Their loss or update was not finite, or an aggregator made nothing but zeros of it. Everybody is taken to contribute to a
+    `Statistic`, whoever has a weight and takes a step to a `Train`; of an `Evaluate` those who do are counted exactly.
+    """
+    silent = torch.zeros_like(shard.failed)
+    for one in questions:
+        if isinstance(one, Train):
+            silent |= shard.contributed[one.model] & shard.failed
+        elif isinstance(one, Statistic):
+            silent |= shard.failed
+    return int(silent.sum())
 
 
 def refuse_coarse(question: Question, width: int, encoding: Encoding) -> None:

@@ -93,8 +93,11 @@ class SecureChannel(Channel):
             few = () if self.graph is None else (self.graph,)
             return fleet.collect_masked(questions, encoding, self.threshold, again, *few, needed=needed)
         if self.masks == "none" and not self.dropout:
-            return fleet.collect(questions, encoding)
+            sums = fleet.collect(questions, encoding)
+            self._lose_silent(len(cohort.key), needed, questions, fleet)
+            return sums
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
+        needed = self._lose_silent(len(cohort.key), needed, questions, fleet)
         gone = [self._vanished(cohort, broadcast, one.number) for one in questions]
         if self.masks == "none":
             return [self._unmasked(mine, lost, needed) for mine, lost in zip(rows, gone, strict=True)]
@@ -119,6 +122,17 @@ class SecureChannel(Channel):
         if fleet.population.nodes < 2:
             yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
                    "two or more.")
+
+    def _lose_silent(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
+        """How many must answer, with one more for each client that was to contribute and answered with zeros.
+
+        Loses the round where there are not so many clients.
+        """
+        silent = fleet.silent(questions) if needed else 0
+        if clients < needed + silent:
+            raise RoundLost(f"{silent} of {clients} clients answered with zeros (a loss or an update that is not finite, or an "
+                            f"empty row), and {needed} must answer otherwise: fewer than minimum_contributors may be left.")
+        return needed + silent
 
     def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Who is gone before a row arrives, (clients,) bool."""

@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds, refuse_few
+from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
@@ -35,11 +34,11 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, needed: int = 0) -> Sum:
-        """The sum over the nodes of the round; `TooFew`, with nothing unmasked, where those that answer hold fewer clients.
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, check: Check) -> Sum:
+        """The sum over the nodes of the round; `TooFew` where those that answer hold fewer clients than the round's threshold.
 
-        Fewer than `needed`, that is, or than the round's threshold. Before a retry `again` is called: it charges for it, and
-        gives the new context; None where the rows have no noise and there may be no retry.
+        `check` is called with the nodes that answered, before their sum is unmasked, and may refuse it too. Before a retry
+        `again` is called: it charges for it, and gives the new context; None where the rows have no noise and there may be none.
         """
         ...
 
@@ -68,14 +67,14 @@ class DropoutTolerant:
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, needed: int = 0) -> Sum:
-        """The sum over the nodes that stay, unmasked where they hold `needed` clients; there are no retries."""
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, check: Check) -> Sum:
+        """The sum over the nodes that stay, unmasked where `check` lets it; there are no retries."""
         counts, threshold, upcoming = self._cohort
         if not self._left:
             self._begin(counts, threshold)
         ahead = self._new(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
-        return self._rounds.sum(width, modulus_bits, context, ahead, partial(refuse_few, counts, max(needed, threshold)))
+        return self._rounds.sum(width, modulus_bits, context, ahead, check)
 
     def refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, and from which node."""
@@ -133,7 +132,7 @@ class AllOrNothing:
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, needed: int = 0) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, check: Check) -> Sum:
         """The sum over all nodes of the round. Where some are missing there is one retry over the rest, if they suffice.
 
         Without noise (`again` is None) there is none.
@@ -141,26 +140,30 @@ class AllOrNothing:
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
-        self._enough(members, needed)
+        self._enough(members, check)
         try:
-            return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
+            found = self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
             if again is None:
                 raise TooFew(f"no row came from nodes {', '.join(map(str, why.missing))}, and all are needed: nothing is "
                              "released. Without noise there is no retry: a late row would be the difference of the two sums. "
                              "Use the schedule ahead or simple where nodes drop out.") from why
-            self._enough(tuple(one for one in members if one not in why.missing), needed)
-            return self._rounds.again(again())
+            self._enough(tuple(one for one in members if one not in why.missing), check)
+            found = self._rounds.again(again())
+        check(found.survivors)                                      # with what came along with the rows
+        return found
 
     def refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, and from which node."""
         return taken_out(self._rounds.server if self._rounds else None)
 
-    def _enough(self, members: tuple[int, ...], needed: int) -> None:
-        """Raise `TooFew` where these nodes are fewer than two, or hold fewer clients than needed or than the threshold."""
-        clients, needed = sum(self._counts[one] for one in members), max(needed, self._threshold)
-        if len(members) < 2 or clients < needed:
-            raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {needed} or more at 2 or more nodes.")
+    def _enough(self, members: tuple[int, ...], check: Check) -> None:
+        """Raise `TooFew` where these nodes are fewer than two, hold fewer clients than the threshold, or `check` refuses them."""
+        clients = sum(self._counts[one] for one in members)
+        if len(members) < 2 or clients < self._threshold:
+            raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
+                         "nodes.")
+        check(members)
 
 
 def taken_out(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:

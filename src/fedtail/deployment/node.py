@@ -172,6 +172,14 @@ class Node:
         assert self._broadcast is not None
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
 
+    def silent(self, ask: bytes) -> int:
+        """How many of this node's clients answered a question with zeros although they were to contribute to its sum.
+
+        Sums with noise do not rely on contributors, and nothing is told about theirs.
+        """
+        hidden = [one for one in self._asked(ask).questions if not one.mechanism.private]
+        return self.fleet.silent(hidden)
+
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """A question asked again is answered as before: fresh noise could be averaged away."""
         asked, name = self._asked(ask), hashlib.sha256(ask).digest()

@@ -15,13 +15,14 @@ from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_be_repeated
-from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, replied, written
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, replied, silent_clients, written
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import new_value, with_old_names
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
+from fedtail.secure.exchanges import refuse_few
 from fedtail.secure.frames import peek, unbundled
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
@@ -66,6 +67,7 @@ class RemoteFleet:
         self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
         self._masked_round = -1
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
+        self._silent: dict[int, int] = {}                    # clients by node that the masked row holds with zeros only
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of a round. Where keys travel ahead, the next round's is sampled with it, and stored."""
@@ -109,11 +111,15 @@ class RemoteFleet:
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
             return context_digest(self._broadcast, self._asking)
 
+        def enough(members: tuple[int, ...]) -> None:
+            silent = sum(self._silent.get(node, 0) for node in members) if needed else 0
+            refuse_few(self._counts, max(needed + silent, threshold), members)
+
         try:
             self._open_masked(threshold, graph)
             context = context_digest(self._broadcast, self._asking)
             found = self._masking.sum(sum(widths), encoding.modulus_bits, context,
-                                      repeated if may_be_repeated(questions) else None, max(needed, threshold))
+                                      repeated if may_be_repeated(questions) else None, enough)
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why
@@ -160,13 +166,20 @@ class RemoteFleet:
         self._masked_round = self._broadcast.round
 
     def _asks(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        self._problems, self._exchanges = {}, 0
+        self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Exchange messages of the secure sum; those that ask for a row travel with the question itself."""
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
-        return {node: reply.secure for node, reply in self._exchange_messages(contents, asks).items()}
+        replies = self._exchange_messages(contents, asks)
+        for node in asks.keys() & replies.keys():
+            try:
+                self._silent[node] = silent_clients(replies[node].answer)
+            except Refused as why:
+                self._problems[node] = str(why)
+                del replies[node]
+        return {node: reply.secure for node, reply in replies.items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
         """Send messages and return the replies in the order of the nodes; a node that failed is left out and noted."""

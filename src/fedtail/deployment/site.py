@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.node_messages import NodeMessage, Reply, digest, read_message, written
+from fedtail.deployment.node_messages import NodeMessage, Reply, digest, read_message, silence, written
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -34,6 +34,10 @@ class Computing(Protocol):
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
         """The answer as one row of integers, and the context digest it is masked with."""
+        ...
+
+    def silent(self, ask: bytes) -> int:
+        """How many of its clients sent zeros in that row although they were to contribute to the sum."""
         ...
 
     def save(self) -> bytes:
@@ -74,6 +78,7 @@ class Site:
         self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
         self._saved_node = b""
+        self._silent = 0                                     # of its clients in the row it is about to send
 
     def save(self) -> bytes:
         """The whole state, secrets included: for a place that only this node reads."""
@@ -123,14 +128,17 @@ class Site:
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
+        self._silent = 0
         answer, refused = self._participant.answer(message.secure, lambda _, ask: self._row(message, ask))
-        return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
+        return Reply(about, silence(self._silent), answer, "; ".join(map(str, refused)).encode())
 
     def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            return self._awake().row(message.ask, ask.modulus_bits)
+            row = self._awake().row(message.ask, ask.modulus_bits)
+            self._silent = self._awake().silent(message.ask)
+            return row
         except Refused:
             raise
         except Exception as why:

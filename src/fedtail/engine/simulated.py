@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.threads import one_thread
 from fedtail.fleet import Broadcast, RoundView
-from fedtail.questions import Question
+from fedtail.questions import Question, silent_clients
 from fedtail.rows import RowFolder, RowPlaces, Rows
 from fedtail.rows.folder import LARGE
 from fedtail.sampling import Cohort
@@ -48,6 +48,10 @@ class Simulated:
         self._shard: Shard | None = None
         self._view = RoundView.of_nobody()
         self._restore: Callable[[], None] = _nothing
+
+    def silent(self, questions: Iterable[Question]) -> int:
+        """How many clients of the open round answered these questions with zeros although they were taken to contribute."""
+        return 0 if self._shard is None else silent_clients(questions, self._shard)
 
     def close(self, finished: bool) -> None:
         self._restore()
