@@ -582,9 +582,9 @@ def test_clients_vanish_as_often_as_is_said_and_anew_for_each_question():
 
 def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
     question, cohort = Statistic(Digit(24, 8), torch.tensor(0)), SimpleNamespace(key=torch.arange(3))
-    nodes = SimpleNamespace(in_one_process=False, collect_masked=lambda *given, **named: (*given, named))
+    nodes = SimpleNamespace(in_one_process=False, collect_masked=lambda *given: given)
     again = lambda: None  # noqa: E731
-    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again, 12) == ((question,), "code", 8, again, {"needed": 12})
+    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again, 12) == ((question,), "code", 8, again, None, 12)
     here = SimpleNamespace(in_one_process=True, collect=lambda questions, encoding: questions)
     assert replace(CHANNEL, masks="none").collect((question,), "code", here, cohort, None, again) == (question,)
 

@@ -90,8 +90,7 @@ class SecureChannel(Channel):
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
         if not fleet.in_one_process:
-            few = () if self.graph is None else (self.graph,)
-            return fleet.collect_masked(questions, encoding, self.threshold, again, *few, needed=needed)
+            return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
         if self.masks == "none" and not self.dropout:
             sums = fleet.collect(questions, encoding)
             self._lose_silent(len(cohort.key), needed, questions, fleet)

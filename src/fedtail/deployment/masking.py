@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds
+from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds, accept_any
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
@@ -34,7 +34,8 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, check: Check) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum over the nodes of the round; `TooFew` where those that answer hold fewer clients than the round's threshold.
 
         `check` is called with the nodes that answered, before their sum is unmasked, and may refuse it too. Before a retry
@@ -67,7 +68,8 @@ class DropoutTolerant:
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, check: Check) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum over the nodes that stay, unmasked where `check` lets it; there are no retries."""
         counts, threshold, upcoming = self._cohort
         if not self._left:
@@ -132,7 +134,8 @@ class AllOrNothing:
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None, check: Check) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum over all nodes of the round. Where some are missing there is one retry over the rest, if they suffice.
 
         Without noise (`again` is None) there is none.
