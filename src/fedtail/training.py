@@ -187,9 +187,9 @@ def _run(first: Trained, population: Population | None, rounds: int, engine: Eng
     with nullcontext(fleet) if fleet is not None else _own_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         fleet.recall(_remembered(first, fleet))
-        trained, contributors = _rounds(replace(first, memory=fleet.memory(), ledger=ledger), rounds, fleet, channel, evaluation,
+        trained, anyone = _rounds(replace(first, memory=fleet.memory(), ledger=ledger), rounds, fleet, channel, evaluation,
                                         on_round)
-    if rounds and not contributors and first.rounds == 0:
+    if rounds and not anyone and first.rounds == 0:
         warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
                       "sample more clients.", NoContributionWarning, stacklevel=3)
@@ -223,18 +223,18 @@ def _own_fleet(population: Population | None, first: Trained, engine: Engine) ->
 
 
 def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-            on_round: OnRound | None) -> tuple[Trained, int]:
-    """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients contributed in all."""
-    contributors, stop = 0, False
+            on_round: OnRound | None) -> tuple[Trained, bool]:
+    """The loop: the run after so many rounds, or until `on_round` says stop, and whether any client contributed at all."""
+    anyone, stop = False, False
     for done in range(1, rounds + 1):
         due = evaluation is not None and trained.rounds % evaluation.every == 0
         try:
             state, found = _round(trained, fleet, channel, evaluation if due else None)
         except BudgetSpent as reason:
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
-            return replace(trained, stopped=str(reason)), contributors
+            return replace(trained, stopped=str(reason)), anyone
         view = fleet.view()
-        failed, contributors = trained.failed + (view.failed if view else 0), contributors + (view.contributors if view else 1)
+        failed, anyone = trained.failed + (view.failed if view else 0), anyone or view is None or view.contributors > 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
@@ -242,7 +242,7 @@ def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evalu
             break
     if evaluation is not None and not stop:
         trained = replace(trained, evaluation=_last_evaluation(trained, fleet, channel, evaluation))
-    return trained, contributors
+    return trained, anyone
 
 
 def _round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
