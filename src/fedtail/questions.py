@@ -455,17 +455,29 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     It is noted as failed, and so is one that was to contribute to a sum without noise and whose row is nothing but zeros.
     """
     rows = question.rows(clients)
-    sums, empty = rows.sum(1), torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-    if question.trains and not question.mechanism.private:         # a sum of zero may be of zeros
-        empty = (sums == 0) & sent(clients.shard.contributed[question.model, clients.place], rows.device)
-    if not bool((sums.isfinite() & ~empty).all()):                 # a finite sum has finite terms; the other way round, look
-        finite = rows.isfinite().all(1)
-        clients.shard.failed[clients.place] |= ~finite.cpu() | (empty & ~rows.any(1)).cpu()
-        rows = rows.where(finite[:, None], 0.0)
+    sums = rows.sum(1)
+    if not bool((sums.isfinite() & (sums != 0)).all()):
+        rows = _without_failed(question, rows, sums, clients)
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_coarse(question, rows.shape[1], encoding)
     rows = _noised(question, rows, clients)
     return encoding.encode(rows, bound_for(question, rows.shape[1], encoding), question.divisor)
+
+
+def _without_failed(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
+    """Rows with zeros for those that are not finite; their clients, and contributors with nothing but zeros, are noted as failed.
+
+    `sums` are those of the rows: a finite one has finite terms, and one other than zero has a term other than zero.
+    """
+    if not bool(sums.isfinite().all()):
+        finite = rows.isfinite().all(1)
+        clients.shard.failed[clients.place] |= ~finite.cpu()
+        rows = rows.where(finite[:, None], 0.0)
+    if question.trains and not question.mechanism.private:
+        empty = (sums == 0).cpu() & clients.shard.contributed[question.model, clients.place]
+        if bool(empty.any()):
+            clients.shard.failed[clients.place[empty]] |= ~rows[sent(empty, rows.device)].any(1).cpu()
+    return rows
 
 
 def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
