@@ -30,7 +30,9 @@ class Encoder(Encoding, Protocol):
         """The sum over axis 0 of rows, or of partial sums."""
         ...
 
-    def decode(self, total: Tensor, bound: Tensor) -> Tensor: ...
+    def decode(self, total: Tensor, bound: Tensor) -> Tensor:
+        """The sum as float64 numbers; `bound` is what its rows were encoded with."""
+        ...
 
     def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether decoded sums, divided by the positive one at `divisor`, are more than rounding."""
@@ -62,7 +64,7 @@ class Channel:
         return type(self).__name__
 
     def described(self, fleet: Fleet) -> str:
-        """The same, for a round over these clients."""
+        """What the server sees of a round over this fleet, in words for the ledger: the `label`, unless the fleet matters."""
         return self.label
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
@@ -88,7 +90,8 @@ class Channel:
         number, constant = count(), self.all_answer(fleet)
 
         def ask(question: Any) -> Any:
-            questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
+            """Charge for a question, or a joint one, and ask it: its sums, arranged as its questions are."""
+            questions: tuple[Any, ...] = tuple(map(with_number, single_questions(question), number))
             questions = tuple(hide_small_groups(one, cohort, fleet.population, self.minimum_contributors) for one in questions)
             for one in questions:
                 refuse_release(self, one.mechanism, one.gather, one.name)
@@ -99,7 +102,8 @@ class Channel:
             needed = self.answers_needed(questions, cohort, ask)
             releases = [one.release(dim) for one in questions]
             if constant:
-                questions = tuple(sharing_out(one, cohort, release) for one, release in zip(questions, releases, strict=True))
+                shared = zip(questions, releases, strict=True)
+                questions = tuple(with_fixed_shares(one, cohort, release) for one, release in shared)
                 releases = list(map(with_constant_noise, releases))
             charge = partial(ledger.charge, releases)
             charge()
@@ -109,6 +113,7 @@ class Channel:
             return arranged(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
+            """The decoded sum, with the server's noise where the mechanism adds some; lost where it is mostly rounding."""
             bound = bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
             lose_rounding(question, sums, bound, encoding)
@@ -161,7 +166,7 @@ class Channel:
         if not hidden:
             return 0
         clients, minimum = len(cohort.ids), self.minimum_contributors
-        fewest = [clients_of(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
+        fewest = [whole_clients(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
         unsure = tuple(one.count() for one, least in zip(hidden, fewest, strict=True) if least < min(minimum, clients))
         counted = [round(float(sums[0])) for sums in ask(Joint(unsure))] if unsure else []
         least = min([clients, *counted, *(one for one in fewest if one >= minimum)])
@@ -170,7 +175,7 @@ class Channel:
         return clients - least + minimum
 
 
-def clients_of(fewest: float | None, clients: int) -> int:
+def whole_clients(fewest: float | None, clients: int) -> int:
     """At least how many of so many clients contribute, as a whole number; 0 where nobody knows.
 
     A mass of 9.2 times one client's is that of 10 clients or more; what is above a whole number by rounding only is that number.
@@ -222,7 +227,7 @@ def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
                         f"{question.mechanism.minimum}.")
 
 
-def sharing_out(question: Any, cohort: Cohort, release: Release) -> Any:
+def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     """A question to which exactly as many clients as its noise relies on add a share of it: those with the smallest keys.
 
     The noise of the sum then has the same distribution for every cohort that is large enough.
@@ -252,13 +257,13 @@ def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Enc
                         "where some clients weigh far more than others.")
 
 
-def numbered(question: Any, number: int) -> Any:
-    """A question that knows which of the round's it is."""
+def with_number(question: Any, number: int) -> Any:
+    """The question with its number in the round, by which its noise is drawn."""
     return replace(question, number=number)
 
 
 def server_noise(broadcast: Broadcast, number: int) -> Randomness:
-    """Where the server's noise for one of the round's questions comes from."""
+    """The server's noise for one of the round's questions: from a seed where that is simulated, else the operating system's."""
     if broadcast.noise_seed is None:
         return SystemRandomness()
     return SeededRandomness(broadcast.noise_seed, "server noise", broadcast.round, number)

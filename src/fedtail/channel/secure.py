@@ -66,29 +66,39 @@ class SecureChannel(Channel):
 
     @property
     def minimum(self) -> int:
+        """The smallest cohort of a round that is held: the threshold."""
         return self.threshold
 
     @property
     def label(self) -> str:
-        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        """What the server sees of a simulation: sums over the threshold, with masks or as if there were some."""
+        seen = f"sums over at least {self.threshold} clients{self._neighbours_label()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
     def described(self, fleet: Fleet) -> str:
-        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        """What the server sees of a round over this fleet: the `label` in one process, else sums that nodes mask."""
+        seen = f"sums over at least {self.threshold} clients{self._neighbours_label()}"
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
-    def _neighbours(self) -> str:
+    def _neighbours_label(self) -> str:
+        """The assumptions of a sparse graph, for the label; empty where every pair shares a mask."""
         few = self.graph
         return "" if few is None else f" with few neighbours (up to {few.corrupted:.0%} corrupted, {few.dropped:.0%} dropped)"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
+        """Whether every client that is sampled answers: not with a simulated `dropout`, nor over a fleet that loses clients."""
         return not self.dropout and super().all_answer(fleet)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
+        """Fixed point for sums of so many rows; `ValueError` where the modulus leaves too few bits for a row."""
         return fixed_point(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
+        """The encoded sums over those who stayed, by the nodes' own masks or by clients simulated here; see `Channel.collect`.
+
+        Loses the round where fewer clients than the threshold or than `needed` stayed, or too many of them answered with zeros.
+        """
         if not fleet.in_one_process:
             return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
         if self.masks == "none" and not self.dropout:
@@ -103,6 +113,7 @@ class SecureChannel(Channel):
         return self._masked(questions, rows, gone, cohort, broadcast, needed)
 
     def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
+        """Why sums over this fleet cannot be secure: cohorts below the threshold, clients that cannot mask, one node only, ..."""
         if cohort_size < self.threshold:
             yield (f"about {cohort_size:g} clients are drawn a round, and sums are released over {self.threshold} or more. Lower "
                    "threshold, or draw more clients.")
@@ -172,6 +183,7 @@ class SecureChannel(Channel):
         return totals
 
     def _session(self, round: int, names: tuple[int, ...]) -> Session:
+        """A session of these clients for one query of a simulated round, all masks or those of the graph."""
         from fedtail.secure import Session
 
         threshold = max(self.threshold, len(names) // 2 + 1)
@@ -179,6 +191,7 @@ class SecureChannel(Channel):
         return make(RUN, round, names, threshold)
 
     def _threshold(self, clients: int) -> int:
+        """How many of so many clients must stay: the threshold, more than half of them, and what the graph takes."""
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 

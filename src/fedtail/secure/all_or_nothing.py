@@ -75,10 +75,11 @@ class AllOrNothingClient:
         return encode(self.state)
 
     def keys(self) -> bytes:
-        """The public key."""
+        """The message with this client's public key, in answer to the invitation."""
         return wrap(self.state.run.id, self._keys())
 
     def _keys(self) -> RunKeys:
+        """This client's public key, signed where it has an identity."""
         keys = RunKeys(self.state.me, public_key(self.state.secret))
         return keys if self._identity is None else self._identity.signed(self.state.run.id, keys)
 
@@ -117,6 +118,7 @@ class AllOrNothingClient:
         return wrap(state.run.id, MaskedForAll(asked.round, asked.attempt, masked))
 
     def _check_ask(self, asked: AskAll) -> None:
+        """Refuse a query not for this client, with too few members or unknown ones, in the past, or not to be retried."""
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):
             raise Refused("a query is not for this client, or has a member whose keys never came.")
@@ -186,6 +188,7 @@ class AllOrNothingServer:
         return self._ask(replace(self._asked, attempt=self._asked.attempt + 1, ask=ask), context)
 
     def _ask(self, asked: AskAll, context: bytes) -> Contents:
+        """Begin a query or a retry, which ends the one before: its message for each member."""
         if self._list is None or not self._keys.keys() >= set(asked.ask.members) or len(asked.ask.members) < 2:
             raise TooFew("2 or more members are needed, each with its keys on the list.")
         self._asked, self._context = asked, run_mask_context(self.run, self._list, asked, context)
@@ -193,6 +196,7 @@ class AllOrNothingServer:
         return self._to(asked.ask.members, asked)
 
     def _masked_came(self, sender: int, came: MaskedForAll) -> None:
+        """Add a member's masked row to the total; refused where it answers something else, or has another context."""
         asked, masked = self._asked, came.masked
         if asked is None or (came.round, masked.query, came.attempt) != (*place(asked), asked.attempt):
             raise Refused(f"client {sender} answers another query or attempt.")
@@ -219,6 +223,7 @@ class AllOrNothingServer:
         return Sum((self._total & mask).astype(np.int64), asked.ask.members)
 
     def _to(self, names: Any, message: Any) -> Contents:
+        """One message for each of these clients."""
         return dict.fromkeys(names, wrap(self.run.id, message))
 
 
