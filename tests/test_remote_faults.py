@@ -15,7 +15,7 @@ import fedtail
 from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.deployment.node import PARTS, Node
-from fedtail.deployment.node_messages import Reply, digest, read_message, replied, written
+from fedtail.deployment.node_messages import Reply, digest, message_bytes, read_message, read_reply
 from fedtail.secure.encoding import Refused
 from fedtail.wire import named, pack, unpack
 
@@ -43,8 +43,8 @@ def with_answer(change):
     def fault(now, node, letter, answer):
         if node != 2:
             return answer
-        sums = unpack(replied(letter, answer).answer, TYPES)
-        return written(Reply(digest(letter), change(sums)))
+        sums = unpack(read_reply(letter, answer).answer, TYPES)
+        return message_bytes(Reply(digest(letter), change(sums)))
     return fault
 
 
@@ -52,7 +52,7 @@ RUBBISH = {
     "no answer": lambda *_: None,
     "bytes": lambda *_: b"rubbish",
     "empty": lambda *_: b"",
-    "another letter": lambda now, node, letter, answer: written(Reply(digest(b"another"), b"", b"")),
+    "another letter": lambda now, node, letter, answer: message_bytes(Reply(digest(b"another"), b"", b"")),
     "a flipped bit": lambda now, node, letter, answer: answer[:60] + bytes([answer[60] ^ 1]) + answer[61:],
 }
 IN_THE_CLEAR = {
@@ -201,7 +201,7 @@ def test_clients_of_nodes_who_answer_with_zeros_do_not_hide_anybody(unusable, he
 @pytest.mark.parametrize("answer", [b"1", b"12345"])
 def test_a_masked_row_comes_with_a_number_of_silent_clients_or_not_at_all(answer):
     def garbled(exchange, node, letter, reply):
-        return written(replace(replied(letter, reply), answer=answer)) if node == 1 and read_message(letter).ask else reply
+        return message_bytes(replace(read_reply(letter, reply), answer=answer)) if node == 1 and read_message(letter).ask else reply
 
     fleet = Sites(fault=garbled).fleet(schedule="simple")
     train(FEDAVG, TASK, fleet=fleet, rounds=1, channel=CHANNEL)

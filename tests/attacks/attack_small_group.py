@@ -71,7 +71,7 @@ def rounds(hide: Callable[..., Any]) -> Server:
 
 def attack() -> Outcome:
     """Whether single losses were read before, none is now, and a group of one is refused before the run starts."""
-    before, now = rounds(lambda question, *_: question), rounds(base.hide_small_groups)
+    before, now = rounds(lambda question, **_: question), rounds(base.hide_small_groups)
     refused = refusals(METHOD, ALONE, fedtail.SecureChannel(8, MINIMUM), LocalFleet(ALONE, TASK))
     worst = max(before.errors, default=1.0)
     return Outcome(bool(before.errors) and worst < 1e-6 and not now.errors and now.others > 0 and len(refused) == 1,

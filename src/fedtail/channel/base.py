@@ -93,7 +93,8 @@ class Channel:
             """Charge for a question, or a joint one, and ask it: its sums, arranged as its questions are."""
             questions: tuple[Any, ...] = tuple(map(with_number, single_questions(question), number))
             if self.minimum_contributors:
-                questions = tuple(hide_small_groups(one, cohort, fleet.population, self.minimum_contributors) for one in questions)
+                hidden = partial(hide_small_groups, cohort=cohort, population=fleet.population, minimum=self.minimum_contributors)
+                questions = tuple(map(hidden, questions))
             for one in questions:
                 refuse_release(self, one.mechanism, one.gather, one.name)
                 if adds_shares(one.mechanism):
