@@ -180,7 +180,7 @@ class Node:
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
         """All partial sums of a packed `Ask` joined as one row of integers modulo 2 ** modulus_bits, and its context digest.
 
-        Refused where the question is encoded for another modulus, gathers rows, is about another round, or is a retry without noise.
+        Refused where a question is encoded for another modulus, gathers rows, is about another round or a retry without noise.
         """
         asked = self._read_ask(ask)
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
