@@ -330,7 +330,7 @@ def test_a_part_that_does_not_say_that_it_asks_by_group_is_not_given_the_groups(
 def shard_of(people):
     fleet = LocalFleet(people, TASK, workers=1)
     fleet.open(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
-    return fleet._opened()[1]
+    return fleet._shard
 
 
 @pytest.mark.parametrize("contributors", [1, 3, 9, 10, 20])
