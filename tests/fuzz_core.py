@@ -185,8 +185,9 @@ def sloped(risk: textbook.Part) -> bool:
 def risk_of(rng: random.Random, sampler: textbook.Part, population: Population, channel: str, huge: bool) -> textbook.Part:
     names = ["Mean", "Superquantile", "Superquantile", "TailFilter", "SmoothedSuperquantile", "QuadraticSuperquantile", "Tilted",
              "PowerFair", "Worst", "Refreshed"]
-    if population.group is not None:
-        names += ["GroupAscent"] * 2
+    drawn = sampler[1].get("cohort_size", len(population))
+    if population.group is not None and (channel != "SecureChannel" or 2 * len(population) <= drawn * int(population.group.unique(return_counts=True)[1].min())):
+        names += ["GroupAscent"] * 2                   # a group of one client in a round is refused there
     if sampler[0] == "Everyone" and not huge:
         names += ["Ascent"] * 2
     if channel == "SecureChannel":                     # a tail of one client is refused there

@@ -539,14 +539,16 @@ class Run:
                 {k: slope(inner, losses[k], dual) for k in here})
 
     def by_group(self, here: list[int], losses: dict[int, float], mass: dict[int, float]) -> dict[int, float]:
-        settings, group = self.method["risk"][1], {k: self.problem.clients[k].group for k in here}
-        present = sorted(set(group.values()))
+        settings, group = self.method["risk"][1], {k: self.problem.clients[k].group for k in mass}
+        drawn = list(group.values())
+        here = [k for k in here if drawn.count(group[k]) >= self.hides]              # others are as if absent
+        present = sorted({group[k] for k in here})
         old = {g: self.lambdas.get(g, 1 / settings["groups"]) for g in present}
         of_group = {g: math.fsum(mass[k] for k in here if group[k] == g) for g in present}
         loss = {g: math.fsum(mass[k] * losses[k] for k in here if group[k] == g) / of_group[g] for g in present}
         climbed = projected([old[g] + settings["step"] * loss[g] for g in present], math.fsum(old.values()))
         self.lambdas |= zip(present, climbed, strict=True)
-        return {k: old[group[k]] * mass[k] / of_group[group[k]] for k in here}
+        return dict.fromkeys(mass, 0.0) | {k: old[group[k]] * mass[k] / of_group[group[k]] for k in here}
 
 
 class Total:

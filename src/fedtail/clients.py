@@ -81,7 +81,7 @@ class Shard:
     places: RowPlaces | None = None                   # where such memory is written to
     held_out: HeldOut | None = None                   # examples that are never trained on
     drawing: set[Any] = field(default_factory=set)    # objectives that were seen to draw, from streams of each client
-    failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
+    failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite, or a row was empty
     contributed: Tensor = field(init=False)           # (models, clients) who trained
 
     def __post_init__(self) -> None:

@@ -193,6 +193,20 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
     yield from channel.refuse_fleet(cohort, parts.fleet)
 
 
+def small_group_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where a risk asks by group, sums hide single clients, and some group has too few of them in a round."""
+    risk, minimum = parts.risk.declares, parts.channel.minimum_contributors
+    if risk.needs_groups is None or risk.mechanism.private or not minimum:
+        return
+    sizes = parts.population.group.bincount()
+    smallest = int(sizes.masked_fill(sizes == 0, len(parts.population) + 1).argmin())      # a group without clients tells nothing
+    expected = int(sizes[smallest]) * parts.cohort_size / len(parts.population)
+    if expected < minimum:
+        yield (f"{parts.names[0]} asks by group, and group {smallest} has {int(sizes[smallest])} of {len(parts.population)} "
+               f"clients, about {expected:.3g} of them in a round: a sum over so few reveals much about each "
+               f"(minimum_contributors={minimum}). Merge small groups, or draw more clients.")
+
+
 def node_noise_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where too few clients are expected beside the largest node for the noise of the risk or the aggregator.
 
@@ -214,7 +228,8 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
 NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
     channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
-    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, node_noise_refusals,
+    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
+    node_noise_refusals,
 )
 
 

@@ -36,7 +36,7 @@ class RoundView:
 
     sampled: Tensor         # (clients,) the cohort, as positions in the population
     trained: Tensor         # (models, clients) who trained and contributed, under each of a family's models
-    left_out: Tensor        # (clients,) whose loss or update was not finite
+    left_out: Tensor        # (clients,) whose loss or update was not finite, or whose row was nothing but zeros
 
     @classmethod
     def empty(cls) -> RoundView:
@@ -118,10 +118,11 @@ class Fleet(Protocol):
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
         """The encoded sums over at least `threshold` clients, single rows being masked; one for each question.
 
-        `again` is called to charge the ledger before a repetition; `graph` says who masks with whom, by default everyone.
+        `again` is called to charge the ledger before a repetition; `graph` says who masks with whom, by default everyone. These
+        sums are unmasked only where at least `needed` clients have answered; a round's other sums may need fewer.
         """
         ...
 

@@ -6,7 +6,7 @@ This file imports no part: a question holds parts by Protocol, and the wire form
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -31,6 +31,7 @@ class StatisticPart(Part):
     """Something that can be asked about the losses."""
 
     reads_memory: ClassVar[bool] = False      # rows depend on what the risk keeps on its clients
+    by_group: ClassVar[bool] = False          # rows are read group by group; without it a part is not given the clients' groups
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client half: one row per client, linear in its mass, (clients, width), at the server's `trial` numbers."""
@@ -142,7 +143,9 @@ class Statistic:
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
     objective: Any = None               # what a client's loss is: None is the mean over its examples
+    left_out_groups: tuple[int, ...] = ()      # groups of too few clients to be told of: they answer zeros
     last_share: int | None = unsent_field()
+    smallest_group: int | None = unsent_field()      # clients in the smallest group that is told of; None: rows are not by group
 
     def __post_init__(self) -> None:
         """Refuse, with a TypeError, a part that does not derive from `StatisticPart`."""
@@ -162,7 +165,13 @@ class Statistic:
     def rows(self, clients: Clients) -> Tensor:
         """The part's rows for these clients, (clients, width); with what the risk keeps on them, where the part reads it."""
         memory = f"risk {self.model}" if self.part.reads_memory else None
-        return self.part.statistic(clients.statistics(self.model, memory=memory, objective=self.objective), self.trial)
+        known = clients.statistics(self.model, memory=memory, objective=self.objective)
+        if not self.part.by_group:
+            return self.part.statistic(replace(known, group=None), self.trial)
+        rows = self.part.statistic(known, self.trial)
+        if known.group is None or not self.left_out_groups:
+            return rows
+        return rows.masked_fill(torch.isin(known.group, torch.tensor(self.left_out_groups))[:, None], 0.0)
 
     def width(self, dim: int) -> int:
         """Entries of a row, as the part gives them for these trial numbers; `dim` does not matter."""
@@ -177,8 +186,8 @@ class Statistic:
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinite: the whole cohort answers."""
-        return math.inf                 # everybody in the cohort answers
+        """Infinite, since all of the cohort answer; of a question by group, the size of the smallest group that is told of."""
+        return math.inf if self.smallest_group is None else self.smallest_group
 
     def count_question(self) -> Question:
         """Raises a TypeError: the whole cohort answers, so there is nothing to count."""
@@ -503,17 +512,48 @@ def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
     """The client's only entry point: rows computed, clipped, noised and encoded, (clients, width), in the order of `clients`.
 
-    A client whose row is not finite is marked as failed, and its row is zero before its share of the noise is added.
+    A client whose row is not finite is marked as failed, and its row is zero before its share of the noise is added; so is one
+    that was to contribute to a sum without noise and whose row is nothing but zeros.
     """
     rows = question.rows(clients)
-    if not bool(rows.sum(1).isfinite().all()):                     # a finite sum has finite terms; the other way round, look
-        finite = rows.isfinite().all(1)
-        clients.shard.failed[clients.place] |= ~finite.cpu()
-        rows = rows.where(finite[:, None], 0.0)
+    sums = rows.sum(1)
+    if not bool((sums.isfinite() & (sums != 0)).all()):
+        rows = _without_failed(question, rows, sums, clients)
     if question.mechanism.private and not question.mechanism.reveals_exact_sum:
         refuse_rounding_after_noise(question, rows.shape[1], encoding)
     rows = _apply_mechanism(question, rows, clients)
     return encoding.encode(rows, row_bound_for(question, rows.shape[1], encoding), question.divisor)
+
+
+def _without_failed(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
+    """Rows with zeros for those that are not finite; their clients, and contributors with nothing but zeros, are noted as failed.
+
+    `sums` are those of the rows: a finite one has finite terms, and one other than zero has a term other than zero.
+    """
+    if not bool(sums.isfinite().all()):
+        finite = rows.isfinite().all(1)
+        clients.shard.failed[clients.place] |= ~finite.cpu()
+        rows = rows.where(finite[:, None], 0.0)
+    if question.trains and not question.mechanism.private:
+        empty = (sums == 0).cpu() & clients.shard.contributed[question.model, clients.place]
+        if bool(empty.any()):
+            clients.shard.failed[clients.place[empty]] |= ~rows[to_device(empty, rows.device)].any(1).cpu()
+    return rows
+
+
+def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
+    """How many clients of a shard answered one of these questions with zeros although they were taken to contribute to its sum.
+
+    Their loss or update was not finite, or an aggregator made nothing but zeros of it. Everybody is taken to contribute to a
+    `Statistic`, whoever has a weight and takes a step to a `Train`; of an `Evaluate` those who do are counted exactly.
+    """
+    silent = torch.zeros_like(shard.failed)
+    for one in questions:
+        if isinstance(one, Train):
+            silent |= shard.contributed[one.model] & shard.failed
+        elif isinstance(one, Statistic):
+            silent |= shard.failed
+    return int(silent.sum())
 
 
 def refuse_rounding_after_noise(question: Question, width: int, encoding: Encoding) -> None:

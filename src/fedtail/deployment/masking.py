@@ -2,7 +2,8 @@
 
 "simple"          dropout-tolerant: keys and shares before the round's first question, two exchanges; then two for each question
 "ahead"           dropout-tolerant: keys and shares of the next round travel with the first question, two exchanges for each one
-"all-or-nothing"  one exchange for each question; if a node is missing, one retry with the rest
+"all-or-nothing"  one exchange for each question; if a node is missing there is no sum, and with integer noise one retry with the
+                  rest
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds
+from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds, accept_any
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
@@ -34,10 +35,12 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum of the nodes' rows: `width` integers modulo 2 ** modulus_bits, masked in `context`; TooFew where few answer.
 
-        Before a retry `again` is called: it charges for it, and gives the new context.
+        `check` is called with the nodes that answered, before their sum is unmasked, and may refuse it too. Before a retry
+        `again` is called: it charges for it, and gives the new context; None where the rows have no noise and there may be none.
         """
         ...
 
@@ -67,8 +70,9 @@ class DropoutTolerant:
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over the nodes that stay; there are no retries.
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
+        """The sum over the nodes that stay, unmasked where `check` lets it; there are no retries.
 
         The first sum of a round sets up the next session where keys go ahead.
         """
@@ -77,7 +81,7 @@ class DropoutTolerant:
             self._begin(counts, threshold)
         ahead = self._new_session(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
-        return self._rounds.sum(width, modulus_bits, context, ahead)
+        return self._rounds.sum(width, modulus_bits, context, ahead, check)
 
     def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
@@ -144,31 +148,39 @@ class AllOrNothing:
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum over all nodes of the round that have keys, with one retry over the rest where some are missing.
 
-        TooFew where the rest are too few, or the retry fails too.
+        Without noise (`again` is None) there is no retry. TooFew where the rest are too few, or the retry fails too.
         """
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
-        self._check_enough(members)
+        self._check_enough(members, check)
         try:
-            return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
+            found = self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
-            self._check_enough(tuple(one for one in members if one not in why.missing))
-            return self._rounds.again(again())
+            if again is None:
+                raise TooFew(f"no row came from nodes {', '.join(map(str, why.missing))}, and all are needed: nothing is "
+                             "released. Without noise there is no retry: a late row would be the difference of the two sums. "
+                             "Use the schedule ahead or simple where nodes drop out.") from why
+            self._check_enough(tuple(one for one in members if one not in why.missing), check)
+            found = self._rounds.again(again())
+        check(found.survivors)                                      # with what came along with the rows
+        return found
 
     def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
         return take_refused(self._rounds.server if self._rounds else None)
 
-    def _check_enough(self, members: tuple[int, ...]) -> None:
-        """Raise TooFew where these nodes hold fewer clients than the round's threshold, or are fewer than 2."""
+    def _check_enough(self, members: tuple[int, ...], check: Check) -> None:
+        """Raise TooFew where these nodes hold fewer clients than the threshold, are fewer than 2, or `check` refuses them."""
         clients = sum(self._counts[one] for one in members)
         if len(members) < 2 or clients < self._threshold:
             raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
                          "nodes.")
+        check(members)
 
 
 def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:

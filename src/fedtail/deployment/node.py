@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
 from fedtail.base_part import Part, class_with_declared
+from fedtail.channel.base import adds_shares
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -179,14 +180,24 @@ class Node:
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
         """All partial sums of a packed `Ask` joined as one row of integers modulo 2 ** modulus_bits, and its context digest.
 
-        Refused where the question is encoded for another modulus, gathers rows, or is about another round.
+        Refused where a question is encoded for another modulus, gathers rows, is about another round or a retry without noise.
         """
         asked = self._read_ask(ask)
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
+        if asked.attempt and not may_be_repeated(asked.questions):
+            raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
         sums = self._sums(ask)
         assert self._broadcast is not None
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
+
+    def silent(self, ask: bytes) -> int:
+        """How many of this node's clients answered a question with zeros although they were to contribute to its sum.
+
+        Sums with noise do not rely on contributors, and nothing is told about theirs.
+        """
+        hidden = [one for one in self._read_ask(ask).questions if not one.mechanism.private]
+        return self.fleet.silent(hidden)
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The partial sums of a packed `Ask`, one tensor per question.
@@ -270,6 +281,11 @@ class Node:
             self.fleet.note(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
+
+
+def may_be_repeated(questions: Iterable[Any]) -> bool:
+    """Whether an all-or-nothing sum may be asked for again over fewer nodes: where clients add fresh noise to all of it."""
+    return all(adds_shares(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.node_messages import NodeMessage, Reply, digest, message_bytes, read_message
+from fedtail.deployment.node_messages import NodeMessage, Reply, digest, message_bytes, read_message, silence
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -36,6 +36,10 @@ class Computing(Protocol):
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
         """The answer to a packed question as a row of integers modulo 2 ** modulus_bits, and the context digest of its mask."""
+        ...
+
+    def silent(self, ask: bytes) -> int:
+        """How many of its clients sent zeros in that row although they were to contribute to the sum."""
         ...
 
     def save(self) -> bytes:
@@ -82,6 +86,7 @@ class Site:
         self._broadcasts: list[bytes] = []
         self._participant: Participant | None = None
         self._saved_node = b""
+        self._silent = 0                                     # of its clients in the row it is about to send
 
     def save(self) -> bytes:
         """The whole state as bytes, secrets included: for a place that only this node reads."""
@@ -151,15 +156,18 @@ class Site:
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
+        self._silent = 0
         answer, refused = self._participant.answer(message.secure, lambda _, ask: self._row(message, ask))
-        return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
+        return Reply(about, silence(self._silent), answer, "; ".join(map(str, refused)).encode())
 
     def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
         """The integer row and context digest for a masked question; any error becomes Refused, in words without data."""
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            return self._loaded_node().row(message.ask, ask.modulus_bits)
+            row = self._loaded_node().row(message.ask, ask.modulus_bits)
+            self._silent = self._loaded_node().silent(message.ask)
+            return row
         except Refused:
             raise
         except Exception as why:

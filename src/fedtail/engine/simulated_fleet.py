@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.threads import use_one_thread
 from fedtail.fleet import Broadcast, RoundView
-from fedtail.questions import Question
+from fedtail.questions import Question, silent_clients
 from fedtail.rows import RowFolder, RowPlaces, Rows
 from fedtail.rows.folder import LARGE
 from fedtail.sampling import Cohort
@@ -37,7 +37,7 @@ class SimulatedFleet:
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
         """Refused with TypeError: simulated clients have no keys of their own to mask rows with."""
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
@@ -51,6 +51,10 @@ class SimulatedFleet:
         self._shard: Shard | None = None
         self._view = RoundView.empty()
         self._restore: Callable[[], None] = _restore_nothing
+
+    def silent(self, questions: Iterable[Question]) -> int:
+        """How many clients of the open round answered these questions with zeros although they were taken to contribute."""
+        return 0 if self._shard is None else silent_clients(questions, self._shard)
 
     def close(self, finished: bool) -> None:
         """End the round and keep the experimenter's view of it; torch gets its threads back.

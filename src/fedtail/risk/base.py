@@ -61,6 +61,11 @@ class Risk(StatisticPart):
         """Whether its rows depend on what clients keep between rounds; it follows from the declaration."""
         return self.declares.keeps is not None
 
+    @property
+    def by_group(self) -> bool:  # type: ignore[override]
+        """Whether the rows that answer `fit` are read group by group, as of a risk that needs groups."""
+        return self.declares.needs_groups is not None
+
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The risk of these losses over the last axis, differentiable: a scalar, or (...) for a batch.
 

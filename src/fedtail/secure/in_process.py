@@ -28,7 +28,7 @@ class LocalClients:
     """
 
     def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,
-                 repetitions: int = 1, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
+                 repetitions: int = 0, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
                  corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         known = identities or {}
         self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random, corrupted, security_bits)

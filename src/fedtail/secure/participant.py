@@ -48,7 +48,7 @@ class Participant:
     retries: a server that calls a row missing which came would learn the row, by the difference of two sums.
     """
 
-    def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 1, identity: Identity | None = None,
+    def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 0, identity: Identity | None = None,
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
         self.corrupted, self.security_bits = corrupted, security_bits
