@@ -12,6 +12,8 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedtail.privacy import Attack, GaussianRelease, NoSampling, PoissonSampling, RoundEvent, epsilon_at, gaussian_epsilon
+
 from audits import __main__ as command
 from audits.canaries import Canaries
 from audits.catalogue import AUDITS, DELTA
@@ -19,7 +21,6 @@ from audits.curve import Curve, epsilon_by_curve
 from audits.findings import Finding, carry_out
 from audits.page import BEGIN, END, write_page
 from audits.targets import quantile_plan
-from fedtail.privacy import Attack, GaussianRelease, NoSampling, PoissonSampling, RoundEvent, epsilon_at, gaussian_epsilon
 
 QUICK = [audit for audit in AUDITS if audit.quick]
 

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Literal
 
 import fedtail
+from fedtail import AdaptiveClip, DiscreteNoise, Family, GaussianNoise, IntegerChannel, PlainChannel
+from fedtail.privacy import Attack, guarantee
+
 from audits.canaries import CLIP, Canaries, Observations, channel_for, observe
 from audits.curve import epsilon_by_curve
 from audits.damage import less_noise, longer_rows
 from audits.nodes import observe_nodes
 from audits.targets import observe_evaluation, observe_histogram, observe_quantiles
-from fedtail import AdaptiveClip, DiscreteNoise, Family, GaussianNoise, IntegerChannel, PlainChannel
-from fedtail.privacy import Attack, guarantee
 
 CONFIDENCE = 1 - 1e-6             # of every bound: a sound release is accused once in a million audits
 DELTA = 1e-9                      # so small that what accountants add to integer noise is less than a tenth of noise that is missing

@@ -9,11 +9,11 @@ from __future__ import annotations
 from torch import Tensor
 
 import fedtail
-from audits.canaries import CLIP, WIDE, Canaries, Observations, OverheardMasked, channel_for, observe
 from fedtail.deployment import Node, Site
 from fedtail.privacy import SystemRandomness
 from fedtail.questions import bound_for
 
+from audits.canaries import CLIP, WIDE, Canaries, Observations, OverheardMasked, channel_for, observe
 from remote_cases import Sites
 
 NODES = 3

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 import fedtail
-from audits.canaries import WIDE, Observations
 from fedtail import FederatedEvaluation, Ledger, NoisyHistogram, PrivacyBudget
 from fedtail.channel import Channel
 from fedtail.data.population import Population
@@ -27,6 +26,8 @@ from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import release
 from fedtail.questions import Joint, Question
 from fedtail.sampling import Everyone
+
+from audits.canaries import WIDE, Observations
 
 OTHERS = (0.3, 2.5, 2.6, 9.0)         # losses of the other clients, known to the observer
 AT_ONCE = 200                         # questions of a round
