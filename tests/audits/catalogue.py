@@ -133,18 +133,18 @@ AUDITS = (
     Audit("family_discrete", f"family of three models, {SHARES}", f"{EVERYBODY}, z = 0.45",
           partial(observe_family, "discrete", 1.0, 0.45), 12_000, 1000, "t"),
     *(Audit(f"histogram_{method}_gaussian", f"histogram of losses, {method}, {SERVER}", f"{EVERYBODY}, z = 0.25",
-            partial(observe_histogram, method, GaussianNoise(0.25), PlainChannel()), 2000, 200 * (method == "flat"), "t")
+            partial(observe_histogram, method, GaussianNoise(0.25), PlainChannel()), 4000, 200 * (method == "flat"), "t")
       for method in ("flat", "tree", "optimal")),
     *(Audit(f"histogram_{method}_discrete", f"histogram of losses, {method}, {SHARES}", f"{EVERYBODY}, z = 0.25",
-            partial(observe_histogram, method, DiscreteNoise(0.25, 5), IntegerChannel()), 3000, 200 * (method == "optimal"), "t")
+            partial(observe_histogram, method, DiscreteNoise(0.25, 5), IntegerChannel()), 6000, 200 * (method == "optimal"), "t")
       for method in ("flat", "tree", "optimal")),
     *(Audit(f"quantiles_{method}_{adjacency}", f"private quantiles, {method}, {SHARES}", f"{adjacency}, five clients",
             partial(observe_quantiles, method, adjacency), 12_000, 500 * (method == "optimal"), "t", adjacency=adjacency)
       for method, adjacency in (("flat", "zero-out"), ("tree", "replace-one"), ("optimal", "zero-out"), ("optimal", "replace-one"))),
     Audit("evaluation_gaussian", f"evaluation by clients, {SERVER}", f"{EVERYBODY}, z = 0.25",
-          partial(observe_evaluation, GaussianNoise(0.25), PlainChannel()), 2000, 0, "t"),
+          partial(observe_evaluation, GaussianNoise(0.25), PlainChannel()), 4000, 0, "t"),
     Audit("evaluation_discrete", f"evaluation by clients, {SHARES}", f"{EVERYBODY}, z = 0.25",
-          partial(observe_evaluation, DiscreteNoise(0.25, 5), IntegerChannel()), 3000, 200, "t"),
+          partial(observe_evaluation, DiscreteNoise(0.25, 5), IntegerChannel()), 6000, 200, "t"),
     Audit("fedavg_gaussian", f"DP-FedAvg, {SERVER}", f"3 rounds, {EVERYBODY}, z = 1", partial(observe_training, "gaussian", 1.0, 3, 1.0),
           10_000, 0, training=True),
     Audit("fedavg_gaussian_sampled", f"DP-FedAvg, {SERVER}", f"3 rounds, {SAMPLED}, z = 0.75", partial(observe_training, "gaussian", 0.5, 3, 0.75),
