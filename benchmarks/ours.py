@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from laps import Laps, arguments
 from workloads import Data, Linear, Workload, judged, load
 
 import fedtail
+from fedtail.declarations import RiskDeclaration
 from fedtail.engine import kernel_for
 
 
 class WatchedMean(fedtail.Mean):
-    """The mean, for clients that look at their losses too, as the peers' clients do."""
+    """The mean, for clients that compute their losses too, as the peers' clients do."""
 
-    reads_losses = True
+    @cached_property
+    def declares(self) -> RiskDeclaration:
+        return replace(super().declares, reads_losses=True)
 
 
 def method_of(workload: Workload, name: str) -> fedtail.FederatedAlgorithm:

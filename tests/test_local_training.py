@@ -408,6 +408,21 @@ class CountingWhole(Counting):
     dtype = torch.int64
 
 
+@dataclass(frozen=True)
+class PreparesCounting(LocalSGD):
+    """Declares no memory, and has its clients train by a part that keeps some."""
+
+    def prepare(self, start):
+        return Prepared(Counting(0.1))
+        yield
+
+
+def test_memory_of_the_part_that_prepare_gives_is_declared_by_the_part_that_prepares():
+    method = replace(fedtail.fedavg(7, learning_rate=0.1), local=PreparesCounting(0.1))
+    with pytest.raises(TypeError, match=r"^PreparesCounting\.prepare gave a Counting, whose clients keep rows.*Declare keeps=Keeps\("):
+        train(method, softmax(), people(), rounds=1)
+
+
 def test_memory_that_is_not_declared_or_cannot_be_kept_is_refused_and_a_client_that_failed_keeps_what_it_had():
     method = replace(fedtail.fedavg(7), sample=fedtail.Everyone())
     with pytest.raises(TypeError, match=r"declares it: LocalDeclaration\(keeps=Keeps\("):

@@ -107,7 +107,10 @@ class FederatedAlgorithm:
         dual = yield from fitting if objective is None else changing(fitting, objective=objective)
         train = Train(self.local, self.risk, dual, self.aggregate, kept=state.of("aggregate"), objective=objective)
         local, kept_local = yield from self.local.prepare(self._round_start(state, train))
-        found = yield from self.aggregate.fit(replace(train, local=local))
+        if local is not self.local:
+            self._refuse_undeclared_memory(local)
+            train = replace(train, local=local)
+        found = yield from self.aggregate.fit(train)
         update, kept = found if isinstance(found, Aggregated) else (found, state.of("aggregate"))
         after = state.keeping("aggregate", kept).keeping("local", kept_local)
         if update is None:                      # no client contributed: keep the model
@@ -152,6 +155,13 @@ class FederatedAlgorithm:
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.of("local"), mean_update)
+
+    def _refuse_undeclared_memory(self, local: LocalTraining) -> None:
+        """Refuse a part that `local.prepare` gave and that keeps rows where `local` itself declares that it keeps none."""
+        if local.declares.keeps is not None and self.local.declares.keeps is None:
+            given, kind = type(local).__name__, type(self.local).__name__
+            raise TypeError(f"{kind}.prepare gave a {given}, whose clients keep rows, and {kind} declares that they keep none: "
+                            f"nobody checked whether they last. Declare keeps={local.declares.keeps!r} in {kind} too.")
 
     def _next(self, state: State, seed: int) -> State:
         return state.keeping("iterate", self.iterate.keep(state.of("iterate"), state.params, state.round, seed))
@@ -223,7 +233,8 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
     private_seed = seed if ledger.budget.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
     cohort = fleet.draw(partial(algorithm.sample, fleet.population, private_seed), broadcast.round)
-    if len(cohort.ids.unique()) < len(cohort.ids):
+    ids = cohort.ids.numpy()
+    if not (ids[1:] > ids[:-1]).all() and len(set(ids.tolist())) < len(ids):      # most samplers name them in order: be quick
         raise ValueError(f"{type(algorithm.sample).__name__} named a client more than once in a cohort, so that it would move a "
                          "sum more than once. Name each client once, and give it an importance.")
     if len(cohort.ids) < fewest(algorithm, channel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class WeightedClients(ClientStatistics):
 
     density: Density = None      # type: ignore[assignment]      # (clients,) how much of its mass contributes: the risk's
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """Mass times density, float64."""
         return self.mass * self.density

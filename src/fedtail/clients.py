@@ -207,12 +207,14 @@ class Clients:
         """What a risk sees of these clients under one of the broadcast models; their `losses` may be known already."""
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
-        if losses is None:
-            losses = self.shard.losses(model, objective)[place] if reads_losses else torch.zeros_like(mass)
-        finite = losses.isfinite()
-        if not bool(finite.all()):
-            self.shard.failed[place] |= ~finite
-            losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
+        if losses is None and not reads_losses:
+            losses = torch.zeros_like(mass)
+        else:
+            losses = self.shard.losses(model, objective)[place] if losses is None else losses
+            finite = losses.isfinite()
+            if not bool(finite.all()):
+                self.shard.failed[place] |= ~finite
+                losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
                                 self._or_nan(memory) if memory else None)
 

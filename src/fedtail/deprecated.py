@@ -18,18 +18,22 @@ NAMES = {
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
-    "fedtail.quantiles": {"nobody": "empty_tail"},
+    "fedtail.quantiles": {"flat": "flat_strategy", "nobody": "empty_tail", "optimal": "optimal_strategy",
+                          "tree": "tree_strategy"},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
                        "TogetherServer": "AllOrNothingServer"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
-    "Guarantee": {"against_server": "without_amplification"},
-    "Ledger": {"terms": "budget"},
+    "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
+    "Experiment": {"computing": "training_engine"},
+    "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
+    "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Source": {"changed": "with_value", "where": "location"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}
 VALUES = {"schedule": {"together": "all-or-nothing"}}

@@ -230,14 +230,14 @@ class Train:
         if self.risk.declares.keeps:
             clients.remember(f"risk {self.model}", self.risk.remember(weighted, self.dual))
         clients.shard.contributed[self.model, clients.place] |= chosen
-        if not bool(chosen.any()):
-            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
-        few = clients.take(chosen) if not bool(chosen.all()) else clients
+        if bool(chosen.all()) and len(clients):
+            return self.aggregate.rows(self.local.updates(clients, self.model, gradients), weighted, self, clients)
         where = chosen.nonzero().flatten()
+        if not len(where):
+            return torch.zeros(len(clients), self.width(clients.kernel.dim), dtype=torch.float64)
+        few = clients.take(chosen)
         updates = self.local.updates(few, self.model, None if gradients is None else gradients[sent(where, gradients.device)])
         trained = self.aggregate.rows(updates, weighted.take(chosen), self, few)
-        if len(few) == len(clients):
-            return trained
         rows = trained.new_zeros(len(clients), trained.shape[1])
         return rows.index_copy_(0, sent(where, rows.device), trained)
 

@@ -153,7 +153,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
-        ledger.began_with(earlier)
+        ledger.record_earlier(earlier)
     return _run(Trained(algorithm, task, state, seed), population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
 
 
@@ -175,7 +175,7 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
         ledger.budget = privacy
     if not ledger.vouches_for(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
-        ledger.began_with(replace(made, what=made.what if made.known else UNKNOWN, round=trained.rounds))
+        ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     return _run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
 
 
@@ -187,9 +187,9 @@ def _run(first: Trained, population: Population | None, rounds: int, engine: Eng
     with nullcontext(fleet) if fleet is not None else _own_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
         fleet.recall(_remembered(first, fleet))
-        trained, contributors = _rounds(replace(first, memory=fleet.memory(), ledger=ledger), rounds, fleet, channel, evaluation,
+        trained, anyone = _rounds(replace(first, memory=fleet.memory(), ledger=ledger), rounds, fleet, channel, evaluation,
                                         on_round)
-    if rounds and not contributors and first.rounds == 0:
+    if rounds and not anyone and first.rounds == 0:
         warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
                       "sample more clients.", NoContributionWarning, stacklevel=3)
@@ -223,18 +223,18 @@ def _own_fleet(population: Population | None, first: Trained, engine: Engine) ->
 
 
 def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-            on_round: OnRound | None) -> tuple[Trained, int]:
-    """The loop: the run after so many rounds, or until `on_round` says stop, and how many clients contributed in all."""
-    contributors, stop = 0, False
+            on_round: OnRound | None) -> tuple[Trained, bool]:
+    """The loop: the run after so many rounds, or until `on_round` says stop, and whether any client contributed at all."""
+    anyone, stop = False, False
     for done in range(1, rounds + 1):
         due = evaluation is not None and trained.rounds % evaluation.every == 0
         try:
             state, found = _round(trained, fleet, channel, evaluation if due else None)
         except BudgetSpent as reason:
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
-            return replace(trained, stopped=str(reason)), contributors
+            return replace(trained, stopped=str(reason)), anyone
         view = fleet.view()
-        failed, contributors = trained.failed + (view.failed if view else 0), contributors + (view.contributors if view else 1)
+        failed, anyone = trained.failed + (view.failed if view else 0), anyone or view is None or view.contributors > 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
@@ -242,7 +242,7 @@ def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evalu
             break
     if evaluation is not None and not stop:
         trained = replace(trained, evaluation=_last_evaluation(trained, fleet, channel, evaluation))
-    return trained, contributors
+    return trained, anyone
 
 
 def _round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
@@ -278,7 +278,7 @@ def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
     """Before anything is released: refuse a budget that does not last a round, warn of one that does not last to the end."""
     budget = ledger.budget
     refuse_bare(planned)
-    left = ledger.affordable(planned) if rounds else 0
+    left = ledger.affordable_rounds(planned) if rounds else 0
     if rounds and left < 1 and not ledger.rounds:
         raise ValueError(f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not last for a round with this noise. "
                          "`fedtail privacy` says how much noise it needs.")
@@ -325,7 +325,7 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
 
 def _with_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
     """The module, which knows how it was trained: a run that begins with it can say so."""
-    if made.rounds or not made.known:
+    if made.rounds or not made.is_known:
         setattr(module, ATTRIBUTE, made)
     return module
 

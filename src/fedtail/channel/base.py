@@ -209,9 +209,9 @@ def largest_cohort(sampling: Sampling, population: Any) -> int:
 
 def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:
     """Lose the round where the sums would be divided by a weight that the encoding hardly resolves; zero is nobody's weight."""
-    if question.divisor is None or not sums[question.divisor] > 0:
+    if question.divisor is None or encoding.resolves(sums, bound, question.divisor):      # floats always do, so be quick
         return
-    if not encoding.resolves(sums, bound, question.divisor):
+    if sums[question.divisor] > 0:
         weight, most = float(sums[question.divisor]), float(bound.expand(len(sums))[question.divisor])
         raise RoundLost(f"the weights of all who stayed sum to {weight:.3g} where one client may weigh {most:.3g}, and the step "
                         "would be mostly rounding. Raise modulus_bits or tighten update_bound; lower tilt, or even out masses, "

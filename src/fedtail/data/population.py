@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -183,9 +182,8 @@ class Population:
 
     def with_columns(self, **columns: Any) -> Population:
         """A copy with other columns, whose masses are some of these and not checked again: every round makes one."""
-        made = copy.copy(self)
-        for name, values in columns.items():
-            object.__setattr__(made, name, values)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **columns)
         return made
 
     def to(self, device: Any) -> Population:

@@ -107,9 +107,8 @@ class Simulated:
         if broadcast.round == 0:
             self._kept = {}
             self._rows.forget()
-        key = self._keys(cohort)
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
-                {name: rows.find(key) for name, rows in self._rows.rows().items()})
+                {name: rows.find(self._keys(cohort)) for name, rows in self._rows.rows().items()})
 
     def _places(self, cohort: Cohort) -> RowPlaces:
         """Where the clients of a cohort write what is large."""

@@ -34,33 +34,41 @@ class Superquantile(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError for something that is no quantile."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Theta of the cohort contributes, with weights that sum to theta; the risk may be private and takes batches."""
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """Mean loss of the worst `tail_fraction` of the mass, over the last axis."""
         present = self.present(losses, mass)
         return (_tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """Weights that attain the superquantile: alpha_k / theta above the boundary, a part of that for whoever is tied at it."""
         present = self.present(losses, mass)
         return present.spread(_tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: hold the conversation of `quantile`. The dual is (low, high, share, tail mass) as `Quantile` describes it."""
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: one from `high` on, the boundary's share in [low, high), zero below."""
         low, high, share, _ = dual
         return torch.where(clients.losses >= high, 1.0, share * (clients.losses >= low))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        """The mass of the tail, the last number of the dual, over the largest mass of one client."""
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
+        """The loss at which the tail begins: `low` of the dual."""
         return float(dual[0])
 
 
@@ -77,31 +85,39 @@ class TailFilter(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError for something that is no quantile."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """About theta of the cohort is expected to contribute; the risk may be private and takes batches."""
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """Mean loss, by mass, of the clients at or above the exact lower quantile."""
         present = self.present(losses, mass)
-        return (_kept_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
+        return (_filter_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """Masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below."""
         present = self.present(losses, mass)
-        return present.spread(_kept_weights(present, self.tail_fraction))
+        return present.spread(_filter_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: hold the conversation of `quantile`; its dual begins with the threshold and ends with the tail's mass."""
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: one at or above the threshold, zero below."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        """The mass of the tail, the last number of the dual, over the largest mass of one client."""
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
+        """The threshold: the first number of the dual."""
         return float(dual[0])
 
 
@@ -121,7 +137,7 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     return replace(present, dtype=mass.dtype).spread(_tail_weights(present, tail_fraction))
 
 
-def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
+def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
     """The loss at the boundary of the worst `tail_fraction` of masses that sum to one, (..., 1)."""
     ranked, order = losses.sort(descending=True)
     last = (mass.gather(-1, order).cumsum(-1) < tail_fraction).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)
@@ -129,15 +145,19 @@ def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
 
 
 def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Superquantile weights of the clients with mass, (..., present) float64, sum one, without a gradient; ties share by mass."""
     losses = present.losses.detach()
-    boundary = lowest_of_tail(losses, present.mass, tail_fraction)
+    boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
     rest = ((tail_fraction - present.mass_of(above)) / present.mass_of(tied)).clamp(0, 1)
     return present.mass * (above + rest * tied) / tail_fraction
 
 
-def _kept_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Of those at or above the lower quantile: the largest loss with more than `tail_fraction` of the mass at or above it."""
+def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Weights, by mass, of clients at or above the lower quantile, zero for others; float64, (..., present), sum one.
+
+    The lower quantile is the largest loss with more than `tail_fraction` of the mass at or above it.
+    """
     losses = present.losses.detach()
     ranked, order = losses.sort(descending=True)
     heaped = present.mass.gather(-1, order).cumsum(-1)
