@@ -33,7 +33,7 @@ def less_noise(factor: float) -> Iterator[None]:
 
     def shares(draw):
         def drawn(self, rows, clip_norm, whole, *rest, **more):
-            scale = noises._grid(self, rows.shape[1], clip_norm, whole).scale
+            scale = noises._integer_grid(self, rows.shape[1], clip_norm, whole).scale
             return draw(replace(self, noise_multiplier=self.noise_multiplier / factor, scale=scale), rows, clip_norm, whole, *rest, **more)
         return drawn
 

@@ -26,7 +26,7 @@ class CuriousNode(Node):
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The partial sums that are sent, encoded; decoded ones are kept."""
-        encoded, asked = super()._sums(ask), self._asked(ask)
+        encoded, asked = super()._sums(ask), self._read_ask(ask)
         question = asked.questions[0]
         decoded = asked.encoding.decode(encoded[0], bound_for(question, encoded[0].shape[-1], asked.encoding))
         shares = not question.mechanism.reveals_exact_sum
