@@ -19,15 +19,15 @@ from torch.func import grad, vjp, vmap
 from torch.nn import functional as F
 
 import fedtail
-from fedtail.data.arrays import on, rows_of, tensors_of
-from fedtail.engine.choice import kernel_for
+from fedtail.data.arrays import inputs_to_device, rows_of, tensors_of
 from fedtail.engine.gpu.convolutions import Flat, Stacked
 from fedtail.engine.gpu.cuda_graphs import Replayed
-from fedtail.engine.gpu.precision import computing
+from fedtail.engine.gpu.precision import use_precision
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import CharacterGRU, ConvNet, LSTMClassifier, SoftmaxRegression
-from fedtail.modules import cast
+from fedtail.modules import cast_inputs
 
 RECIPES = {
     "fedavg": fedtail.fedavg(10),
@@ -125,7 +125,7 @@ def products_are_exact() -> bool:
         given = (images, weight, bias, slopes)
         exact = vmap(with_slopes)(*(t.double() for t in given))
         for precision, bound in (("full", 1e-5), ("tf32", 5e-4)):
-            with computing(precision, card):
+            with use_precision(precision, card):
                 with Stacked():
                     found = vmap(with_slopes)(*given)
                 with torch.no_grad(), Flat():
@@ -144,7 +144,7 @@ def _none_stay_none(card: torch.device) -> bool:
     kept = []
     for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000):
         images[0, 0, 0, :1].view(torch.int32).fill_(bits)
-        with torch.no_grad(), computing("tf32", card), Flat():
+        with torch.no_grad(), use_precision("tf32", card), Flat():
             outputs = F.conv2d(images, weight)[0, :, 0, 0]
         kept.append(bool(outputs.isinf().all() if bits == 0x7F800000 else outputs.isnan().all()))
     return all(kept)
@@ -232,7 +232,7 @@ def precisions_differ_little(task: fedtail.Task, people: fedtail.Population) -> 
 
     def gradient(precision, dtype: torch.dtype) -> torch.Tensor:
         weight = torch.full((9, 16), 1 / 16, device=card, dtype=dtype)
-        inputs = on(cast(rows_of(people.inputs, rows), dtype), card)
+        inputs = inputs_to_device(cast_inputs(rows_of(people.inputs, rows), dtype), card)
         step = (task.params().to(card, dtype).expand(9, -1), inputs, people.targets[rows].to(card), weight)
         return StackedKernel(task, card, dtype, precision).gradients(*step).double()
 

@@ -29,7 +29,7 @@ from fedtail import (
     WeightedMean,
 )
 from fedtail.client_statistics import ClientStatistics
-from fedtail.composition import Composition, sums_are_divided_by_what_they_weigh
+from fedtail.composition import Composition, divisor_refusals
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.questions import Train, converse
 
@@ -43,7 +43,7 @@ def double(*values: float) -> torch.Tensor:
 
 def client_rows(aggregate, updates, clients: ClientStatistics, train: Train, batch):
     """The client half, given the weights that the risk of the question gives."""
-    return aggregate.rows(updates, clients.weighted(train.risk.density(clients, train.dual)), train, batch)
+    return aggregate.rows(updates, clients.with_density(train.risk.density(clients, train.dual)), train, batch)
 
 
 def answered(aggregate, train: Train, sums: torch.Tensor):
@@ -197,7 +197,7 @@ def test_a_noisy_sum_crosses_as_it_is_and_is_divided_by_the_total(aggregate):
         assert update.update.tolist() == [1.0, -3.0]                                  # in units of the clip norm, which is two
         assert update.kept.tolist() == [2.0]                                          # half were short enough, as they should be
         assert update.kept.dtype == torch.float64
-        assert aggregate.now(Train(LocalSGD(), Mean(), NOTHING, aggregate, kept=double(0.3))) == 0.3
+        assert aggregate.current_clip_norm(Train(LocalSGD(), Mean(), NOTHING, aggregate, kept=double(0.3))) == 0.3
 
 
 def test_an_adaptive_clip_follows_the_median_at_a_rate_of_a_fifth_unless_told_otherwise():
@@ -245,7 +245,7 @@ def check_total(aggregate, risk, cohort):
     """Refuse numbers that were planned for other cohorts than the expected ones."""
     sample = SimpleNamespace(expected_size=lambda population: cohort)
     parts = Composition(sample, risk, aggregate, LocalSGD(), None, fedtail.PlainChannel(), None)
-    for text in sums_are_divided_by_what_they_weigh(parts):
+    for text in divisor_refusals(parts):
         raise ValueError(text)
 
 

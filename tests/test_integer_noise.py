@@ -31,7 +31,7 @@ from fedtail.privacy.events import GaussianRelease, LatticeRelease, NoSampling, 
 from fedtail.questions import Statistic, StatisticPart, answer
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 from remote_cases import PEOPLE, TASK, Sites
 
@@ -196,7 +196,7 @@ def test_ledgers_from_before_are_priced_without_amplification_and_say_so(tmp_pat
 # A node decides what it adds
 
 def test_which_clients_add_a_share_is_never_sent_and_cannot_be_told_to_a_node():
-    types = named(PARTS)
+    types = types_by_name(PARTS)
     question = Statistic(fedtail.NoisyHistogram(4.0, 30.0, DiscreteNoise(1.0, 5)), torch.zeros(0), mechanism=MECHANISM, last_share=3)
     sent = pack(question)
     assert b"last_share" not in sent
@@ -265,8 +265,8 @@ def test_attacks(attack):
 
 def test_the_attacks_notice_their_defects(monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(base, "refuse_coarse", lambda *_: None)
-        patched.setattr("fedtail.questions.refuse_coarse", lambda *_: None)
+        patched.setattr(base, "refuse_rounding_after_noise", lambda *_: None)
+        patched.setattr("fedtail.questions.refuse_rounding_after_noise", lambda *_: None)
         assert not attack_rounded_after_noise.attack().held
     with monkeypatch.context() as patched:
         patched.setattr(attack_node_alone, "planned_round", lambda method, fleet, channel, dim: planned_round(

@@ -14,7 +14,7 @@ from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.deployment.node import PARTS
 from fedtail.deployment.node_messages import Reply, digest, message_bytes, read_message, read_reply
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
 
@@ -22,7 +22,7 @@ CHANNEL = SecureChannel(8, minimum_contributors=3)
 EVERYBODY = {"sample": fedtail.Everyone()}
 FEDAVG = fedtail.fedavg(30, **LOCAL)
 DELTA = fedtail.delta_fl(0.5, 30, **ONE_QUESTION, **LOCAL)
-TYPES = named(PARTS)
+TYPES = types_by_name(PARTS)
 
 
 def without(node, nodes=5):

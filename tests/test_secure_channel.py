@@ -148,12 +148,12 @@ def asked_in_vain(question):
 
 def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
     question = Statistic(Digit(24, 8), torch.tensor(0))                  # without noise: only the channel needs a minimum
-    SecureChannel(8).lose_few((question,), SimpleNamespace(answered=8))
+    SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=8))
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(8).lose_few((question,), SimpleNamespace(answered=7))
+        SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=7))
     shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)         # noise of 8 clients
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answered=7))
+        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answer_count=7))
 
 
 def counts_of(trained):
@@ -354,10 +354,10 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
     question = Statistic(Digit(24, 8), torch.tensor(0))
-    PlainChannel().lose_few((question,), SimpleNamespace(answered=None))             # nobody can fail there
-    PlainChannel().lose_few((question,), SimpleNamespace(answered=1))
+    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=None))             # nobody can fail there
+    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=1))
     with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
-        PlainChannel().lose_few((question,), SimpleNamespace(answered=0))
+        PlainChannel().lose_few((question,), SimpleNamespace(answer_count=0))
 
 
 def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
@@ -382,7 +382,7 @@ def test_the_noise_of_a_server_follows_from_seed_round_and_question():
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
-    in_one_process, answered = True, None
+    in_one_process, answer_count = True, None
 
     def __init__(self, fails=False):
         self.fails, self.seen = fails, []
@@ -480,5 +480,5 @@ def test_plain_numbers_are_added_in_float64():
     assert code.sum(code.encode(rows, torch.ones(1))).tolist() == (2 * rows.double()[0]).tolist()
     assert torch.equal(code.decode(rows, torch.ones(1)), rows)
     assert code.resolves(torch.zeros(2), torch.ones(1), 0)
-    assert not code.bounded
-    assert FixedPoint(3, 2.0, 20).bounded
+    assert not code.needs_bound
+    assert FixedPoint(3, 2.0, 20).needs_bound

@@ -122,7 +122,7 @@ def shares_read(rounds: int = 5, width: int = 10_000, planned: int = 40) -> tupl
 
     def keep(progress: fedtail.Progress) -> None:
         models.append(progress.trained.state.params.clone())
-        sizes.append(progress.view.cohort)
+        sizes.append(progress.view.cohort_size)
 
     fedtail.train(method, task, people, rounds=rounds, seed=1, channel=IntegerChannel(), privacy=PrivacyBudget(delta=1e-3),
                   engine=fedtail.Engine(workers=1), on_round=keep)

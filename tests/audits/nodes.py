@@ -11,7 +11,7 @@ from torch import Tensor
 import fedtail
 from fedtail.deployment import Node, Site
 from fedtail.privacy import SystemRandomness
-from fedtail.questions import bound_for
+from fedtail.questions import row_bound_for
 
 from audits.canaries import CLIP, WIDE, Canaries, Observations, OverheardMasked, channel_for, observe
 from remote_cases import Sites
@@ -28,7 +28,7 @@ class CuriousNode(Node):
         """The partial sums that are sent, encoded; decoded ones are kept."""
         encoded, asked = super()._sums(ask), self._read_ask(ask)
         question = asked.questions[0]
-        decoded = asked.encoding.decode(encoded[0], bound_for(question, encoded[0].shape[-1], asked.encoding))
+        decoded = asked.encoding.decode(encoded[0], row_bound_for(question, encoded[0].shape[-1], asked.encoding))
         shares = not question.mechanism.reveals_exact_sum
         self.sent = question.mechanism.on_server(decoded, SystemRandomness()) if shares else decoded
         return encoded
@@ -42,7 +42,7 @@ class CuriousSites(Sites):
         made = (CuriousNode if node == 0 else Node)(self.people[node], self.task, dtype=WIDE, workers=1)
         if node == 0:
             self.curious = made
-        return Site(lambda: made, **self.settings)
+        return Site(lambda: made, **{"masked_only": False, **self.settings})
 
 
 def observe_nodes(noise: str, masked: bool, rounds: int, multiplier: float, wanted: int, seed: int | None, clients: int = 300) -> Observations:

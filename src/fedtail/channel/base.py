@@ -17,7 +17,15 @@ from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling,
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, refuse_coarse, single_questions
+from fedtail.questions import (
+    Encoding,
+    Joint,
+    Question,
+    arrange_answers,
+    refuse_rounding_after_noise,
+    row_bound_for,
+    single_questions,
+)
 from fedtail.sampling import Cohort
 
 
@@ -91,7 +99,7 @@ class Channel:
                 refuse_release(self, one.mechanism, one.gather, one.name)
                 if adds_shares(one.mechanism):
                     most = self.encoding(largest_cohort(planned.sampling, fleet.population), cohort.mass_bound)
-                    refuse_coarse(one, one.width(dim), most)      # by the largest cohort: this one's size is not to be told
+                    refuse_rounding_after_noise(one, one.width(dim), most)      # the largest cohort: this one's size is not told
                 lose_thin_noise(one, fleet, cohort)
             self.lose_small_sums(questions, cohort, ask)
             releases = [one.release(dim) for one in questions]
@@ -103,10 +111,10 @@ class Channel:
             found = self.collect(questions, encoding, fleet, cohort, broadcast, charge)
             self.lose_few(questions, fleet)
             totals = zip(questions, found, strict=True)
-            return arranged(question, iter([read(one, total) for one, total in totals]))
+            return arrange_answers(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
-            bound = bound_for(question, total.shape[-1], encoding)
+            bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
             lose_rounding(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise(broadcast, question.number))
@@ -130,7 +138,7 @@ class Channel:
 
         Integer noise relies on clients beside those of any one node, which knows its own clients' shares.
         """
-        answered, needed = fleet.answered, max(self.minimum, *(one.mechanism.minimum for one in questions))
+        answered, needed = fleet.answer_count, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -151,7 +159,7 @@ class Channel:
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         known = [one.fewest_contributors(cohort.mass_bound) for one in hidden]
-        unknown = tuple(one.count() for one, fewest in zip(hidden, known, strict=True) if fewest is None)
+        unknown = tuple(one.count_question() for one, fewest in zip(hidden, known, strict=True) if fewest is None)
         counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
         fewest = min([len(cohort.ids), *(one for one in known if one is not None), *counted]) if hidden else math.inf
         if fewest < self.minimum_contributors:

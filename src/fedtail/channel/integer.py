@@ -61,7 +61,7 @@ class FixedPoint:
     In integers: a row holds at most 2^row_bits <= (M/2 - 1) / clients, so that the sum stays below M/2 on either side.
     """
 
-    bounded: ClassVar[bool] = True
+    needs_bound: ClassVar[bool] = True
     clients: int
     mass: float
     modulus_bits: int

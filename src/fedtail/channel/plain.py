@@ -29,7 +29,7 @@ class PlainChannel(Channel):
 class Plain:
     """float64, added as such."""
 
-    bounded: ClassVar[bool] = False
+    needs_bound: ClassVar[bool] = False
     modulus_bits: ClassVar[int | None] = None
     clients: int
     mass: float

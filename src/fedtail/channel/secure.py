@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder, RoundLost
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import SignedGraph, SparseGraph
 from fedtail.channel.integer import check_modulus, fixed_point
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hashed, uniform
+from fedtail.draws import hash_bits, uniform
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.sampling import Cohort
 
@@ -39,7 +39,8 @@ class SecureChannel(Channel):
     `fedtail.secure` between them; "none" adds the same integers without masks, for speed, and says so in what is recorded.
     `dropout` is how likely a client vanishes there after it was sampled and before its row arrives, to see what that does.
 
-    Every pair of clients shares a mask; with a `graph` each client and few others, and more of them have to stay.
+    Every pair of clients shares a mask; with `graph=SparseGraph(...)` each client and few others, and more of them have to stay.
+    With `graph=SignedGraph(...)` every pair does, and clients sign, against a server that departs from the protocol.
     """
 
     reveals_rows: ClassVar[bool] = False
@@ -48,7 +49,7 @@ class SecureChannel(Channel):
     modulus_bits: int = 62
     masks: Literal["real", "none"] = "real"
     dropout: float = 0.0
-    graph: SparseGraph | None = None
+    graph: SparseGraph | SignedGraph | None = None
 
     def __post_init__(self) -> None:
         check_modulus(self.modulus_bits)
@@ -68,16 +69,16 @@ class SecureChannel(Channel):
 
     @property
     def label(self) -> str:
-        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
     def described(self, fleet: Fleet) -> str:
-        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
-    def _neighbours(self) -> str:
-        few = self.graph
-        return "" if few is None else f" with few neighbours (up to {few.corrupted:.0%} corrupted, {few.dropped:.0%} dropped)"
+    def _graph_label(self) -> str:
+        """What the graph adds to the description of the sums; nothing where every pair shares a mask unsigned."""
+        return "" if self.graph is None else f" {self.graph.label}"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
         return not self.dropout and super().all_answer(fleet)
@@ -112,7 +113,10 @@ class SecureChannel(Channel):
             yield ('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. '
                    "Leave them out.")
         if self.graph is not None and getattr(fleet, "schedule", None) == "all-or-nothing":
-            yield ("all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
+            yield ("in all-or-nothing sums a server may call a node missing and retry without it, which signatures do not "
+                   "prevent. Use the schedule ahead or simple."
+                   if isinstance(self.graph, SignedGraph) else
+                   "all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
                    "drop out. Leave graph out, or use the schedule ahead or simple.")
         if fleet.population.nodes < 2:
             yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
@@ -120,7 +124,7 @@ class SecureChannel(Channel):
 
     def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Who is gone before a row arrives, (clients,) bool."""
-        return uniform(hashed(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
+        return uniform(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
     def _unmasked(self, rows: Tensor, gone: Tensor) -> Tensor:
         stayed = int((~gone).sum())
@@ -133,17 +137,16 @@ class SecureChannel(Channel):
         """The protocol between clients who know the round, the model, the question and each other."""
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
 
-        names, totals, graph = [int(key) & WORDS for key in cohort.key.tolist()], [], self.graph
-        requires: dict[str, Any] = {} if graph is None else {"corrupted": graph.corrupted, "security_bits": graph.security_bits}
+        names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
+        requires = {} if self.graph is None else self.graph.requirements(names)
         for question, mine, lost in zip(questions, rows, gone, strict=True):
-            session = self._session(broadcast.round, tuple(sorted(names)))
             vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
             clients = LocalClients(names, RUN, self.threshold, vanish, **requires)
             clients.rows = dict(zip(names, mine.numpy(), strict=True))
             clients.context = context_digest(question, broadcast, names)
             rounds = Rounds(clients)
             try:
-                rounds.open(session)
+                rounds.open(self._session(broadcast.round, tuple(sorted(names))))
                 total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context).total
             except TooFew as reason:
                 raise RoundLost(str(reason)) from reason
@@ -151,6 +154,7 @@ class SecureChannel(Channel):
         return totals
 
     def _session(self, round: int, names: tuple[int, ...]) -> Session:
+        """A session of these clients, in increasing order, in the simulator; `TooFew` where they cannot hide anybody."""
         from fedtail.secure import Session
 
         threshold = max(self.threshold, len(names) // 2 + 1)
@@ -158,6 +162,7 @@ class SecureChannel(Channel):
         return make(RUN, round, names, threshold)
 
     def _threshold(self, clients: int) -> int:
+        """Over how many of so many clients sums are released."""
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 

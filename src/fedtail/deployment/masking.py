@@ -17,7 +17,7 @@ from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
 if TYPE_CHECKING:
-    from fedtail.channel.graph import SparseGraph
+    from fedtail.channel.graph import Graph
 
 Counts = Mapping[int, int]              # clients by node
 USUAL = 2                               # questions a round, until it is known
@@ -26,7 +26,7 @@ USUAL = 2                               # questions a round, until it is known
 class Masking(Protocol):
     """Secure sums over nodes, question by question."""
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round whose sums are over `threshold` clients or more; `counts` are its sampled clients by node.
 
         `upcoming` is the next round's cohort, None where it is not known. Each node shares masks with those that `graph` says, or
@@ -58,9 +58,9 @@ class DropoutTolerant:
         self._left = 0                                              # queries that the session still has
         self._prepared: Session | None = None                       # set up with the last round
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
-        self._graph: SparseGraph | None = None
+        self._graph: Graph | None = None
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round. Its session is set up with the first question, unless that was done with the round before."""
         if self._asked:
             self._most = self._asked
@@ -114,7 +114,10 @@ class DropoutTolerant:
             return None
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
-        return self._make_session(self._number, counts, threshold, min(more, MOST_QUERIES))
+        try:
+            return self._make_session(self._number, counts, threshold, min(more, MOST_QUERIES))
+        except TooFew:
+            return None
 
     def _make_session(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session with this number over the cohort's nodes, for so many queries, by the round's graph if it has one."""
@@ -132,7 +135,7 @@ class AllOrNothing:
         self._number, self._threshold = 0, 0
         self._counts: Counts = {}
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round over these nodes; every pair of them shares a mask, so `upcoming` and `graph` are not used."""
         self._counts, self._threshold = counts, threshold
 

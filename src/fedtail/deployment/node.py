@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
-from fedtail.base_part import Part, with_declared
+from fedtail.base_part import Part, class_with_declared
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -29,7 +29,7 @@ from fedtail.runs.files import write_whole
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Computed:
 def built_in_parts() -> Iterator[type]:
     """The classes that any node builds from messages: messages, questions and fedtail's own parts, with those they declare."""
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *with_declared(ClientMetrics))
+                *class_with_declared(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
         for name in room.__all__:
             part = getattr(room, name)
             if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):
-                yield from with_declared(part)
+                yield from class_with_declared(part)
 
 
 PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a node your own parts as well
@@ -109,7 +109,7 @@ class Node:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
-        self.types = named(dict.fromkeys((*PARTS, *(sent for part in parts for sent in with_declared(part)))))
+        self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in class_with_declared(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._forget()
@@ -162,7 +162,7 @@ class Node:
         place = self._state_file(training)
         self.recall(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:
-            self.fleet.keep_in(place.parent)
+            self.fleet.reset_to_folder(place.parent)
         self._training = training
 
     def _state_file(self, training: bytes) -> Path | None:
@@ -243,10 +243,10 @@ class Node:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not place.exists():                                 # a training begins
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
-        self.fleet.hold()                                      # of which one node is the writer
+        self.fleet.lock_folder()                               # of which one node is the writer
         write_whole(place, saved)
         if not self.fleet.stamp:
-            self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash
+            self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named
 
     def recall(self, saved: bytes) -> None:
@@ -257,12 +257,12 @@ class Node:
         if not saved:
             self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
             return
-        was: Computed = unpack(saved, {**self.types, **named([Computed])})
+        was: Computed = unpack(saved, {**self.types, **types_by_name([Computed])})
         self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._state_file(was.training)
         if place is not None:
-            self.fleet.keep_in(place.parent)
+            self.fleet.reset_to_folder(place.parent)
             if place.parent.is_dir():
-                self.fleet.hold()
+                self.fleet.lock_folder()
             kept |= {name: RowStore.open(place.parent, Mark(*mark)).rows for name, mark in was.stores}
         self.fleet.recall(ClientMemory(self.fleet.population.key, kept))
         if was.opened:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost, adds_shares
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
@@ -26,7 +26,7 @@ from fedtail.secure.frames import peek, unbundled
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
 from fedtail.secure.sparse_messages import SparseAsk
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a message for some nodes, replies from those who answer
 Schedule = Literal["ahead", "simple", "all-or-nothing"]
@@ -54,10 +54,10 @@ class RemoteFleet:
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
         self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
-        self.answered = 0                                    # clients whose answers the last sums hold
+        self.answer_count = 0                                    # clients whose answers the last sums hold
         self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
-        self._types, self._run, self._messages = named(PARTS), secrets.token_bytes(16), 0
+        self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
                                   else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
@@ -104,7 +104,7 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None) -> list[Tensor]:
         """For each question the sum over `threshold` clients or more, none of whose rows is seen here; RoundLost for fewer.
 
         `again` is called before a retry, and charges for it. `graph` says which nodes share masks; None: all of them.
@@ -128,6 +128,7 @@ class RemoteFleet:
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why
+        self._note_refused()
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
         self._report(found.survivors)
@@ -164,7 +165,7 @@ class RemoteFleet:
         """Go on with the training of a checkpoint, whose nodes remember by themselves; without one, a new training begins."""
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int, graph: SparseGraph | None) -> None:
+    def _open_masked(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums with its first masked question; later calls in the round change nothing."""
         if self._masked_round == self._broadcast.round:
             return
@@ -230,12 +231,16 @@ class RemoteFleet:
             return None
         return sums
 
-    def _report(self, nodes: Iterable[int]) -> None:
-        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+    def _note_refused(self) -> None:
+        """Note why messages of nodes were refused since the last call; what is noted of a node already stays."""
         for node, why in self._masking.take_refused():
             self._problems.setdefault(node, str(why))
+
+    def _report(self, nodes: Iterable[int]) -> None:
+        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+        self._note_refused()
         counts = [self._counts[node] for node in nodes]
-        self.answered = answered = sum(counts)
+        self.answer_count = answered = sum(counts)
         self.answered_beside_largest = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
                                          dict(self._problems), self._exchanges))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.choice import evaluating_kernel
+from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import client_values_by_block
 from fedtail.task import Task
-from fedtail.training import Trained, results
+from fedtail.training import Trained, result_params
 
 ALONE = 0      # the one client of a population made on its own device
 
@@ -71,7 +71,7 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
 
     The first part is `fraction` of the examples, drawn from `seed`. A ValueError unless `names` are as many as the models.
     """
-    models = results(trained.algorithm, trained.state)
+    models = result_params(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
         raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")
@@ -95,5 +95,5 @@ def _best_models(errors: Tensor) -> Tensor:
 def _client_errors(task: Task, population: Population) -> Tensor:
     """The error of every client under the task's module, (clients,), computed on the CPU."""
     params = task.params().cpu()
-    kernel = evaluating_kernel(task, params.device, params.dtype, population)
+    kernel = evaluation_kernel(task, params.device, params.dtype, population)
     return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.questions import Conversation, StatisticPart, arranged, converse, single_questions
+from fedtail.questions import Conversation, StatisticPart, arrange_answers, converse, single_questions
 from fedtail.types import Density, Losses, Mass, Weights
 
 T = TypeVar("T")
@@ -230,7 +230,7 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
     def ask(question: Any) -> Any:
         """The sum of the clients' rows for each single question, arranged as the question was joined."""
         single: Iterator[Any] = single_questions(question)
-        return arranged(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
+        return arrange_answers(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
     return converse(conversation, ask)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtail.secure.encoding import U16, U32, U64, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.identity import Identity, checked
+from fedtail.secure.identity import Identity, checked_identity
 from fedtail.secure.masks import add_masks, from_wire, pair_key, residues, run_mask_context, to_wire, word
 from fedtail.secure.messages import Ask, AskAll, Masked, MaskedForAll, Run, RunKeyList, RunKeys
 from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, system
@@ -54,14 +54,14 @@ class AllOrNothingClient:
         if me not in run.members:
             raise Refused(f"client {me} is not among the {len(run.members)} members of the run.")
         self.state = AllOrNothingState(run, me, max(minimum, 2), repetitions, random(KEY))
-        self._identity = checked(run, identity)
+        self._identity = checked_identity(run, identity)
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None) -> AllOrNothingClient:
         """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
         client.state = decode(AllOrNothingState, saved)
-        client._identity = checked(client.state.run, identity)
+        client._identity = checked_identity(client.state.run, identity)
         return client
 
     def save(self) -> bytes:
@@ -85,8 +85,7 @@ class AllOrNothingClient:
         if entries.get(self.state.me) != self._keys() or not entries.keys() <= set(run.members):
             raise Refused("a list of keys names somebody who was not invited, or not this client with the key it sent.")
         if self._identity is not None:
-            for one in heard.entries:
-                self._identity.check(run.id, one)
+            self._identity.check(run.id, heard.entries)
         self.state = replace(self.state, key_list=heard)
 
     def asked(self, message: bytes) -> AskAll:
