@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core fuzz-readers attacks mutants tables docs bench clean
+.PHONY: demo test lint types unit wheel faults test-deploy fuzz same-numbers fuzz-core fuzz-readers attacks audits mutants tables docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedtail demo
@@ -51,6 +51,11 @@ fuzz-readers: $(VENV)/.installed-test
 ATTACKS ?=
 attacks: $(VENV)/.installed-test
 	$(BIN)/python tests/attacks/run.py $(ATTACKS)
+
+# Lower bounds on the epsilon of every private release, beside the claims and with noise that is too small: the table in docs/audits.md.
+AUDITS ?=
+audits: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m audits --page docs/audits.md $(AUDITS)
 
 # Defects put into a sample of the source, one at a time, each of which a test should notice: hours the first time, resumable.
 PACKAGE ?=

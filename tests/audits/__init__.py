@@ -1,0 +1,1 @@
+"""Audits of every private release that a shipped recipe can make: `make audits`."""
