@@ -44,18 +44,17 @@ class Superquantile(Risk):
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         present = self.present(losses, mass)
-        return (_tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
+        return (tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         present = self.present(losses, mass)
-        return present.spread(_tail_weights(present, self.tail_fraction))
+        return present.spread(tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        low, high, share, _ = dual
-        return torch.where(clients.losses >= high, 1.0, share * (clients.losses >= low))
+        return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
         return float(dual[3]) / mass
@@ -118,7 +117,13 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     """
     check_tail_fraction(tail_fraction)
     present = Present.of(losses, mass, batched=True)
-    return replace(present, dtype=mass.dtype).spread(_tail_weights(present, tail_fraction))
+    return replace(present, dtype=mass.dtype).spread(tail_weights(present, tail_fraction))
+
+
+def tail_density(losses: Tensor, dual: Tensor) -> Density:
+    """One for losses above the boundary of a tail, its share for those in it, zero below; the dual is a quantile part's."""
+    low, high, share, _ = dual
+    return torch.where(losses >= high, 1.0, share * (losses >= low))
 
 
 def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
@@ -128,7 +133,8 @@ def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
     return ranked.gather(-1, last)
 
 
-def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
+def tail_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Superquantile weights of those present, float64, sum one along the last axis; clients tied at the boundary share it."""
     losses = present.losses.detach()
     boundary = lowest_of_tail(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
@@ -136,11 +142,19 @@ def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
     return present.mass * (above + rest * tied) / tail_fraction
 
 
-def _kept_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Of those at or above the lower quantile: the largest loss with more than `tail_fraction` of the mass at or above it."""
-    losses = present.losses.detach()
+def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
+    """The largest loss with more than `tail_fraction` of the mass, which sums to one, at or above it, (..., 1).
+
+    For `tail_fraction` = 1 that is the smallest loss.
+    """
     ranked, order = losses.sort(descending=True)
-    heaped = present.mass.gather(-1, order).cumsum(-1)
+    heaped = mass.gather(-1, order).cumsum(-1)
     last = (heaped <= tail_fraction + ROUNDING).sum(-1, keepdim=True).clamp(max=losses.shape[-1] - 1)
-    kept = present.mass * (losses >= ranked.gather(-1, last))
+    return ranked.gather(-1, last)
+
+
+def _kept_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Weights of those at or above the lower quantile, by mass, sum one along the last axis."""
+    losses = present.losses.detach()
+    kept = present.mass * (losses >= lower_quantile(losses, present.mass, tail_fraction))
     return kept / kept.sum(-1, keepdim=True)
