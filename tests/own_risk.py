@@ -10,7 +10,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.questions import Conversation, Statistic
-from fedtail.risk.base import Risk, uniform_mass
+from fedtail.risk.base import Risk, normalised_mass
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Expectile(Risk):
         return (self.weights(losses, mass) * losses).sum()
 
     def weights(self, losses: Tensor, mass: Tensor | None = None) -> Tensor:
-        mass, middle = uniform_mass(losses, mass), losses.detach().mean()
+        mass, middle = normalised_mass(losses, mass), losses.detach().mean()
         for _ in range(100):
             weights = mass * torch.where(losses.detach() >= middle, self.level, 1 - self.level)
             weights = weights / weights.sum()

@@ -17,10 +17,18 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from fedtail.privacy import accounting
-from fedtail.privacy.accountants import PrivacyLosses, RenyiDivergences, Step, _divergences, _fixed_unit, _interval, _reach
+from fedtail.privacy.accountants import (
+    PrivacyLosses,
+    RenyiDivergences,
+    Step,
+    _divergences,
+    _fixed_cohort_losses,
+    _grid_interval,
+    _largest_loss,
+)
 from fedtail.privacy.accounting import delta_at, epsilon_at, guarantee, rounds_affordable
 from fedtail.privacy.composed_mechanism import compose_rounds
-from fedtail.privacy.concentrated import check_target, crossing, delta_of, epsilon_of, rho_for
+from fedtail.privacy.concentrated import check_target, delta_from_rho, epsilon_from_rho, find_crossing, largest_rho
 from fedtail.privacy.discrete_gaussian import discrete_gaussian_probability
 from fedtail.privacy.events import (
     FixedSampling,
@@ -190,7 +198,7 @@ def test_the_second_opinion_on_fixed_size_is_dp_accountings():
     renyi.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(2.0)), 100)
     assert found.second_opinion == ("rdp", pytest.approx(renyi.get_epsilon(1e-5), rel=1e-6))
     assert found.epsilon < found.second_opinion[1]
-    assert found.experimental
+    assert found.is_experimental
     assert found.notes == ("experimental: the amplification of cohorts of fixed size",)
 
 
@@ -246,11 +254,11 @@ def test_a_round_that_may_not_be_amplified_mixes_moments():
 
 def test_rounds_that_hang_on_one_client_are_paid_from_delta():
     plain, held = PrivacyLosses(((Step(2.0, 0.1, "poisson"), 5),)), PrivacyLosses(((Step(2.0, 0.1, "poisson", 1e-7), 5),))
-    assert held.failure == pytest.approx(5e-7)
+    assert held.reveal_probability == pytest.approx(5e-7)
     assert held.epsilon(1e-5) == pytest.approx(plain.epsilon(1e-5 - 5e-7), rel=1e-9)
     assert held.delta(0.5) == pytest.approx(plain.delta(0.5) + 5e-7, rel=1e-9)
-    assert held.epsilon(held.failure) == math.inf
-    assert held.epsilon(held.failure * 1.001) < math.inf
+    assert held.epsilon(held.reveal_probability) == math.inf
+    assert held.epsilon(held.reveal_probability * 1.001) < math.inf
     assert PrivacyLosses(((Step(2.0, 0.1, "poisson", 0.5), 5),)).delta(0.5) == 1
 
 
@@ -264,23 +272,23 @@ def test_only_rounds_that_hardly_ever_hang_on_one_client_are_priced_by_losses():
 def test_the_grid_of_losses_is_fine_enough_and_not_too_long(z, rate):
     for scheme, multiplier in (("poisson", z), ("poisson-exchange", z / 2)):
         farthest = GaussianPrivacyLoss(multiplier, sampling_prob=rate).connect_dots_bounds().epsilon_upper
-        assert farthest <= _reach(Step(z, rate, scheme)) <= 1.3 * farthest
+        assert farthest <= _largest_loss(Step(z, rate, scheme)) <= 1.3 * farthest
     ratio = (1 - rate) + rate * np.exp(LINE / z - 0.5 / z**2)                 # of densities, under the one without the client
     square = np.trapezoid((ratio - 1) ** 2 * stats.norm.pdf(LINE), LINE)      # of the loss, where it is small
-    interval = _interval(((Step(z, rate, "poisson"), 3),))
-    longest = _reach(Step(z, rate, "poisson")) / 2**17
+    interval = _grid_interval(((Step(z, rate, "poisson"), 3),))
+    longest = _largest_loss(Step(z, rate, "poisson")) / 2**17
     wanted = max(min(math.sqrt(square) / 16, 2.0**-10) if z > 0.2 else 2.0**-10, 2.0**-18, longest)
     assert math.log2(interval) % 1 == 0
     assert wanted / 2 < interval <= wanted * (1 + 1e-6)
-    mixed = _interval(((Step(z, rate, "poisson"), 3), (Step(0.05), 1)))       # the longest of them has to fit
-    assert _reach(Step(0.05)) / 2**18 < mixed <= max(2.0**-10, _reach(Step(0.05)) / 2**17)
+    mixed = _grid_interval(((Step(z, rate, "poisson"), 3), (Step(0.05), 1)))       # the longest of them has to fit
+    assert _largest_loss(Step(0.05)) / 2**18 < mixed <= max(2.0**-10, _largest_loss(Step(0.05)) / 2**17)
 
 
 def test_the_grid_of_several_steps_is_that_of_their_usual_deviation():
     steps = ((Step(200.0), 30), (Step(500.0), 10))
     first, second = math.sqrt(math.expm1(200.0**-2)), math.sqrt(math.expm1(500.0**-2))
     usual = (30 * first**2 + 10 * second**2) / (30 * first + 10 * second)
-    assert usual / 32 < _interval(steps) <= usual / 16
+    assert usual / 32 < _grid_interval(steps) <= usual / 16
 
 
 @pytest.mark.parametrize("interval", [0.5, 0.1, 2.0**-10])
@@ -288,7 +296,7 @@ def test_the_grid_of_several_steps_is_that_of_their_usual_deviation():
 def test_the_grid_of_a_cohort_of_fixed_size_ends_no_sooner_than_dp_accountings(z, rate, interval):
     """What is beyond the last loss counts as lost for certain."""
     mixture = GaussianPrivacyLoss(z, sampling_prob=rate)
-    beyond = _fixed_unit(Step(z, rate, "fixed"), interval).get_delta_for_epsilon(200.0)
+    beyond = _fixed_cohort_losses(Step(z, rate, "fixed"), interval).get_delta_for_epsilon(200.0)
     assert 0 < beyond <= mixture.get_delta_for_epsilon(mixture.connect_dots_bounds().epsilon_upper)
 
 
@@ -303,25 +311,25 @@ def test_concentrated_privacy_is_that_of_the_best_order(rho, epsilon):
     grid = np.linspace(-20, 20, 4001)
     near = grid[np.argmin([log_delta(math.exp(at)) for at in grid])]
     best = optimize.minimize_scalar(lambda at: log_delta(math.exp(at)), bounds=(near - 0.02, near + 0.02), method="bounded", options={"xatol": 1e-12})
-    assert delta_of(rho, epsilon) == pytest.approx(min(1.0, math.exp(best.fun)), rel=1e-6, abs=1e-300)
+    assert delta_from_rho(rho, epsilon) == pytest.approx(min(1.0, math.exp(best.fun)), rel=1e-6, abs=1e-300)
 
 
 def test_concentrated_privacy_and_its_inverses():
     for rho, delta in ((1e-3, 1e-5), (0.5, 1e-9), (20.0, 0.1)):
-        epsilon = epsilon_of(rho, delta)
-        assert delta_of(rho, epsilon) <= delta < delta_of(rho, epsilon * (1 - 1e-12))
-        largest = rho_for(epsilon, delta)
-        assert delta_of(largest, epsilon) <= delta < delta_of(largest * (1 + 1e-12), epsilon)
+        epsilon = epsilon_from_rho(rho, delta)
+        assert delta_from_rho(rho, epsilon) <= delta < delta_from_rho(rho, epsilon * (1 - 1e-12))
+        largest = largest_rho(epsilon, delta)
+        assert delta_from_rho(largest, epsilon) <= delta < delta_from_rho(largest * (1 + 1e-12), epsilon)
         assert largest == pytest.approx(rho, rel=1e-9)
-    assert epsilon_of(1e-9, 0.5) == 0
-    assert epsilon_of(math.inf, 0.1) == math.inf
-    assert delta_of(0.0, 1.0) == 0
-    assert crossing(lambda x: x >= 0.3, 0.0, 1.0) == (math.nextafter(0.3, 0), 0.3)
+    assert epsilon_from_rho(1e-9, 0.5) == 0
+    assert epsilon_from_rho(math.inf, 0.1) == math.inf
+    assert delta_from_rho(0.0, 1.0) == 0
+    assert find_crossing(lambda x: x >= 0.3, 0.0, 1.0) == (math.nextafter(0.3, 0), 0.3)
     check_target(1e-9, 1e-300)
     for bad in (0.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="epsilon must be positive and finite"):
             check_target(bad, 1e-5)
-    for call in (check_target, epsilon_of, rho_for):
+    for call in (check_target, epsilon_from_rho, largest_rho):
         with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 1"):
             call(1.0, 1.0)
 
@@ -343,7 +351,7 @@ def test_fixed_size_earns_nothing_where_clients_are_zeroed():
     assert found.epsilon == epsilon_at([(gaussian(10.0), 10)], 1e-5)
     assert found.notes == ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: use "
                            "Poisson sampling, or use replace-one adjacency",)
-    assert not found.experimental
+    assert not found.is_experimental
     everybody = guarantee([(gaussian(10.0, FixedSampling(1000, 1000)), 10)], 1e-5, "replace-one")
     assert (everybody.epsilon, everybody.notes) == (epsilon_at([(gaussian(5.0), 10)], 1e-5), ())
 
@@ -475,10 +483,10 @@ def test_rounds_that_are_affordable_are_the_most_that_fit():
     step, other = gaussian(2.0, PoissonSampling(0.1)), gaussian(20.0)
     fitting = rounds_affordable([(other, 1)], step, 1.5, 1e-5)
     assert epsilon_at([(other, 1), (step, fitting)], 1e-5) <= 1.5 < epsilon_at([(other, 1), (step, fitting + 1)], 1e-5)
-    asked = accounting._affordable.cache_info().misses
+    asked = accounting._count_affordable.cache_info().misses
     for done in range(3):
         assert rounds_affordable([(other, 1), (step, done)], step, 1.5, 1e-5) == fitting - done
-    assert accounting._affordable.cache_info().misses == asked           # one less after each, and nothing is computed again
+    assert accounting._count_affordable.cache_info().misses == asked           # one less after each, and nothing is computed again
     assert rounds_affordable([(other, 1), (step, fitting)], step, 1.5, 1e-5) == 0
     assert rounds_affordable([(other, 10**6)], step, 1.5, 1e-5) == 0
     for most in (1, 2, 3, 7, 8, 9):
@@ -500,7 +508,7 @@ def test_the_largest_count_is_found_from_any_that_fits(most):
                 assert count <= most
                 return count <= answer
 
-            assert accounting._largest(fits, low, most) == answer
+            assert accounting._largest_fitting(fits, low, most) == answer
 
 
 def test_what_costs_nothing_is_affordable_for_ever_and_what_is_not_private_never():

@@ -16,12 +16,12 @@ from scipy import stats
 from fedtail.privacy.accounting import epsilon_at, guarantee
 from fedtail.privacy.calibration import (
     check_population,
-    doubts,
-    levels,
     noise_for,
+    noise_levels,
+    questionable_settings,
     round_event,
     smallest_noise,
-    split,
+    split_noise,
 )
 from fedtail.privacy.discrete_gaussian import as_fraction
 from fedtail.privacy.events import FixedSampling, GaussianRelease, LatticeRelease, NoSampling, PoissonSampling, RoundEvent
@@ -56,15 +56,15 @@ def test_one_sum_without_sampling_is_the_analytic_gaussian():
 
 @given(st.floats(0.1, 100), st.floats(0.01, 10), st.integers(1, 5))
 def test_a_split_composes_to_the_whole_and_costs_in_the_ratio(noise, ratio, models):
-    quantile, update = split(noise, ratio, models)
+    quantile, update = split_noise(noise, ratio, models)
     assert models * (quantile**-2 + update**-2) == pytest.approx(noise**-2)
     assert quantile**-2 == pytest.approx(ratio * update**-2)
-    assert split(noise, None, models) == split(noise, 0.0, models) == (None, pytest.approx(noise * math.sqrt(models)))
+    assert split_noise(noise, None, models) == split_noise(noise, 0.0, models) == (None, pytest.approx(noise * math.sqrt(models)))
     assert len(round_event(noise, NoSampling(), ratio, models).releases) == 2 * models
 
 
 def test_a_family_costs_its_models_and_the_round_stays_the_same():
-    one, three = (levels(1.5, 1e-5, 20, PoissonSampling(0.1), 0.25, models) for models in (1, 3))
+    one, three = (noise_levels(1.5, 1e-5, 20, PoissonSampling(0.1), 0.25, models) for models in (1, 3))
     assert three.guarantee.epsilon == pytest.approx(one.guarantee.epsilon)
     assert three.update == pytest.approx(math.sqrt(3) * one.update)
     assert one.update == pytest.approx(1.5 * math.sqrt(1.25))
@@ -78,7 +78,7 @@ def test_exchanged_clients_need_more_noise_and_histograms_less_than_twice_of_it(
     assert updates.whole_round == pytest.approx(2 * zeroed, rel=1e-4)
     assert both.whole_round == pytest.approx(math.sqrt((4 + 2) / 2) * zeroed, rel=1e-4)
     fixed = noise_for(3.0, 1e-5, 1, FixedSampling(10, 100), adjacency="replace-one")
-    assert fixed.guarantee.experimental
+    assert fixed.guarantee.is_experimental
     assert fixed.whole_round < updates.whole_round
 
 
@@ -225,20 +225,20 @@ def test_the_largest_minimum_that_is_rarely_missed():
     (lambda: noise_for(-1.0, 1e-5, 1, NoSampling()), "epsilon must be positive and finite, got -1. "),
     (lambda: noise_for(1.0, 1.5, 1, NoSampling()), "delta must be in (0, 1), got 1.5. "),
     (lambda: noise_for(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
-    (lambda: levels(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
+    (lambda: noise_levels(1.0, 1e-5, 0, NoSampling()), "there must be one round or more, got rounds=0."),
     (lambda: noise_for(1e-9, 1e-12, 1000, NoSampling()), "even noise of 1e+06 times the sensitivity does not reach this epsilon and delta. Allow more, or fewer rounds."),
     (lambda: noise_for(1.0, 1e-5, 2.5, NoSampling()), "there must be one round or more, got rounds=2.5."),
     (lambda: noise_for(math.inf, 1e-5, 1, NoSampling()), "epsilon must be positive and finite, got inf. "),
-    (lambda: split(math.inf, 0.25), "noise (z of the whole round) must be positive and finite, got inf."),
-    (lambda: split(1.0, math.inf), "quantile_ratio (r) must not be negative, got inf. "),
-    (lambda: split(1.0, 0.25, 1.5), "a family has one model or more, got models=1.5."),
+    (lambda: split_noise(math.inf, 0.25), "noise (z of the whole round) must be positive and finite, got inf."),
+    (lambda: split_noise(1.0, math.inf), "quantile_ratio (r) must not be negative, got inf. "),
+    (lambda: split_noise(1.0, 0.25, 1.5), "a family has one model or more, got models=1.5."),
     (lambda: minimum_for(1.1, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=1.1, population=100."),
     (lambda: reveal_probability(0.5, 0, 0), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0.5, population=0."),
     (lambda: reveal_probability(0.1, 10, -1), "the minimum must be between 0 and the population of 10, got -1."),
     (lambda: check_population(99), "a guarantee for each of 99 clients will be useless: "),
-    (lambda: split(0.0, 0.25), "noise (z of the whole round) must be positive and finite, got 0."),
-    (lambda: split(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
-    (lambda: split(1.0, 0.25, 0), "a family has one model or more, got models=0."),
+    (lambda: split_noise(0.0, 0.25), "noise (z of the whole round) must be positive and finite, got 0."),
+    (lambda: split_noise(1.0, -1.0), "quantile_ratio (r) must not be negative, got -1. It is the cost of the quantile over that of the update: 0.25 spends a fifth on the quantile."),
+    (lambda: split_noise(1.0, 0.25, 0), "a family has one model or more, got models=0."),
     (lambda: noise_for(1.0, 1e-5, 1, FixedSampling(9, 5)), "a cohort must be between 1 and the population, got 9 of 5."),
     (lambda: minimum_for(0.01, 100), "Poisson sampling at a rate of 0.01 from 100 clients draws nobody with probability 0.37: any minimum is missed more often than 1e-05. Sample more."),
     (lambda: minimum_for(0.0, 100), "Poisson sampling needs a rate in (0, 1] and clients, got rate=0, population=100."),
@@ -254,12 +254,12 @@ def test_what_cannot_be_had_is_refused(call, text):
 
 
 def test_what_is_probably_not_meant_is_said():
-    assert doubts(2500, PoissonSampling(0.04), 1e-5) == []
-    assert doubts(1000, PoissonSampling(0.01), 0.01) == [
+    assert questionable_settings(2500, PoissonSampling(0.04), 1e-5) == []
+    assert questionable_settings(1000, PoissonSampling(0.01), 0.01) == [
         "delta = 0.01 is not below 1 / population = 0.001: publishing all data of a client drawn at random would pass",
         "cohorts of about 10 clients are small: the noise of a sum is the same for any cohort"]
     check_population(100)
-    assert doubts(2500, PoissonSampling(0.01), 0.999 / 2500) == []                  # cohorts of 25, and a delta just below 1 / population
-    assert [len(doubts(2500, PoissonSampling(rate), delta)) for rate, delta in ((0.0099, 1e-5), (0.01, 1 / 2500), (0.0099, 1 / 2500))] == [1, 1, 2]
-    assert doubts(1000, FixedSampling(24, 1000), 1e-5) == ["cohorts of about 24 clients are small: the noise of a sum is the same for any cohort"]
-    assert doubts(100, NoSampling(), 1e-5) == []
+    assert questionable_settings(2500, PoissonSampling(0.01), 0.999 / 2500) == []                  # cohorts of 25, and a delta just below 1 / population
+    assert [len(questionable_settings(2500, PoissonSampling(rate), delta)) for rate, delta in ((0.0099, 1e-5), (0.01, 1 / 2500), (0.0099, 1 / 2500))] == [1, 1, 2]
+    assert questionable_settings(1000, FixedSampling(24, 1000), 1e-5) == ["cohorts of about 24 clients are small: the noise of a sum is the same for any cohort"]
+    assert questionable_settings(100, NoSampling(), 1e-5) == []

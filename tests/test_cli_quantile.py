@@ -15,7 +15,7 @@ from pytest import approx
 from typer.testing import CliRunner, Result
 
 from fedtail.cli import app
-from fedtail.privacy.concentrated import epsilon_of, rho_for
+from fedtail.privacy.concentrated import epsilon_from_rho, largest_rho
 from fedtail.privacy.randomness import SeededRandomness
 from fedtail.quantiles import private_quantiles
 
@@ -52,7 +52,7 @@ def test_json_has_the_documented_keys_and_the_numbers_of_the_function(values):
     assert (result["epsilon"], result["delta"]) == (1.0, 1e-5)
     assert result["expected_error"] == again[0].expected_error[0]
     assert result["releases"] == 3
-    assert result["epsilon_of_all_releases"] == approx(epsilon_of(3 * rho_for(1.0, 1e-5), 1e-5), rel=1e-4)
+    assert result["epsilon_of_all_releases"] == approx(epsilon_from_rho(3 * largest_rho(1.0, 1e-5), 1e-5), rel=1e-4)
     assert result["simulated"] is True
     assert (result["adjacency"], result["sampling"], result["accountant"]) == ("zero-out", "none", "zcdp")
     observed = np.mean([abs((values <= one.estimates[0]).mean() - 0.9) for one in again])
@@ -90,7 +90,7 @@ def test_the_table_says_what_was_expected_before_what_came_out_and_what_it_cost(
 
 def test_repeats_say_that_they_compose_and_a_seed_that_it_is_a_simulation(values):
     text = call("values.npy", "--level", "0.9", *FINE, "--repeat", "4", "--seed", "0").stdout
-    together = epsilon_of(4 * rho_for(1.0, 1e-5), 1e-5)
+    together = epsilon_from_rho(4 * largest_rho(1.0, 1e-5), 1e-5)
     assert "Estimates, +- over 4 releases" in text
     assert "Simulated guarantee, the seed is known: epsilon 1 at delta 1e-05" in text
     assert f"That is for one release. These 4 together: epsilon = {together:.3g} at this delta." in text

@@ -16,16 +16,22 @@ from scipy import stats
 from fedtail.privacy import discrete_gaussian
 from fedtail.privacy.discrete_gaussian import (
     DiscreteGaussianTable,
-    _between,
-    _exact_one,
-    _happens,
+    _bernoulli_exp_one,
+    _draw_from_bits,
+    _draw_one,
     _leading_bits,
     _reach,
     as_fraction,
     discrete_gaussian_probability,
     exact_discrete_gaussian,
 )
-from fedtail.privacy.randomness import ClientRandomness, SeededRandomness, SystemRandomness, below, wide_below
+from fedtail.privacy.randomness import (
+    ClientRandomness,
+    SeededRandomness,
+    SystemRandomness,
+    uniform_integers,
+    uniform_wide_integer,
+)
 
 VARIANCES = [Fraction(1, 4), Fraction(1, 2), Fraction(2), Fraction(7, 3), Fraction(40), Fraction(2500)]
 DRAWS = 100_000
@@ -123,9 +129,9 @@ def test_numbers_next_to_a_value_are_not_decided(variance):
     for x in (-2, 0, 1):
         with mpmath.workdps(150):
             at = int(mpmath.floor(values[x + reach] * 2**191))
-        assert [_between(variance, at + k, 191) for k in (-3, -1, 0, 1, 3)] == [x, None, None, None, x + 1]
-    assert _between(variance, 0, 191) is None                                     # any number of values is as small as that
-    assert _between(variance, 2**191 - 1, 191) is None
+        assert [_draw_from_bits(variance, at + k, 191) for k in (-3, -1, 0, 1, 3)] == [x, None, None, None, x + 1]
+    assert _draw_from_bits(variance, 0, 191) is None                                     # any number of values is as small as that
+    assert _draw_from_bits(variance, 2**191 - 1, 191) is None
 
 
 def test_a_draw_beyond_the_table_is_possible():
@@ -162,7 +168,7 @@ def test_what_63_bits_cannot_hold_is_counted_in_larger_integers():
     for variance in (Fraction(10**9), Fraction(10**17 + 1, 10**8)):               # sigma 31623, both beyond 63 bits
         draws = exact_discrete_gaussian(variance, 4000, SeededRandomness(5, str(variance))).astype(float)
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > ALPHA    # steps of 1 in 31623 are not seen by 4000 draws
-    small = np.array([_exact_one(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
+    small = np.array([_draw_one(7, 3, 2, SeededRandomness(6, k)) for k in range(20_000)])
     assert chi_square(small, Fraction(7, 3)) > ALPHA
 
 
@@ -175,7 +181,7 @@ def test_arithmetic_of_few_bits_is_never_wrong_and_seldom_unsure(variance):
         for number in range(2**bits):
             place = bisect_right(ends, number) - 1
             inside = min(number - ends[place], ends[place + 1] - (number + 1))
-            found = _between(variance, number, bits)
+            found = _draw_from_bits(variance, number, bits)
             assert found == place - reach if inside >= 2 else found is None or (inside >= 0 and found == place - reach)
 
 
@@ -195,7 +201,7 @@ def test_a_thousand_bits_tell_apart_what_differs_in_the_last():
     with mpmath.workdps(400):
         weights = [mpmath.exp(-mpmath.mpf(3 * x * x) / 14) for x in range(-100, 101)]
         at = int(mpmath.floor(mpmath.fsum(weights[:102]) / mpmath.fsum(weights) * 2**bits))      # P(X <= 1)
-    assert [_between(variance, at + k, bits) for k in (-3, 0, 3)] == [1, None, 2]
+    assert [_draw_from_bits(variance, at + k, bits) for k in (-3, 0, 3)] == [1, None, 2]
 
 
 @pytest.mark.parametrize(("variance", "fits"), [(Fraction(5791**2), True), (Fraction(5792**2 - 1), True), (Fraction(5792**2), False),
@@ -204,7 +210,7 @@ def test_arrays_draw_while_63_bits_hold_a_gap_squared(monkeypatch, variance, fit
     """The gap |y| t q - p at |y| = 64 t, beyond which lies e^-64 of the probability."""
     t, alone = math.isqrt(int(variance)) + 1, []
     assert fits == (64 * t * t * variance.denominator <= 2**31)
-    monkeypatch.setattr(discrete_gaussian, "_exact_one", lambda *_: alone.append(1) or 7)
+    monkeypatch.setattr(discrete_gaussian, "_draw_one", lambda *_: alone.append(1) or 7)
     assert len(exact_discrete_gaussian(variance, 3, SeededRandomness(9))) == 3
     assert len(alone) == (0 if fits else 3)
 
@@ -212,14 +218,14 @@ def test_arrays_draw_while_63_bits_hold_a_gap_squared(monkeypatch, variance, fit
 def test_an_event_of_given_odds_happens_as_often_as_they_say():
     random = SeededRandomness(8, "odds")
     for numerator, denominator in ((0, 3), (1, 4), (1, 1), (5, 4), (2, 1)):
-        happened = sum(_happens(numerator, denominator, random) for _ in range(4000))
+        happened = sum(_bernoulli_exp_one(numerator, denominator, random) for _ in range(4000))
         assert stats.binomtest(happened, 4000, math.exp(-numerator / denominator)).pvalue > ALPHA
     for bound in (1, 2, 3, 2**64, 2**64 + 1, 3 * 2**70):
-        drawn = [wide_below(bound, random) for _ in range(500)]
+        drawn = [uniform_wide_integer(bound, random) for _ in range(500)]
         assert 0 <= min(drawn) <= max(drawn) < bound
         assert abs(sum(drawn) / 500 / bound - 0.5) < 4.5 / math.sqrt(12 * 500) + 0.5 / bound
-    assert wide_below(2**64, Scripted(5, 6)) == 5                                 # one word holds it
-    assert wide_below(2**64 + 1, Scripted(5, 3, 7, 2)) == 7                       # 65 bits: 2^64 + 5 is too large, and drawn again
+    assert uniform_wide_integer(2**64, Scripted(5, 6)) == 5                                 # one word holds it
+    assert uniform_wide_integer(2**64 + 1, Scripted(5, 3, 7, 2)) == 7                       # 65 bits: 2^64 + 5 is too large, and drawn again
 
 
 def test_a_table_that_would_be_too_long_is_refused():
@@ -243,12 +249,12 @@ class Scripted:
 
 
 def test_integers_below_a_bound_are_uniform_and_words_that_would_bias_them_are_drawn_again():
-    assert below(10, Scripted(2**64 - 6, 17), 1).tolist() == [7]                  # 2^64 = 6 modulo 10: the last six are refused
-    assert below(10, Scripted(2**64 - 7), 1).tolist() == [9]
-    assert below(8, Scripted(2**64 - 1), 1).tolist() == [7]                       # no excess: nothing is refused
-    assert below(np.array([3, 2**63]), Scripted(4, 2**63 - 1)).tolist() == [1, 2**63 - 1]
+    assert uniform_integers(10, Scripted(2**64 - 6, 17), 1).tolist() == [7]                  # 2^64 = 6 modulo 10: the last six are refused
+    assert uniform_integers(10, Scripted(2**64 - 7), 1).tolist() == [9]
+    assert uniform_integers(8, Scripted(2**64 - 1), 1).tolist() == [7]                       # no excess: nothing is refused
+    assert uniform_integers(np.array([3, 2**63]), Scripted(4, 2**63 - 1)).tolist() == [1, 2**63 - 1]
     for bound in (2, 3, 7, 100):
-        counted = np.bincount(below(bound, SeededRandomness(3, bound), DRAWS), minlength=bound)
+        counted = np.bincount(uniform_integers(bound, SeededRandomness(3, bound), DRAWS), minlength=bound)
         assert stats.chisquare(counted).pvalue > ALPHA
 
 

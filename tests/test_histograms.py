@@ -24,12 +24,12 @@ from fedtail.quantiles import NoisyHistogram, matrix_mechanism, strategies
 from fedtail.quantiles import histogram as reading
 from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.matrix_mechanism import optimal_factor, workload
-from fedtail.quantiles.noisy_histogram import trimmed
-from fedtail.quantiles.strategies import Strategy, flat, optimal, printed_cumulative, scale_for, tree
+from fedtail.quantiles.noisy_histogram import trim_ends
+from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, printed_cumulative, scale_for, tree_strategy
 from fedtail.questions import Statistic
 from fedtail.risk.base import fit_locally
 
-STRATEGIES = [flat(16), tree(16), optimal(16), optimal(16, level=0.8), optimal(16, public_total=True)]
+STRATEGIES = [flat_strategy(16), tree_strategy(16), optimal_strategy(16), optimal_strategy(16, level=0.8), optimal_strategy(16, public_total=True)]
 NAMES = ["flat", "tree", "optimal", "optimal for a level", "optimal with a public total"]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
 
@@ -62,8 +62,8 @@ def test_equal_bins_have_equal_width_and_a_middle():
 # strategies
 
 def test_flat_rows_are_one_bin_and_tree_rows_are_the_nodes_above_it():
-    assert flat(4, scale=3).rows(np.array([2, 0])).tolist() == [[0, 0, 3, 0], [3, 0, 0, 0]]
-    nodes = tree(8, scale=1)
+    assert flat_strategy(4, scale=3).rows(np.array([2, 0])).tolist() == [[0, 0, 3, 0], [3, 0, 0, 0]]
+    nodes = tree_strategy(8, scale=1)
     assert nodes.width == 2 * 8 - 2
     spans = [(start, start + (1 << r)) for r in range(3) for start in range(0, 8, 1 << r)]
     for j in range(8):
@@ -77,7 +77,7 @@ def test_sensitivities_are_those_of_all_neighbours(strategy):
     exchanged = max(math.dist(a, b) for a, b in itertools.product(columns, columns))
     assert strategy.sensitivity == approx(zeroed, rel=1e-14)
     assert strategy.sensitivity * strategy.exchange == approx(exchanged, rel=1e-14)
-    low, high = strategy.sums_within(3)
+    low, high = strategy.sum_range(3)
     sums = [sum(three) for three in itertools.product(strategy.matrix.ravel().tolist()[:40], repeat=3)]
     assert low <= min(sums)
     assert max(sums) <= high
@@ -85,11 +85,11 @@ def test_sensitivities_are_those_of_all_neighbours(strategy):
 
 @pytest.mark.parametrize("bins", [2, 8, 64])
 def test_the_tree_has_the_right_sensitivity_and_on_request_the_printed_one(bins):
-    assert tree(bins, 7).sensitivity == approx(7 * math.sqrt(math.log2(bins)))
-    assert tree(bins, 7, as_printed=True).sensitivity == approx(7 * math.log2(bins))
-    assert (tree(bins, 7).matrix == tree(bins, 7, as_printed=True).matrix).all()
-    assert flat(bins, 7).sensitivity == 7
-    assert flat(bins, 7).exchange == approx(math.sqrt(2))
+    assert tree_strategy(bins, 7).sensitivity == approx(7 * math.sqrt(math.log2(bins)))
+    assert tree_strategy(bins, 7, as_printed=True).sensitivity == approx(7 * math.log2(bins))
+    assert (tree_strategy(bins, 7).matrix == tree_strategy(bins, 7, as_printed=True).matrix).all()
+    assert flat_strategy(bins, 7).sensitivity == 7
+    assert flat_strategy(bins, 7).exchange == approx(math.sqrt(2))
 
 
 def test_sensitivities_are_found_in_blocks_of_any_size(monkeypatch):
@@ -104,7 +104,7 @@ def test_sensitivities_are_found_in_blocks_of_any_size(monkeypatch):
 @pytest.mark.parametrize("bins", [2, 8, 64])
 def test_a_printed_sensitivity_is_for_exchanges_too(bins):
     """The papers bound what a client moves by zeroing alone; an exchange moves by the root of two times as much, at least."""
-    strategy = tree(bins, 7, as_printed=True)
+    strategy = tree_strategy(bins, 7, as_printed=True)
     assert strategy.exchange == approx(math.sqrt(2))
     assert Strategy("any", strategy.matrix, 7, printed=0.5).exchange == approx(2 * 7 * math.sqrt(2 * math.log2(bins)))
 
@@ -113,8 +113,8 @@ def test_a_printed_sensitivity_is_for_exchanges_too(bins):
     ([[2, 3], [4, 5]], (0, 15)), ([[-2, -3], [-4, -5]], (-15, 0)), ([[-2, 1], [4, 0]], (-6, 12)), ([[0, 1], [1, 0]], (0, 3))])
 def test_sums_are_within_what_so_many_clients_or_fewer_can_send(entries, ends):
     strategy = Strategy("any", np.array(entries), 1)
-    assert strategy.sums_within(3) == ends
-    assert all(isinstance(end, int) for end in strategy.sums_within(3))
+    assert strategy.sum_range(3) == ends
+    assert all(isinstance(end, int) for end in strategy.sum_range(3))
 
 
 @every_strategy
@@ -135,8 +135,8 @@ def test_printed_cumulative_counts_are_dyadic_sums():
             r = max(r for r in range(4) if start % (1 << r) == 0 and start + (1 << r) <= end)
             total, start = total + nodes[r, start], start + (1 << r)
         return total
-    assert printed_cumulative(tree(16, 1), noisy) == approx([dyadic(end) for end in range(1, 17)])
-    assert printed_cumulative(flat(4, 2), np.array([2, 4, -2, 6])) == approx([1, 3, 2, 5])
+    assert printed_cumulative(tree_strategy(16, 1), noisy) == approx([dyadic(end) for end in range(1, 17)])
+    assert printed_cumulative(flat_strategy(4, 2), np.array([2, 4, -2, 6])) == approx([1, 3, 2, 5])
     with pytest.raises(ValueError, match="the papers print cumulative counts for flat and tree, got optimal"):
         printed_cumulative(STRATEGIES[2], noisy)
 
@@ -200,18 +200,18 @@ def test_the_factorisation_stops_once_it_is_good_enough(monkeypatch, public_tota
 def test_the_factorisation_is_for_so_many_bins_at_most(monkeypatch):
     assert matrix_mechanism.LARGEST == 1024
     monkeypatch.setattr(matrix_mechanism, "LARGEST", 9)
-    assert optimal(9).bins == 9
+    assert optimal_strategy(9).bins == 9
     with pytest.raises(ValueError, match="the optimal factorisation of 10 bins would take very long \\(limit 9\\)"):
-        optimal(10)
+        optimal_strategy(10)
 
 
 @pytest.mark.parametrize(("bins", "total"), [(32, True), (64, True), (32, False), (64, False)])
 def test_optimal_rows_have_less_error_than_both_methods_of_the_papers(bins, total):
     def error(strategy):
         return strategy.sensitivity * math.sqrt((strategy.edge_deviations(total, 0.8) ** 2).mean())
-    best = optimal(bins, level=None if total else 0.8, public_total=total)
-    assert error(best) < 0.85 * error(tree(bins))
-    assert error(best) < 0.65 * error(flat(bins))
+    best = optimal_strategy(bins, level=None if total else 0.8, public_total=total)
+    assert error(best) < 0.85 * error(tree_strategy(bins))
+    assert error(best) < 0.65 * error(flat_strategy(bins))
     factor = optimal_factor(bins, None if total else 0.8, total)
     if total:                                                                    # rounded to integers, hardly worse
         assert error(best) == approx(math.sqrt(factor.error / (bins - 1)), rel=5e-3)
@@ -259,7 +259,7 @@ def test_estimates_are_the_optima_of_their_programs(strategy):
 
 @pytest.mark.parametrize("bins", [2, 3, 64, 256])
 def test_a_simplex_estimate_satisfies_its_optimality_conditions(bins):
-    strategy = optimal(bins, public_total=True)
+    strategy = optimal_strategy(bins, public_total=True)
     histogram = np.bincount(np.arange(200) * bins // 300, minlength=bins)
     for noisy in noisy_sums(strategy, histogram, 4 * strategy.sensitivity, 20, bins):
         estimate = strategy.estimate(noisy, 200.0)
@@ -273,7 +273,7 @@ def test_a_simplex_estimate_satisfies_its_optimality_conditions(bins):
 def test_a_simplex_estimate_of_64_bins_takes_less_than_two_milliseconds():
     from time import perf_counter
 
-    strategy = optimal(64, public_total=True)
+    strategy = optimal_strategy(64, public_total=True)
     sums, laps = noisy_sums(strategy, np.full(64, 2), 4 * strategy.sensitivity, 40), []
     for noisy in sums:
         start = perf_counter()
@@ -289,32 +289,32 @@ def test_bins_are_exchanged_until_the_estimate_is_that_of_scipy(bins):
         random = np.random.default_rng(seed)
         matrix, noisy = random.integers(-3, 4, (bins, bins)).astype(float), random.integers(-9, 10, bins).astype(float)
         if np.linalg.svd(matrix, compute_uv=False)[-1] > 0.05:
-            assert matrix_mechanism.non_negative(matrix.T @ matrix, matrix.T @ noisy) == approx(nnls(matrix, noisy)[0], abs=1e-6)
+            assert matrix_mechanism.non_negative_least_squares(matrix.T @ matrix, matrix.T @ noisy) == approx(nnls(matrix, noisy)[0], abs=1e-6)
 
 
 def test_a_total_that_the_sum_denies_altogether_is_spread_evenly():
     for count in (-1e9, -1e12):
-        assert flat(8).estimate(np.full(8, count), 4.0).tolist() == approx([0.5] * 8)
-        assert flat(8).least_squares(np.full(8, count), 4.0).tolist() == approx([0.5] * 8)
+        assert flat_strategy(8).estimate(np.full(8, count), 4.0).tolist() == approx([0.5] * 8)
+        assert flat_strategy(8).least_squares(np.full(8, count), 4.0).tolist() == approx([0.5] * 8)
 
 
 def test_a_sum_of_zeros_is_nobody():
-    assert flat(8).estimate(np.zeros(8)).tolist() == [0.0] * 8
-    assert optimal(8).least_squares(np.zeros(8)) == approx(np.zeros(8))
+    assert flat_strategy(8).estimate(np.zeros(8)).tolist() == [0.0] * 8
+    assert optimal_strategy(8).least_squares(np.zeros(8)) == approx(np.zeros(8))
 
 
 @pytest.mark.parametrize("bins", [2, 7, 16])
 def test_deviations_of_flat_rows_have_a_closed_form(bins):
     """The count below edge j is a sum of j noises; with a public total b - j of them are taken off in turn; less p of all b."""
     below = np.arange(1, bins)
-    assert flat(bins, 5).edge_deviations(False) == approx(np.sqrt(below) / 5)
-    assert flat(bins, 5).edge_deviations(True) == approx(np.sqrt(below * (bins - below) / bins) / 5)
-    assert flat(bins, 5).edge_deviations(True, 0.8) == approx(np.sqrt(below * (bins - below) / bins) / 5)
-    assert flat(bins, 5).edge_deviations(False, 0.8) == approx(np.sqrt(0.04 * below + 0.64 * (bins - below)) / 5)
+    assert flat_strategy(bins, 5).edge_deviations(False) == approx(np.sqrt(below) / 5)
+    assert flat_strategy(bins, 5).edge_deviations(True) == approx(np.sqrt(below * (bins - below) / bins) / 5)
+    assert flat_strategy(bins, 5).edge_deviations(True, 0.8) == approx(np.sqrt(below * (bins - below) / bins) / 5)
+    assert flat_strategy(bins, 5).edge_deviations(False, 0.8) == approx(np.sqrt(0.04 * below + 0.64 * (bins - below)) / 5)
 
 
 def test_an_estimated_total_is_never_less_than_half_of_the_plan():
-    strategy = flat(8)
+    strategy = flat_strategy(8)
     nothing = np.full(8, -1000)
     assert strategy.estimate(nothing).sum() == 0
     assert strategy.estimate(nothing, planned=60.0).sum() == approx(30)
@@ -352,7 +352,7 @@ def test_quantiles_of_level_zero_and_one_are_the_ends_of_where_values_are():
 
 
 def test_a_total_of_one_client_is_a_total():
-    for strategy in (flat(4), tree(4)):
+    for strategy in (flat_strategy(4), tree_strategy(4)):
         histogram = np.array([0.0, 0, 1, 0])
         assert strategy.estimate(strategy.matrix @ histogram, total=1).tolist() == approx(histogram.tolist(), abs=1e-9)
 
@@ -408,13 +408,13 @@ NOISE = GaussianNoise(0.75)
 
 def test_a_noisy_histogram_asks_once_for_whole_rows_with_noise():
     part = NoisyHistogram(2.0, 40.0, NOISE)
-    rows = optimal(32)
+    rows = optimal_strategy(32)
     assert (part.bins, part.method, part.level, part.row_width(torch.zeros(0))) == (32, "optimal", None, 32)
     assert part.mechanism == NoisySum(rows.sensitivity, NOISE, rows.exchange, whole=True)
     assert (part.strategy.matrix == rows.matrix).all()
-    assert (NoisyHistogram(2.0, 40.0, NOISE, level=0.8).strategy.matrix == optimal(32, level=0.8).matrix).all()
-    assert (NoisyHistogram(2.0, 40.0, NOISE, bins=8, method="flat").strategy.matrix == flat(8).matrix).all()
-    assert (NoisyHistogram(2.0, 40.0, NOISE, bins=8, method="tree").strategy.matrix == tree(8).matrix).all()
+    assert (NoisyHistogram(2.0, 40.0, NOISE, level=0.8).strategy.matrix == optimal_strategy(32, level=0.8).matrix).all()
+    assert (NoisyHistogram(2.0, 40.0, NOISE, bins=8, method="flat").strategy.matrix == flat_strategy(8).matrix).all()
+    assert (NoisyHistogram(2.0, 40.0, NOISE, bins=8, method="tree").strategy.matrix == tree_strategy(8).matrix).all()
     question = next(part.ask())
     assert isinstance(question, Statistic)
     assert question.part is part
@@ -457,7 +457,7 @@ def test_trimming_gathers_each_end_until_it_is_enough(counts, least):
             if gathered >= enough:
                 expected[place] = gathered
                 break
-    assert trimmed(np.array(counts, dtype=float), least).tolist() == approx(expected)
+    assert trim_ends(np.array(counts, dtype=float), least).tolist() == approx(expected)
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -481,7 +481,7 @@ def test_bad_settings_of_a_noisy_histogram_say_what_to_write(change, text):
 
 # bad input
 
-@pytest.mark.parametrize("make", [flat, tree, optimal])
+@pytest.mark.parametrize("make", [flat_strategy, tree_strategy, optimal_strategy])
 def test_every_method_takes_two_bins_and_a_scale_of_one(make):
     assert make(2, 1).matrix.max() == 1
     for settings, text in ((1, 4), "bins must be at least 2, got 1."), ((4, 0), "scale (c) must be a whole number from 1, got 0."):
@@ -497,20 +497,20 @@ def test_every_method_takes_two_bins_and_a_scale_of_one(make):
     (lambda: Edges.given([0.0, 2.0, 2.0]), "edges must increase, but 2 follows 2. Sort them and leave out what is there twice."),
     (lambda: Edges.given([0.0, 2.0]), "a histogram needs two bins, so three edges, got 2 edges."),
     (lambda: Edges.given([0.0, 2.0, math.nan]), "edges must be finite numbers: values beyond the ends are clipped to them."),
-    (lambda: tree(48), "a tree needs a number of bins that is a power of two, got 48. Write 32 or 64, or take another method."),
-    (lambda: flat(1), "bins must be at least 2, got 1. 32 or 64 are usual."),
-    (lambda: flat(8, 0), "scale (c) must be a whole number from 1, got 0. Leave it out to have it chosen."),
+    (lambda: tree_strategy(48), "a tree needs a number of bins that is a power of two, got 48. Write 32 or 64, or take another method."),
+    (lambda: flat_strategy(1), "bins must be at least 2, got 1. 32 or 64 are usual."),
+    (lambda: flat_strategy(8, 0), "scale (c) must be a whole number from 1, got 0. Leave it out to have it chosen."),
     (lambda: Edges.given([0.0, 1.0, 3.0, 2.0]), "edges must increase, but 2 follows 3."),
-    (lambda: tree(33), "a tree needs a number of bins that is a power of two, got 33. Write 32 or 64, or"),
-    (lambda: tree(63), "a tree needs a number of bins that is a power of two, got 63. Write 32 or 64, or"),
-    (lambda: optimal(8, level=0.0), "level (p) must be in (0, 1), got 0."),
-    (lambda: optimal(8, level=1.0), "level (p) must be in (0, 1), got 1."),
+    (lambda: tree_strategy(33), "a tree needs a number of bins that is a power of two, got 33. Write 32 or 64, or"),
+    (lambda: tree_strategy(63), "a tree needs a number of bins that is a power of two, got 63. Write 32 or 64, or"),
+    (lambda: optimal_strategy(8, level=0.0), "level (p) must be in (0, 1), got 0."),
+    (lambda: optimal_strategy(8, level=1.0), "level (p) must be in (0, 1), got 1."),
     (lambda: STRATEGIES[4].least_squares(np.zeros(16)), "these rows leave out the number of clients."),
     (lambda: STRATEGIES[1].least_squares(np.zeros(16), 4.0), "a noisy sum for tree has 30 entries, got shape (16,)."),
     (lambda: STRATEGIES[0].estimate(np.zeros(16), -1.0), "total must be positive, got -1."),
-    (lambda: optimal(8, level=80.0), "level (p) must be in (0, 1), got 80. For the worst 20% of clients it is 0.8."),
-    (lambda: optimal(8, level=0.8, public_total=True), "with a public total every level has the same rows. Leave out level, or public_total."),
-    (lambda: optimal(2048), "the optimal factorisation of 2048 bins would take very long (limit 1024). Use fewer bins or the tree."),
+    (lambda: optimal_strategy(8, level=80.0), "level (p) must be in (0, 1), got 80. For the worst 20% of clients it is 0.8."),
+    (lambda: optimal_strategy(8, level=0.8, public_total=True), "with a public total every level has the same rows. Leave out level, or public_total."),
+    (lambda: optimal_strategy(2048), "the optimal factorisation of 2048 bins would take very long (limit 1024). Use fewer bins or the tree."),
     (lambda: STRATEGIES[4].estimate(np.zeros(16)), "these rows leave out the number of clients. Pass total=, or build them without public_total."),
     (lambda: STRATEGIES[0].estimate(np.zeros(5)), "a noisy sum for flat has 16 entries, got shape (5,)."),
     (lambda: STRATEGIES[0].estimate(np.zeros(16), 0.0), "total must be positive, got 0."),

@@ -26,7 +26,7 @@ from fedtail.privacy.events import (
     RoundEvent,
 )
 from fedtail.privacy.ledger_file import LedgerError
-from fedtail.privacy.statement import FLOATING, REAL, SEARCHED, SIMULATED, obstacles, standing, statement
+from fedtail.privacy.statement import FLOATING, REAL, SEARCHED, SIMULATED, guarantee_status, release_obstacles, statement
 
 from cases import small_population
 
@@ -112,7 +112,7 @@ def test_a_budget_is_never_exceeded_and_nearly_used_up():
     budget = PrivacyBudget(epsilon=3.0, delta=1e-5)
     event = RoundEvent((UPDATE,), POISSON)
     ledger = Ledger(budget)
-    done = ledger.affordable(event)
+    done = ledger.affordable_rounds(event)
     assert done > 10
     for number in range(done):
         a_round(ledger, number, [UPDATE], planned=event)
@@ -169,16 +169,16 @@ def test_a_budget_holds_for_rounds_of_several_kinds():
     kinds = [RoundEvent((UPDATE,), POISSON), RoundEvent((COUNTS,), POISSON)]
     ledger, number = Ledger(PrivacyBudget(epsilon=2.0, delta=1e-5)), 0
     for kind in [kinds[0], kinds[0], kinds[1], kinds[0]]:
-        left = ledger.affordable(kind)
+        left = ledger.affordable_rounds(kind)
         a_round(ledger, number, kind.releases, planned=kind)
-        assert ledger.affordable(kind) == left - 1
+        assert ledger.affordable_rounds(kind) == left - 1
         number += 1
     a_round(ledger, number, planned=kinds[0])                                       # asked nothing, and is not charged
     assert sum(count for _, count in ledger.rounds) == 4
     many = RoundEvent((UPDATE,) * 40, POISSON)
     with pytest.raises(BudgetSpent, match=r"round 9 would exceed epsilon = 2 at delta = 1e-05"):
         ledger.open(9, many)
-    assert ledger.affordable(many) == 0
+    assert ledger.affordable_rounds(many) == 0
     assert epsilon_at([*ledger.rounds, (many, 1)], 1e-5) > 2.0
 
 
@@ -193,7 +193,7 @@ def test_more_than_was_planned_may_be_asked_where_it_fits():
 def test_questions_that_need_a_budget_or_a_delta_say_so():
     for budget in (PrivacyBudget(), PrivacyBudget(delta=1e-5)):
         with pytest.raises(ValueError, match=r"^there is no privacy budget\. Give the run PrivacyBudget\(epsilon=\.\.\., delta=\.\.\.\)\.$"):
-            Ledger(budget).affordable(ROUND)
+            Ledger(budget).affordable_rounds(ROUND)
     with pytest.raises(ValueError, match="at which delta"):
         Ledger().guarantee()
     ledger = Ledger(PrivacyBudget(delta=1e-3, adjacency="replace-one"))
@@ -219,9 +219,9 @@ def test_what_a_ledger_says_of_itself():
     assert said["second_opinion"] is None
     assert statement(real, 3)["releases"] == [{"what": "the histogram", "times": 6}]
     assert statement(real, 3, 1e-4)["delta"] == 1e-4
-    assert (obstacles(private), obstacles(real)) == ([SIMULATED, FLOATING], [])
-    assert (standing(real), said["guarantee"]) == ([REAL], f"{SIMULATED}; {FLOATING}")
-    assert obstacles(bare) == ["epsilon is infinite: released without a mechanism: the losses", SIMULATED, FLOATING]
+    assert (release_obstacles(private), release_obstacles(real)) == ([SIMULATED, FLOATING], [])
+    assert (guarantee_status(real), said["guarantee"]) == ([REAL], f"{SIMULATED}; {FLOATING}")
+    assert release_obstacles(bare) == ["epsilon is infinite: released without a mechanism: the losses", SIMULATED, FLOATING]
     assert said["notes"] == [SEARCHED]
     assert said["statement"] == str(found) == f"epsilon {found.epsilon:.4g} at delta 1e-05 (client-level, " \
         "add-or-remove-one-client; Poisson sampling kept secret), against an observer of all releases who does not know the cohorts; without " \

@@ -29,7 +29,7 @@ from fedtail.privacy import BudgetSpent, GaussianRelease, NoSampling, PoissonSam
 from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger_file import LedgerError, LedgerFile
-from fedtail.privacy.statement import SIMULATED, UNTOLD, in_one_sentence, obstacles, repriced, statement
+from fedtail.privacy.statement import SIMULATED, UNTOLD, describe_price_change, price_change, release_obstacles, statement
 from fedtail.runs import RunFolder, run
 from fedtail.runs.checkpoint import Checkpoints, ledger_mark
 from fedtail.runs.execution import Interrupted
@@ -74,11 +74,11 @@ def test_random_conversations_never_cost_more_than_was_promised(monkeypatch):
 
     def remembers_too_long(ledger: Ledger, planned: RoundEvent) -> int:
         """As it was: what is left of the first answer, whatever was charged since."""
-        left = ledger.__dict__.setdefault("left", ledger.affordable(planned))
+        left = ledger.__dict__.setdefault("left", ledger.affordable_rounds(planned))
         ledger.__dict__["left"] = left - 1
         return left
 
-    monkeypatch.setattr(Ledger, "_affords", remembers_too_long)
+    monkeypatch.setattr(Ledger, "_count_fitting_rounds", remembers_too_long)
     assert not attack_budget_retries.attack(8).held
 
 
@@ -235,8 +235,8 @@ def test_a_run_from_before_goes_on_and_says_what_cannot_be_verified(stopped, tmp
     assert "whether ledger.jsonl is whole before round 4 cannot be verified" in (folder / "log.txt").read_text()
     ledger = Ledger(path=folder / "ledger.jsonl")
     [earlier] = ledger.before
-    assert (earlier.round, earlier.known, set(ledger.sources)) == (4, False, {"", "seed"})
-    assert obstacles(ledger)[1:] == [f"private with respect to these rounds only: they began with {earlier.what}", SIMULATED, UNTOLD]
+    assert (earlier.round, earlier.is_known, set(ledger.sources)) == (4, False, {"", "seed"})
+    assert release_obstacles(ledger)[1:] == [f"private with respect to these rounds only: they began with {earlier.what}", SIMULATED, UNTOLD]
     assert ledger_mark(folder)[1].rounds == 6
 
 
@@ -271,7 +271,7 @@ def test_a_finished_run_whose_ledger_is_gone_is_not_finished(tmp_path):
 
 def test_every_way_to_hand_a_model_over_is_qualified_and_would_be_missed_otherwise(monkeypatch):
     assert attack_warm_start.attack().held
-    monkeypatch.setattr(Ledger, "began_with", lambda *_: None)
+    monkeypatch.setattr(Ledger, "record_earlier", lambda *_: None)
     assert not attack_warm_start.attack().held
 
 
@@ -284,14 +284,14 @@ def test_a_known_start_is_priced_with_its_rounds():
     assert found.epsilon == train(PRIVATE, TASK, population, rounds=1, privacy=OS).ledger.guarantee().epsilon < together
     assert str(found) == f"private with respect to these rounds only: {replace(found, only='')}; they began with a model that was trained for 5 " \
                          f"rounds; together with the rounds that made it, epsilon is {together:.4g}"
-    assert obstacles(later.ledger) == []                                        # all of it is private and known
+    assert release_obstacles(later.ledger) == []                                        # all of it is private and known
     third = train(PRIVATE, TASK, population, rounds=1, start=later.module, privacy=OS)
     assert dict(third.ledger.before[0].rounds) == {event: count + 1 for event, count in earlier.ledger.rounds}
     same = train(PRIVATE, TASK, population, rounds=1, start=earlier.module, privacy=earlier.ledger.copy())
     assert (same.ledger.before, same.ledger.guarantee().epsilon) == ((), pytest.approx(together))      # its own ledger has it all
     assert resume(later, population, rounds=1).ledger.before == later.ledger.before
     alone = resume(Trained(PRIVATE, TASK, earlier.state), population, rounds=1, privacy=OS)
-    assert obstacles(alone.ledger) == ["private with respect to these rounds only: they began with a model of unknown history"]
+    assert release_obstacles(alone.ledger) == ["private with respect to these rounds only: they began with a model of unknown history"]
     assert statement(alone.ledger, 6)["only"] == "they began with a model of unknown history"
 
 
@@ -301,11 +301,11 @@ def test_randomness_is_recorded_by_round(tmp_path):
     a_round(Ledger(OS, path), 1, UPDATE)
     for ledger in (Ledger(OS, path), Ledger(OS, path).copy()):
         assert set(ledger.sources) == {"seed", "os"}
-        assert SIMULATED in obstacles(ledger)
+        assert SIMULATED in release_obstacles(ledger)
         assert statement(ledger, 2)["randomness"] == "seed and os"
     known = train(PRIVATE, TASK, small_population(40), rounds=1, privacy=PrivacyBudget(delta=1e-3))
     goes_on = resume(known, small_population(40), rounds=1, privacy=OS)
-    assert obstacles(goes_on.ledger) == [SIMULATED]
+    assert release_obstacles(goes_on.ledger) == [SIMULATED]
 
 
 def test_a_model_file_carries_its_ledger(tmp_path):
@@ -336,13 +336,13 @@ def test_a_model_file_carries_its_ledger(tmp_path):
 
 def test_what_a_run_began_with_is_in_its_file(tmp_path):
     ledger, known = Ledger(OS, tmp_path / "ledger.jsonl"), EarlierHistory("a model", 0, ((SAMPLED, 7),), ("seed",))
-    ledger.began_with(known)
-    ledger.began_with(known)
+    ledger.record_earlier(known)
+    ledger.record_earlier(known)
     a_round(ledger, 0, UPDATE)
     again = Ledger(OS, tmp_path / "ledger.jsonl")
     assert again.before == (known,)
     assert again.guarantee().only == ledger.guarantee().only
-    assert SIMULATED in obstacles(again)
+    assert SIMULATED in release_obstacles(again)
 
 
 # What is not charged, and new prices
@@ -371,16 +371,16 @@ def test_a_new_price_is_found_for_the_rounds_that_were_stated(tmp_path):
         a_round(ledger, number, UPDATE)
     stated = statement(ledger, 3)
     a_round(ledger, 3, UPDATE)                                                  # a crash after charging
-    assert repriced(ledger, stated) is None
-    change = repriced(ledger, {**stated, "epsilon": 9.0})
+    assert price_change(ledger, stated) is None
+    change = price_change(ledger, {**stated, "epsilon": 9.0})
     assert change["epsilon"] == {"was": 9.0, "is": stated["epsilon"]}
-    assert in_one_sentence(change).startswith("the first 3 rounds were stated as epsilon 9 at delta 0.001 by fedtail ")
+    assert describe_price_change(change).startswith("the first 3 rounds were stated as epsilon 9 at delta 0.001 by fedtail ")
     old = {name: value for name, value in stated.items() if name not in ("ledger", "fedtail")}
-    assert repriced(ledger, {**old, "epsilon": 9.0}) is None                    # of other rounds, for all it says
-    assert repriced(ledger.as_of(stated["ledger"][0]), {**old, "epsilon": 9.0})["by"] == "an earlier version"
-    assert repriced(ledger, {"private": False}) is None
-    without = repriced(ledger, {**stated, "without_amplification": "infinity"})
-    assert "epsilon without amplification infinity at delta" in in_one_sentence(without)
+    assert price_change(ledger, {**old, "epsilon": 9.0}) is None                    # of other rounds, for all it says
+    assert price_change(ledger.as_of(stated["ledger"][0]), {**old, "epsilon": 9.0})["by"] == "an earlier version"
+    assert price_change(ledger, {"private": False}) is None
+    without = price_change(ledger, {**stated, "without_amplification": "infinity"})
+    assert "epsilon without amplification infinity at delta" in describe_price_change(without)
 
 
 def test_a_resumed_run_keeps_the_price_it_had_stated(tmp_path):

@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedtail.privacy import DiscreteNoise, GaussianNoise, NoisySum, NoPrivacy, SeededRandomness, SystemRandomness
 from fedtail.privacy.events import GaussianRelease, LatticeRelease, NonPrivateRelease
-from fedtail.privacy.noise import _grid
+from fedtail.privacy.noise import _integer_grid
 from fedtail.privacy.randomness import ClientRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
 
@@ -58,7 +58,7 @@ def test_integer_shares_add_up_to_the_planned_noise():
         assert float(crossed.abs().max()) <= mechanism.bound(width)
         noise.append(mechanism.on_server(crossed.sum(0), SystemRandomness()) - mechanism.clip(rows).sum(0))
     noise = torch.stack(noise).flatten().numpy()
-    grid = _grid(mechanism.noise, width, clip_norm, False)
+    grid = _integer_grid(mechanism.noise, width, clip_norm, False)
     expected = multiplier * grid.sensitivity / grid.scale               # in the units of the rows
     assert multiplier * clip_norm <= expected <= 1.011 * multiplier * clip_norm
     spread = math.sqrt(2 / len(noise))                                  # relative standard error of a variance
@@ -71,7 +71,7 @@ def test_a_rounded_row_is_within_the_sensitivity_that_is_paid_for():
     """Rows chosen to round up in every coordinate, at the norm where that hurts most."""
     for width in (1, 10, 1000):
         noise = DiscreteNoise(1.0, planned_clients=10)
-        grid = _grid(noise, width, 1.0, False)
+        grid = _integer_grid(noise, width, 1.0, False)
         assert math.sqrt(width) / 2 <= 0.0101 * grid.scale
         worst = torch.full((1, width), (math.floor(grid.scale / math.sqrt(width)) + 0.5) / grid.scale, dtype=WIDE)
         worst *= min(1.0, 1.0 / float(worst.norm()))
@@ -159,20 +159,20 @@ def test_the_scale_is_the_smallest_power_of_two_that_is_fine_enough(width, clip_
         return math.sqrt(width) / 2 <= 0.01 * scale * clip_norm and (multiplier * scale * clip_norm) ** 2 / planned >= 2
 
     noise = DiscreteNoise(multiplier, planned)
-    grid = _grid(noise, width, clip_norm, False)
+    grid = _integer_grid(noise, width, clip_norm, False)
     assert fine(grid.scale)
     assert not fine(grid.scale / 2)
     assert grid.sensitivity == pytest.approx(grid.scale * clip_norm + math.sqrt(width) / 2, rel=1e-11)
     assert grid.sensitivity > grid.scale * clip_norm + math.sqrt(width) / 2
-    given = _grid(DiscreteNoise(multiplier, planned, scale=2 * grid.scale), width, clip_norm, False)
+    given = _integer_grid(DiscreteNoise(multiplier, planned, scale=2 * grid.scale), width, clip_norm, False)
     assert given.scale == 2 * grid.scale
 
 
 def test_whole_rows_cross_at_their_own_scale_and_just_within_their_norm():
-    grid = _grid(DiscreteNoise(3.0, 10), 5, 4.0, True)
+    grid = _integer_grid(DiscreteNoise(3.0, 10), 5, 4.0, True)
     assert (grid.scale, grid.sensitivity) == (1.0, pytest.approx(4.0, rel=1e-11))
     assert grid.sensitivity > 4.0
-    assert _grid(DiscreteNoise(3.0, 10, scale=3.0), 5, 4.0, True).sensitivity == pytest.approx(12.0, rel=1e-11)
+    assert _integer_grid(DiscreteNoise(3.0, 10, scale=3.0), 5, 4.0, True).sensitivity == pytest.approx(12.0, rel=1e-11)
     mechanism = NoisySum(math.sqrt(3) * (1 - 1e-13), GaussianNoise(1.0), whole=True)      # a rounding error below the norm of the rows
     rows = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 2.0]], dtype=WIDE)
     assert mechanism.on_client(rows, SeededRandomness(0)).tolist() == [[1, 1, 1], [0, 0, 0]]
@@ -203,20 +203,20 @@ def test_either_way_of_the_theorem_may_be_the_cheaper():
 
 def test_sums_wrap_as_seldom_as_hoeffding_says():
     shares = NoiseShares(Fraction(5), 10, 6)
-    assert shares.wraps(12, -3, 40, 43) == shares.wraps(12, -3, 40, 45) == 1          # no room for noise at all
-    assert shares.wraps(12, -3, 40, 46) == 1
+    assert shares.wrap_probability(12, -3, 40, 43) == shares.wrap_probability(12, -3, 40, 45) == 1          # no room for noise at all
+    assert shares.wrap_probability(12, -3, 40, 46) == 1
     for modulus in (256, 257, 300):
         room = (modulus - 1 - 43) // 2
-        assert shares.wraps(12, -3, 40, modulus) == pytest.approx(12 * math.exp(-room**2 / (2 * 12 * 5)), rel=1e-12)
+        assert shares.wrap_probability(12, -3, 40, modulus) == pytest.approx(12 * math.exp(-room**2 / (2 * 12 * 5)), rel=1e-12)
     reach = shares.reach(12, 1e-6)
     assert 12 * math.exp(-reach**2 / 120) <= 1e-6 < 12 * math.exp(-((reach - 1) ** 2) / 120)
     for low, high in ((-3, 40), (0, 1000), (0, 2**10 - 1 - 2 * shares.reach(12, 2.0**-40)), (0, 2**10 - 2 * shares.reach(12, 2.0**-40))):
-        ring = Ring.holding(shares, 12, low, high)
+        ring = Ring.for_sums(shares, 12, low, high)
         far = shares.reach(12, 2.0**-40)
         assert ring.low == low - far
         assert ring.modulus & (ring.modulus - 1) == 0
         assert ring.modulus // 2 <= high - low + 2 * far < ring.modulus
-        assert shares.wraps(12, low, high, ring.modulus) <= 2.0**-40
+        assert shares.wrap_probability(12, low, high, ring.modulus) <= 2.0**-40
         sums = np.array([ring.low, low, high, high + far])
         assert ring.decode(ring.encode(sums)).tolist() == sums.tolist()
         assert (ring.encode(sums) >= 0).all()
@@ -230,4 +230,4 @@ def test_shares_nobody_can_give_are_refused():
     with pytest.raises(ValueError, match=r"the variance of a share must be at least 2, got 1\.99"):
         NoiseShares(Fraction(199, 100), 1, 1)
     assert NoiseShares(Fraction(2), 1, 1).excess == 0
-    assert NoiseShares.summing_to(8.0, 4, 3) == NoiseShares(Fraction(16), 4, 3)
+    assert NoiseShares.from_total_deviation(8.0, 4, 3) == NoiseShares(Fraction(16), 4, 3)

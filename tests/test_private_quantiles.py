@@ -14,23 +14,30 @@ from pytest import approx
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedtail.privacy.concentrated import delta_of, epsilon_of, rho_for
+from fedtail.privacy.concentrated import delta_from_rho, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import exact_discrete_gaussian
 from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
 from fedtail.quantiles import (
     Edges,
     QuantilePlan,
-    flat,
-    optimal,
+    flat_strategy,
+    optimal_strategy,
     plan_quantiles,
     planning,
     private,
     private_quantiles,
-    tree,
+    tree_strategy,
 )
 from fedtail.quantiles import histogram as reading
-from fedtail.quantiles.expected_error import binning_error, cut_normal, enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles.expected_error import (
+    binning_error,
+    bins_needed,
+    clients_needed,
+    expected_clipped_normal,
+    expected_error,
+    noise_reduction_needed,
+)
 from fedtail.quantiles.histogram import quantile_error, threshold_index
 from fedtail.quantiles.planning import shares_for
 from fedtail.quantiles.private import QuantileRelease, check_values, noisy_sum, release
@@ -78,15 +85,15 @@ def test_delta_is_the_minimum_over_all_orders(rho, epsilon):
             return (order - 1) * (order * mpmath.mpf(rho) - epsilon) + order * mpmath.log(1 - 1 / order) - mpmath.log(order - 1)
         tried = [mpmath.mpf(1) + mpmath.mpf(10) ** (mpmath.mpf(k) / 200) for k in range(-1200, 1200)]
         least = min(map(log_delta, tried))
-        assert math.log(delta_of(rho, epsilon)) <= float(min(least, 0)) + 1e-9
-        assert math.log(delta_of(rho, epsilon)) == approx(float(min(least, 0)), abs=2e-3 * abs(float(least)) + 1e-6)
+        assert math.log(delta_from_rho(rho, epsilon)) <= float(min(least, 0)) + 1e-9
+        assert math.log(delta_from_rho(rho, epsilon)) == approx(float(min(least, 0)), abs=2e-3 * abs(float(least)) + 1e-6)
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0, 30.0])
 def test_epsilon_is_that_of_the_renyi_accountant_over_fine_orders(multiplier):
     accountant = RdpAccountant(orders=list(1 + np.logspace(-2, 4, 4000)))
     accountant.compose(GaussianDpEvent(multiplier))
-    ours = epsilon_of(1 / (2 * multiplier**2), 1e-5)
+    ours = epsilon_from_rho(1 / (2 * multiplier**2), 1e-5)
     assert ours <= accountant.get_epsilon(1e-5) * (1 + 1e-9)
     assert ours == approx(accountant.get_epsilon(1e-5), rel=1e-3)
 
@@ -94,18 +101,18 @@ def test_epsilon_is_that_of_the_renyi_accountant_over_fine_orders(multiplier):
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 8.0, 40.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
 def test_the_three_conversions_are_inverses_on_the_safe_side(epsilon, delta):
-    rho = rho_for(epsilon, delta)
-    assert delta_of(rho, epsilon) <= delta
-    assert delta_of(rho * 1.0001, epsilon) > delta
-    assert epsilon_of(rho, delta) == approx(epsilon, rel=1e-6)
-    assert delta_of(rho, epsilon_of(rho, delta)) <= delta
+    rho = largest_rho(epsilon, delta)
+    assert delta_from_rho(rho, epsilon) <= delta
+    assert delta_from_rho(rho * 1.0001, epsilon) > delta
+    assert epsilon_from_rho(rho, delta) == approx(epsilon, rel=1e-6)
+    assert delta_from_rho(rho, epsilon_from_rho(rho, delta)) <= delta
 
 
 def test_the_ends_of_the_conversions():
-    assert delta_of(0.0, 1.0) == 0.0
-    assert delta_of(1000.0, 1.0) == 1.0
-    assert epsilon_of(math.inf, 1e-5) == math.inf
-    assert epsilon_of(1e-9, 0.5) == 0.0
+    assert delta_from_rho(0.0, 1.0) == 0.0
+    assert delta_from_rho(1000.0, 1.0) == 1.0
+    assert epsilon_from_rho(math.inf, 1e-5) == math.inf
+    assert epsilon_from_rho(1e-9, 0.5) == 0.0
 
 
 # what a plan promises
@@ -128,8 +135,8 @@ def test_the_noise_is_worth_what_is_promised_and_not_more(case, method):
     moves = max(np.linalg.norm(columns, axis=1)) if adjacency == "zero-out" else max(np.linalg.norm(columns - c, axis=1).max() for c in columns)
     honest = case.get("minimum", case["clients"]) - case.get("colluders", 0)
     rho = moves**2 / (2 * honest * float(plan.shares.variance))
-    assert delta_of(rho, plan.epsilon) <= plan.delta
-    assert epsilon_of(rho, plan.delta) == approx(plan.epsilon, rel=1e-4)
+    assert delta_from_rho(rho, plan.epsilon) <= plan.delta
+    assert epsilon_from_rho(rho, plan.delta) == approx(plan.epsilon, rel=1e-4)
     assert plan.event.multiplier(adjacency) == approx(1 / math.sqrt(2 * rho), rel=1e-9)
     assert plan.event.honest == honest
     assert plan.shares.variance >= 2
@@ -140,7 +147,7 @@ def test_releases_compose_by_adding_rho():
     plan = plan_quantiles(1000, [0.5], UNIT, epsilon=1.0, delta=1e-6)
     rho = 1 / (2 * plan.event.multiplier("zero-out") ** 2)
     for count in (1, 2, 50):
-        assert plan.epsilon_of(count) == approx(epsilon_of(count * rho, 1e-6), rel=1e-9)
+        assert plan.epsilon_of(count) == approx(epsilon_from_rho(count * rho, 1e-6), rel=1e-9)
     assert plan.epsilon_of(1) <= 1.0
     assert 1.4 < plan.epsilon_of(2) < 2.0
 
@@ -153,7 +160,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
     found, plain = shares_for(sensitivity, rho, honest, width), math.sqrt(honest * variance)
 
     def does(excess):
-        return NoiseShares.summing_to(plain * (1 + excess), honest, width).concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
+        return NoiseShares.from_total_deviation(plain * (1 + excess), honest, width).concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
     low, high = 0.0, 1e-2
     for _ in range(60):
         low, high = (low, (low + high) / 2) if does((low + high) / 2) else ((low + high) / 2, high)
@@ -165,7 +172,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
 @pytest.mark.parametrize(("clients", "epsilon", "colluders"), [(200, 1.0, 0), (100_000, 8.0, 0), (100_000, 8.0, 40_000)])
 def test_the_scale_is_what_shares_of_variance_four_need(clients, epsilon, colluders):
     plan = plan_quantiles(clients, [0.5], UNIT, epsilon=epsilon, delta=1e-6, method="flat", colluders=colluders)
-    needed = math.ceil(math.sqrt(4 * (clients - colluders) * 2 * rho_for(epsilon, 1e-6)))
+    needed = math.ceil(math.sqrt(4 * (clients - colluders) * 2 * largest_rho(epsilon, 1e-6)))
     assert plan.strategy.scale == max(256, needed)
     assert plan.shares.honest == clients - colluders
     assert plan.deviation == approx(math.sqrt(clients * float(plan.shares.variance)))
@@ -174,10 +181,10 @@ def test_the_scale_is_what_shares_of_variance_four_need(clients, epsilon, collud
 def test_rows_are_for_the_level_only_where_it_matters():
     def rows(levels, public_total):
         return plan_quantiles(200, levels, Edges.equal(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal", public_total=public_total).strategy.matrix
-    assert (rows([0.7], False) == optimal(8, level=0.7).matrix).all()
-    assert (rows([0.7, 0.9], False) == optimal(8).matrix).all()
+    assert (rows([0.7], False) == optimal_strategy(8, level=0.7).matrix).all()
+    assert (rows([0.7, 0.9], False) == optimal_strategy(8).matrix).all()
     assert (rows([0.7], True) == rows([0.7, 0.9], True)).all()
-    assert (rows([0.7], True) == optimal(8, public_total=True).matrix).all()
+    assert (rows([0.7], True) == optimal_strategy(8, public_total=True).matrix).all()
     default = plan_quantiles(200, [0.7], Edges.equal(0.0, 1.0, 8), epsilon=1.0, delta=1e-5, method="optimal")
     assert (default.strategy.matrix == rows([0.7], True)).all()
     assert (default.public_total, default.shares.honest, default.adjacency) == (True, 200, "zero-out")
@@ -187,10 +194,10 @@ def test_rows_are_for_the_level_only_where_it_matters():
 def test_methods_are_tried_where_they_are_possible(monkeypatch):
     monkeypatch.setattr(planning, "LARGEST", 16)
     for bins in range(2, 34):
-        names = [build(3).name for build in planning._candidates("auto", bins, None, True) if bins <= 16 or build(3).name != "optimal"]
+        names = [build(3).name for build in planning._candidate_builders("auto", bins, None, True) if bins <= 16 or build(3).name != "optimal"]
         expected = {"flat": True, "tree": bins in (2, 4, 8, 16, 32), "optimal": bins <= 16}
         assert names == [name for name, possible in expected.items() if possible]
-        assert len(planning._candidates("auto", bins, None, True)) == sum(expected.values())
+        assert len(planning._candidate_builders("auto", bins, None, True)) == sum(expected.values())
     large = plan_quantiles(2000, [0.5], Edges.equal(0.0, 1.0, 128), epsilon=1.0, delta=1e-5)
     assert large.method == "tree"
 
@@ -291,7 +298,7 @@ def test_the_stated_probability_of_wrapping_around_is_a_bound():
     shares = NoiseShares(Fraction(40), 120, 2)
     for modulus in (120 * 8 + 241, 120 * 8 + 361):
         room = (modulus - 1 - 120 * 8) // 2
-        plan = QuantilePlan(120, (0.5,), edges, flat(2, 8), shares, Ring(modulus, -room), shares.wraps(120, 0, 960, modulus), 1.0, 1e-5, "zero-out", True)
+        plan = QuantilePlan(120, (0.5,), edges, flat_strategy(2, 8), shares, Ring(modulus, -room), shares.wrap_probability(120, 0, 960, modulus), 1.0, 1e-5, "zero-out", True)
         wrong = np.mean([(np.abs(noisy_sum(plan, values, SeededRandomness(k, modulus)) - [960, 0]) > modulus / 2).any() for k in range(400)])
         assert 0 < wrong <= plan.wraps < 1
 
@@ -364,7 +371,7 @@ def test_values_of_any_type_become_numbers():
 @pytest.mark.parametrize(("spread", "most"), [(0.1, 0.5), (0.5, 0.5), (2.0, 0.7), (0.01, 0.99)])
 def test_the_mean_of_a_normal_that_is_cut_is_its_integral(spread, most):
     integral = 2 * quad(lambda z: min(z, most) * norm.pdf(z, scale=spread), 0, 12 * spread, points=[min(most, 11 * spread)])[0]
-    assert cut_normal(spread, most) == approx(integral, rel=1e-6)
+    assert expected_clipped_normal(spread, most) == approx(integral, rel=1e-6)
 
 
 @pytest.mark.parametrize(("bins", "clients"), [(2, 50), (16, 400), (64, 10)])
@@ -376,29 +383,29 @@ def test_the_expected_error_of_flat_rows_has_a_closed_form(bins, clients, public
     for p in (level, 1 - level):
         variances = below * (bins - below) / bins if public_total else (1 - p) ** 2 * below + p**2 * (bins - below)
         spread = math.hypot(deviation / 5 * math.sqrt(variances.mean()) / clients, binning)
-        assert expected_error(flat(bins, 5), deviation, clients, p, public_total) == approx(cut_normal(spread, 0.8))
+        assert expected_error(flat_strategy(bins, 5), deviation, clients, p, public_total) == approx(expected_clipped_normal(spread, 0.8))
 
 
 @pytest.mark.parametrize("clients", [101, 137, 199, 200, 201, 260, 333, 390, 401, 599, 3000, 5001])
 def test_enough_clients_are_just_enough(clients):
     def error(number):
-        return expected_error(flat(32), 900.0, number, 0.9, True)
+        return expected_error(flat_strategy(32), 900.0, number, 0.9, True)
     assert error(clients) < error(clients - 1)
-    assert enough_clients(flat(32), 900.0, 100, 0.9, True, error(clients)) == clients
-    assert enough_clients(flat(32), 900.0, 100, 0.9, True, (error(clients) + error(clients - 1)) / 2) == clients
+    assert clients_needed(flat_strategy(32), 900.0, 100, 0.9, True, error(clients)) == clients
+    assert clients_needed(flat_strategy(32), 900.0, 100, 0.9, True, (error(clients) + error(clients - 1)) / 2) == clients
 
 
 @pytest.mark.parametrize("factor", [1.01, 1.5, 1.99, 2.5, 7.0, 40.0])
 def test_enough_noise_is_just_enough(factor):
-    goal = expected_error(flat(32), 900.0 / factor, 100, 0.9, True)
-    assert enough_noise(flat(32), 900.0, 100, 0.9, True, goal) == approx(factor, rel=1e-9)
+    goal = expected_error(flat_strategy(32), 900.0 / factor, 100, 0.9, True)
+    assert noise_reduction_needed(flat_strategy(32), 900.0, 100, 0.9, True, goal) == approx(factor, rel=1e-9)
 
 
 @pytest.mark.parametrize("max_error", [0.5, 0.3, 0.1, 0.0251, 0.0249, 1e-3, 1.3e-4, 1e-5])
 def test_enough_bins_are_the_fewest_that_would_do_for_any_number_of_clients(max_error):
     """Without noise and for any number of clients the error is that of the density within bins, sqrt(2 / pi) / (2 b^2)."""
     does = [bins for bins in (2**k for k in range(1, 30)) if 0.4 / bins**2 <= max_error]
-    assert enough_bins(max_error) == does[0]
+    assert bins_needed(max_error) == does[0]
 
 @pytest.mark.parametrize("kind", ["uniform", "chi-square"])
 @pytest.mark.parametrize(("clients", "bins", "epsilon"), [(128, 32, 1.0), (512, 64, 1.0), (512, 32, 5.0), (3000, 64, 1.0)])
@@ -420,7 +427,7 @@ def test_the_error_falls_as_one_over_clients():
 
 def test_the_error_falls_with_epsilon_as_the_noise_does():
     plans = [plan_quantiles(1000, LEVELS, Edges.equal(0.0, 10.0, 64), epsilon=epsilon, delta=1e-5) for epsilon in (0.25, 0.5, 1.0, 2.0)]
-    noise = [1 / math.sqrt(rho_for(plan.epsilon, 1e-5)) for plan in plans]
+    noise = [1 / math.sqrt(largest_rho(plan.epsilon, 1e-5)) for plan in plans]
     assert slope(noise, [mean_error(plan, "uniform", 25) for plan in plans]) == approx(1, abs=0.15)
 
 
@@ -432,14 +439,14 @@ def test_the_noise_in_the_distribution_grows_as_the_root_of_the_bins_when_flat_a
         errors = []
         for bins in sizes:
             histogram, strategy = np.bincount(np.arange(clients) % bins), build(bins)
-            sums = sums_of(strategy, np.tile(histogram, (40, 1)), rho_for(0.5, 1e-5), bins)
+            sums = sums_of(strategy, np.tile(histogram, (40, 1)), largest_rho(0.5, 1e-5), bins)
             plain, bounded = ([np.cumsum(estimate(noisy, float(clients)) - histogram) for noisy in sums]
                               for estimate in (strategy.least_squares, strategy.estimate))
             assert np.mean(np.abs(bounded)) <= np.mean(np.abs(plain)) * (1 + 1e-9)
             errors.append(np.mean(np.abs(plain)))
         return errors
-    assert slope(sizes, found(flat)) == approx(0.5, abs=0.1)
-    growth = np.diff(found(lambda bins: optimal(bins, public_total=True)))       # the same for every fourfold number of bins
+    assert slope(sizes, found(flat_strategy)) == approx(0.5, abs=0.1)
+    growth = np.diff(found(lambda bins: optimal_strategy(bins, public_total=True)))       # the same for every fourfold number of bins
     assert growth.min() > 0
     assert 0.5 < growth[1] / growth[0] < 1.5
 
@@ -467,8 +474,8 @@ def test_optimal_rows_beat_both_methods_of_the_papers(clients, bins, epsilon):
     At epsilon 1 the paired difference must be four standard errors: by chance once in 30,000 seeds. At epsilon 5, where bins
     dominate, not worse by three; the same release read inside the bin must be better by four.
     """
-    rho, edges, gaps, read = rho_for(epsilon, 1e-5), Edges.equal(0.0, 10.0, bins), [], []
-    ours, others = optimal(bins, public_total=True), (flat(bins), tree(bins), tree(bins, as_printed=True))
+    rho, edges, gaps, read = largest_rho(epsilon, 1e-5), Edges.equal(0.0, 10.0, bins), [], []
+    ours, others = optimal_strategy(bins, public_total=True), (flat_strategy(bins), tree_strategy(bins), tree_strategy(bins, as_printed=True))
     values = np.array([np.clip(draw(("uniform", "chi-square")[k % 2], clients, k), 0, 10) for k in range(120)])
     histograms = np.array([np.bincount(edges.place(row), minlength=bins) for row in values])
     noisy = zip(*(sums_of(part, histograms, rho, bins, clients) for part in (ours, *others)), strict=True)
@@ -494,7 +501,7 @@ def test_the_bounds_of_the_papers_hold(method):
     They allow a failure in one of ten; 60 releases never come near that. The bound is not vacuous: within a factor of eight.
     """
     clients, bins, variance, scale, failure = 512, 32, 2, 8, 0.1
-    strategy = tree(bins, scale) if method == "tree" else flat(bins, scale)
+    strategy = tree_strategy(bins, scale) if method == "tree" else flat_strategy(bins, scale)
     edges, shares = Edges.equal(0.0, 10.0, bins), NoiseShares(Fraction(variance), clients, strategy.width)
     plan = QuantilePlan(clients, LEVELS, edges, strategy, shares, Ring(2**18, 1 - 2**17), 0.0, 1.0, 1e-5, "zero-out", True)
     flat_part = math.sqrt(2 * variance * bins / (scale**2 * clients) * math.log(4 / failure))
@@ -517,7 +524,7 @@ def test_the_bounds_of_the_papers_hold(method):
 
 
 def test_without_the_correction_the_tree_pays_for_a_sensitivity_that_it_does_not_have():
-    right, printed = tree(64), tree(64, as_printed=True)
+    right, printed = tree_strategy(64), tree_strategy(64, as_printed=True)
     assert printed.sensitivity / right.sensitivity == approx(math.sqrt(6))
     assert right.edge_deviations(True) == approx(printed.edge_deviations(True))
 
@@ -640,6 +647,6 @@ def test_a_weaker_epsilon_is_named_up_to_twenty(epsilon, named):
 def test_bins_that_are_just_enough_are_not_too_coarse():
     with pytest.raises(ValueError) as error:
         plan_quantiles(400, [0.5], UNIT, epsilon=1.0, delta=1e-5, max_error=1.3e-4)
-    assert enough_bins(1.3e-4) == 64
+    assert bins_needed(1.3e-4) == 64
     assert "too coarse" not in str(error.value)
     assert "clients would do" in str(error.value)

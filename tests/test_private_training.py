@@ -40,7 +40,7 @@ from fedtail.privacy.accounting import epsilon_at
 from fedtail.privacy.calibration import noise_for
 from fedtail.privacy.events import PoissonSampling
 from fedtail.privacy.minimum_cohort import minimum_for, reveal_probability
-from fedtail.quantiles.noisy_histogram import trimmed
+from fedtail.quantiles.noisy_histogram import trim_ends
 from fedtail.questions import converse
 from fedtail.risk.base import fit_locally
 
@@ -215,9 +215,9 @@ def test_a_failed_client_is_in_no_bin_and_losses_beyond_the_bound_are_in_the_las
 
 def test_trimming_moves_thin_ends_inwards_and_keeps_the_rest():
     counts = torch.tensor([0.5, 0.0, 1.0, 20.0, 30.0, 1.5, 0.0, 0.25]).numpy()
-    assert trimmed(counts, 2.0).tolist() == [0, 0, 0, 21.5, 31.75, 0, 0, 0]
-    assert trimmed(counts, 0.1).tolist() == pytest.approx(counts.tolist())
-    assert trimmed(torch.zeros(4).numpy(), 1.0).tolist() == [0, 0, 0, 0]
+    assert trim_ends(counts, 2.0).tolist() == [0, 0, 0, 21.5, 31.75, 0, 0, 0]
+    assert trim_ends(counts, 0.1).tolist() == pytest.approx(counts.tolist())
+    assert trim_ends(torch.zeros(4).numpy(), 1.0).tolist() == [0, 0, 0, 0]
 
 
 def test_the_ledger_prices_a_run_as_dp_accounting_does():
@@ -375,7 +375,7 @@ def test_noise_calibrated_for_some_rounds_lasts_for_them_and_no_more(noise, rati
     crowd = replace(small_population(2500), mass=torch.ones(2500, dtype=torch.float64))
     event = planned_round(algorithm, SimulatedPopulation(crowd), PlainChannel(), 18)
     assert event.sampling == drawn
-    assert rounds <= fedtail.Ledger(PrivacyBudget(3.0, 1e-4)).affordable(event) <= rounds + 1
+    assert rounds <= fedtail.Ledger(PrivacyBudget(3.0, 1e-4)).affordable_rounds(event) <= rounds + 1
 
 
 def test_the_mechanism_of_the_histogram_is_looked_at_before_anything_is_asked():

@@ -343,7 +343,7 @@ def test_a_crossing_is_bracketed_to_the_resolution_and_no_further(target, resolu
     assert [len(question.trial) for question in asked] == [34] * len(asked)
     assert widths == approx([16 / 33**k for k in range(len(asked))], rel=1e-3)
     assert found.high - found.low == approx(widths[-1] / 33, rel=1e-3 if resolution else 1.0)
-    assert excess(losses, found.linear(target)) == approx(target, abs=1e-9 + 0.5 * resolution)
+    assert excess(losses, found.linear_crossing(target)) == approx(target, abs=1e-9 + 0.5 * resolution)
 
 
 def test_a_bracket_of_just_the_resolution_is_enough():
@@ -374,7 +374,7 @@ def test_a_crossing_at_zero_takes_as_many_questions_as_are_allowed():
     (Bracket(1.0, 3.0, 0.75, 0.25), 0.5, 2.0), (Bracket(-1.0, 3.0, 6.0, 6.0), 7.0, -1.0),
 ])
 def test_the_linear_crossing_stays_in_the_bracket(bracket, target, expected):
-    assert bracket.linear(target) == approx(expected)
+    assert bracket.linear_crossing(target) == approx(expected)
 
 
 @pytest.mark.parametrize(("make", "text"), [

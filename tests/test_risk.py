@@ -54,7 +54,7 @@ from fedtail.privacy.mechanisms import NoPrivacy
 from fedtail.quantiles.multisect import Bracket
 from fedtail.risk import project_to_simplex, superquantile_weights
 from fedtail.risk.ascent import Surplus
-from fedtail.risk.base import Present, Risk, fit_locally, uniform_mass
+from fedtail.risk.base import Present, Risk, fit_locally, normalised_mass
 
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
@@ -612,7 +612,7 @@ def test_whole_number_losses_are_refused():
         with pytest.raises((TypeError, ValueError)):
             risk.value(torch.tensor([1, 2, 3]))
     with pytest.raises(TypeError, match=r"losses must be floating-point numbers, got torch.int64"):
-        uniform_mass(torch.tensor([1, 2]), None)
+        normalised_mass(torch.tensor([1, 2]), None)
 
 
 @pytest.mark.parametrize("risk", [*RISKS, TailFilter(0.3), Ascent(), GroupAscent(3)], ids=repr)
@@ -1092,7 +1092,7 @@ HISTOGRAM = NoisyHistogram(3.0, 4.0, GaussianNoise(1.0))
     (lambda: GroupAscent(0), "groups must be positive and finite, got 0."),
     (lambda: Refreshed(Mean(), 0), "every must be at least 1, got 0."),
     (lambda: Refreshed(Ascent(), 2), "Ascent keeps memory that changes every round, so its dual cannot be reused."),
-    (lambda: uniform_mass(torch.ones(3), torch.ones(2)), "mass has shape (2,), losses (3,). Pass one mass for each loss."),
+    (lambda: normalised_mass(torch.ones(3), torch.ones(2)), "mass has shape (2,), losses (3,). Pass one mass for each loss."),
     (lambda: Superquantile(100), "got 100. It is a fraction: for the worst 100% of clients write 1."),
     (lambda: Superquantile(1.5), "got 1.5. It is a fraction: for the worst 1.5% of clients write 0.015."),
     (lambda: Superquantile(101), "got 101. It is a fraction: for the worst 20% of clients write 0.2."),

@@ -572,6 +572,22 @@ def test_a_key_changed_on_the_way_excludes_its_receiver_instead_of_a_wrong_sum()
     assert done.total.tolist() == [sum(done.survivors), len(NAMES) - 1, 0]
 
 
+def test_keys_changed_on_the_way_to_the_server_exclude_their_sender():
+    session = SparseSession(b"keys", 0, NAMES, 10, 1, 0, 4, 3)
+    server, clients = Server(session), {one: Client(session, one, corrupted=0.0, security_bits=0) for one in NAMES}
+    for one, client in clients.items():
+        keys = unwrap(Keys, client.keys(), session.id, 10**6)
+        changed = replace(keys, masking=(bytes([9]) + bytes(31),)) if one == 10 else keys
+        server.receive(one, wrap(session.id, changed))
+    for one, message in server.key_list().items():
+        if one == 10:
+            with pytest.raises(Refused, match="client 10 answers another list of keys"):
+                server.receive(one, clients[one].shares(message))
+        else:
+            server.receive(one, clients[one].shares(message))
+    assert 10 not in server.ask(3, 16)
+
+
 def test_bits_for_members_are_exact(table):
     session, clients, server, *_ = table
     assert session.bits(NAMES) == b"\xff\xf0"
@@ -635,7 +651,7 @@ def test_different_graphs_for_different_clients_are_found_out_and_give_no_sum():
             with pytest.raises(Refused, match="answers another list of keys"):
                 server.receive(one, shares)
             opened = unwrap(Shares, shares, session.id, 10**6)
-            shares = wrap(session.id, replace(opened, heard=server._key_digests[one]))      # a server that looks away
+            shares = wrap(session.id, replace(opened, heard=session.key_answer(server._keys[one], server._key_lists[one], b"")))      # a server that looks away
         server.receive(one, shares)
     rows, total = {one: np.zeros(1000, int) for one in NAMES}, np.zeros(1000, np.uint32)
     for one, message in server.ask(1000, bits).items():

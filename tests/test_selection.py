@@ -21,7 +21,7 @@ from fedtail.cli import app
 from fedtail.experiment.tune_section import read_search
 from fedtail.privacy import FixedSampling, GaussianRelease, NoSampling, PoissonSampling, RoundEvent, SeededRandomness, epsilon_at
 from fedtail.privacy.accountants import ORDERS
-from fedtail.privacy.selection import best_of_random, epsilon_of_search, gamma_for, number_of_trials
+from fedtail.privacy.selection import best_trial_divergences, draw_number_of_trials, epsilon_of_search, gamma_for
 from fedtail.runs.files import RunRefused
 from fedtail.runs.private_tuning import PrivateSearch
 from fedtail.runs.tuning import _held_out, tune
@@ -39,7 +39,7 @@ def test_the_bound_is_that_of_another_implementation(stopping, mean, noise, rate
     one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)) if rate < 1 else dp_accounting.GaussianDpEvent(noise)
     trial = dp_accounting.SelfComposedDpEvent(one, 20)
     theirs = RdpAccountant(list(ORDERS)).compose(RepeatAndSelectDpEvent(trial, mean, SHAPES[stopping])).rdp
-    ours = best_of_random(AT, RdpAccountant(list(ORDERS)).compose(trial).rdp, stopping, mean)
+    ours = best_trial_divergences(AT, RdpAccountant(list(ORDERS)).compose(trial).rdp, stopping, mean)
     finite = np.isfinite(theirs)
     assert np.allclose(ours[finite], theirs[finite], rtol=1e-6, atol=1e-9)
     sampling = PoissonSampling(rate) if rate < 1 else NoSampling()
@@ -51,7 +51,7 @@ def test_the_bound_is_that_of_another_implementation(stopping, mean, noise, rate
 def test_the_bound_in_closed_form_for_a_gaussian_trial():
     """Geometric, one Gaussian sum (rho = 1 / 2 z^2): min over j of (1 - 1/j) j rho + log(mean) / j is at j = sqrt(log(mean) / rho)."""
     rho, mean, orders = 0.02, 8.0, np.linspace(1.01, 200, 20_000)
-    found = best_of_random(orders, rho * orders, "geometric", mean)
+    found = best_trial_divergences(orders, rho * orders, "geometric", mean)
     constant = 2 * (2 * math.sqrt(rho * math.log(mean)) - rho)
     whole = rho * orders + constant + math.log(mean) / (orders - 1)
     least = np.argmin(whole)                                                # below it a larger order bounds it
@@ -87,7 +87,7 @@ def test_no_small_mechanism_exceeds_the_bound(stopping):
             ours, theirs = (np.append(one, math.exp(-mean)) for one in (ours, theirs))
         assert ours.sum() == pytest.approx(1)
         trial = np.array([max(divergence(p, q, order), divergence(q, p, order)) for order in orders])
-        bound = best_of_random(orders, trial, stopping, mean)
+        bound = best_trial_divergences(orders, trial, stopping, mean)
         exact = np.array([max(divergence(ours, theirs, order), divergence(theirs, ours, order)) for order in orders])
         assert (exact <= bound + 1e-9).all()
         tight = max(tight, float((exact / bound).max()))
@@ -99,7 +99,7 @@ def test_no_small_mechanism_exceeds_the_bound(stopping):
 def test_the_number_of_trials_has_its_distribution(stopping, law):
     """A chi-squared test, wrong once in a million for a right sampler."""
     random, count = SeededRandomness(7), 4000
-    drawn = np.array([number_of_trials(stopping, 6.0, random) for _ in range(count)])
+    drawn = np.array([draw_number_of_trials(stopping, 6.0, random) for _ in range(count)])
     assert law.mean() == pytest.approx(6.0, rel=1e-6)
     edges = [k for k in range(60) if count * law.pmf(k) > 8]
     seen = np.array([np.sum(drawn == k) for k in edges] + [np.sum(~np.isin(drawn, edges))])
@@ -120,7 +120,7 @@ def test_a_search_costs_what_its_parts_cost():
     fixed = [(RoundEvent((GaussianRelease(3.0),), FixedSampling(10, 100)), 10)]
     assert epsilon_of_search(fixed, score, "poisson", 5, 1e-5, "replace-one") > 0
     with pytest.raises(ValueError, match="one trial or more on average"):
-        best_of_random(AT, AT, "poisson", 0.5)
+        best_trial_divergences(AT, AT, "poisson", 0.5)
 
 
 def test_searching_many_times_shows_no_more_than_the_price_and_more_than_one_trial():
@@ -167,7 +167,7 @@ def test_a_private_search_states_what_its_best_model_cost(tmp_path, private, cov
 @pytest.mark.filterwarnings("ignore")
 def test_a_random_number_of_trials_is_drawn_once_and_the_best_is_known_at_the_end_only(tmp_path, monkeypatch):
     search = read_search(written(tmp_path, 'private = "geometric"'))
-    seed = next(seed for seed in range(20) if number_of_trials("geometric", 3, SeededRandomness(seed, "trials")) == 3)
+    seed = next(seed for seed in range(20) if draw_number_of_trials("geometric", 3, SeededRandomness(seed, "trials")) == 3)
     stopped = tune(search, (seed,), tmp_path / "out", Onlooker(stop_after=4))
     assert (stopped["finished"], stopped["best"], (tmp_path / "out" / "best.toml").exists()) == (False, None, False)
     monkeypatch.setattr(PrivateSearch, "draw", lambda *_: 1)                    # as the operating system might

@@ -182,7 +182,7 @@ def model_after(risk: Risk, channel, rounds: int = 2) -> torch.Tensor:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
-    return fedtail.train(method, module, POPULATION, rounds=rounds, channel=channel).state.params
+    return fedtail.train(method, fedtail.Task(module), POPULATION, rounds=rounds, channel=channel).state.params
 
 
 @pytest.mark.parametrize("name", RISKS)

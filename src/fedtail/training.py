@@ -153,7 +153,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
-        ledger.began_with(earlier)
+        ledger.record_earlier(earlier)
     return _run(Trained(algorithm, task, state, seed), population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
 
 
@@ -175,7 +175,7 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
         ledger.budget = privacy
     if not ledger.vouches_for(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
-        ledger.began_with(replace(made, what=made.what if made.known else UNKNOWN, round=trained.rounds))
+        ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     return _run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
 
 
@@ -278,7 +278,7 @@ def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
     """Before anything is released: refuse a budget that does not last a round, warn of one that does not last to the end."""
     budget = ledger.budget
     refuse_bare(planned)
-    left = ledger.affordable(planned) if rounds else 0
+    left = ledger.affordable_rounds(planned) if rounds else 0
     if rounds and left < 1 and not ledger.rounds:
         raise ValueError(f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not last for a round with this noise. "
                          "`fedtail privacy` says how much noise it needs.")
@@ -325,7 +325,7 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
 
 def _with_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
     """The module, which knows how it was trained: a run that begins with it can say so."""
-    if made.rounds or not made.known:
+    if made.rounds or not made.is_known:
         setattr(module, ATTRIBUTE, made)
     return module
 

@@ -12,7 +12,7 @@ import numpy as np
 from outcome import Outcome
 
 from fedtail.privacy import Attack, GaussianRelease, NoSampling, RoundEvent, SystemRandomness, epsilon_at
-from fedtail.privacy.selection import epsilon_of_search, number_of_trials
+from fedtail.privacy.selection import draw_number_of_trials, epsilon_of_search
 
 NOISE, TRIALS, DELTA = 2.0, 40, 0.02
 TRIAL = [(RoundEvent((GaussianRelease(NOISE),), NoSampling()), 1)]
@@ -20,7 +20,7 @@ TRIAL = [(RoundEvent((GaussianRelease(NOISE),), NoSampling()), 1)]
 
 def released(stopping: str, searches: int, client: float, random: np.random.Generator) -> np.ndarray:
     """The best of the trials of many searches; a search without trials releases nothing, which is less than anything."""
-    counts = np.array([number_of_trials(stopping, TRIALS, SystemRandomness()) for _ in range(searches)])
+    counts = np.array([draw_number_of_trials(stopping, TRIALS, SystemRandomness()) for _ in range(searches)])
     sums = client + NOISE * random.standard_normal((searches, counts.max()))
     return np.where(np.arange(counts.max()) < counts[:, None], sums, -1e9).max(1)
 

@@ -16,7 +16,7 @@ from outcome import Outcome
 import fedtail
 from fedtail import Ledger, PrivacyBudget
 from fedtail.models import SoftmaxRegression
-from fedtail.privacy.statement import obstacles, statement
+from fedtail.privacy.statement import release_obstacles, statement
 from fedtail.training import Trained
 
 from cases import small_population
@@ -51,7 +51,7 @@ def attack() -> Outcome:
                 said = statement(trained.ledger, trained.rounds)
                 qualified = "with respect to these rounds only" in said.get("statement", "") or not said["private"]
                 covers = sum(count for _, count in trained.ledger.rounds) >= 8
-                if not (qualified or covers) or not obstacles(trained.ledger):
+                if not (qualified or covers) or not release_obstacles(trained.ledger):
                     wrong.append(f"{way} after 8 rounds {name}: epsilon {said['epsilon']:.2f}, "
-                                 f"{'for release' if not obstacles(trained.ledger) else 'not qualified'}")
+                                 f"{'for release' if not release_obstacles(trained.ledger) else 'not qualified'}")
     return Outcome(not wrong, "; ".join(wrong) if wrong else f"{tried} ways to hand a model over: qualified or charged in all")

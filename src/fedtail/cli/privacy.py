@@ -159,19 +159,19 @@ def check(request: Request, anyway: bool) -> None:
 
 def solved(request: Request) -> NoiseLevels:
     """The noise multipliers of a request, and the guarantee they give: from its epsilon, or from its noise."""
-    from fedtail.privacy.calibration import levels, noise_for
+    from fedtail.privacy.calibration import noise_for, noise_levels
 
     rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
             request.accountant, request.discrete)
     if request.noise is not None:
-        return levels(request.noise, *rest)
+        return noise_levels(request.noise, *rest)
     assert request.epsilon is not None
     return noise_for(request.epsilon, *rest)
 
 
 def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
     """One JSON object. With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less."""
-    from fedtail.privacy.calibration import doubts
+    from fedtail.privacy.calibration import questionable_settings
     from fedtail.privacy.composed_mechanism import sampling_rate
 
     bought = found.guarantee
@@ -185,13 +185,13 @@ def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
         "epsilon_without_amplification": bought.without_amplification, "epsilon_one_participation": bought.one_participation,
         "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
         "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.event), "minimum": request.minimum,
-        "notes": list(bought.notes), "warnings": doubts(request.population, request.event, request.delta)}
+        "notes": list(bought.notes), "warnings": questionable_settings(request.population, request.event, request.delta)}
 
 
 def show_plan(request: Request, found: NoiseLevels) -> None:
     """Print noise and epsilon, epsilon against rounds, and warnings."""
     from fedtail.cli.terminal import show_table
-    from fedtail.privacy.calibration import doubts
+    from fedtail.privacy.calibration import questionable_settings
 
     drawn = "every client in every round" if request.sampling == "none" else \
         f"cohorts of {request.cohort} by {request.sampling} sampling"
@@ -202,7 +202,7 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
     rows = [[str(count), _number(bought.epsilon), _number(bought.without_amplification)]
             for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
-    for note in (*found.guarantee.notes, *doubts(request.population, request.event, request.delta)):
+    for note in (*found.guarantee.notes, *questionable_settings(request.population, request.event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 

@@ -20,7 +20,7 @@ COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say wh
 
 def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
     """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
-    from fedtail.privacy.statement import obstacles, repriced, statement
+    from fedtail.privacy.statement import price_change, release_obstacles, statement
     from fedtail.runs import RunFolder
 
     folder = RunFolder.open(run, also_deployed=True)
@@ -28,9 +28,9 @@ def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: b
     doubts = check_ledger(folder, ledger)
     rounds = folder.result["round"] if folder.finished else rounds_so_far(folder)
     found = statement(ledger, rounds, delta, folder.not_charged)
-    change = repriced(ledger, folder.privacy)
+    change = price_change(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
-    problems = [*doubts, *obstacles(ledger)]
+    problems = [*doubts, *release_obstacles(ledger)]
     if for_release and problems:
         raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_advice(problems)}")
     if doubts and found["private"]:
@@ -75,7 +75,7 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
     """Print the privacy statement of a run: epsilon, what it holds against, and what was released."""
     from fedtail.cli.terminal import show_table
-    from fedtail.privacy.statement import in_one_sentence
+    from fedtail.privacy.statement import describe_price_change
 
     if not found["private"]:
         typer.echo(f"epsilon is {found['epsilon']} after {found['rounds']} rounds: {found['why']}")
@@ -95,7 +95,7 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])
     for change in found["repriced"]:
-        typer.echo(f"repriced: {in_one_sentence(change)}")
+        typer.echo(f"repriced: {describe_price_change(change)}")
     for text in found["not_charged"]:
         typer.echo(f"not charged: {text}")
     for note in found["notes"]:

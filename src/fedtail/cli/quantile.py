@@ -53,12 +53,12 @@ def quantile(
     |F(estimate) - P|, 0.02 being two percentiles, and is known before anything is spent. Values outside the range are clipped;
     how many is not released. The number of clients is taken to be public.
     """
-    from fedtail.quantiles.private import check_values, edges_of, plan_quantiles, release
+    from fedtail.quantiles.private import build_edges, check_values, plan_quantiles, release
 
     numbers = check_values(read_values(values, column))
     places = None if edges is None else read_values(edges, None)
     plan = plan_quantiles(
-        len(numbers), levels, edges_of(ends, bins, places), epsilon=epsilon, delta=delta, method=method,
+        len(numbers), levels, build_edges(ends, bins, places), epsilon=epsilon, delta=delta, method=method,
         adjacency=adjacency, colluders=colluders, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
         allow_few=allow_few, max_error=max_error)
     if not as_json:

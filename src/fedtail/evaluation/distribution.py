@@ -42,13 +42,13 @@ class Distribution:
         return len(self.values)
 
     def mean(self) -> float:
-        """Mean over clients."""
-        values, share = self._present()
+        """Mean over clients, by mass where there is one; NaN without clients or where a value is NaN."""
+        values, share = self._values_with_mass()
         return float((share * values).sum())
 
     def variance(self) -> float:
         """Variance over clients, of the population and not of a sample: no n - 1."""
-        values, share = self._present()
+        values, share = self._values_with_mass()
         return float((share * (values - self.mean()).square()).sum())
 
     def std(self) -> float:
@@ -56,40 +56,40 @@ class Distribution:
         return math.sqrt(self.variance())
 
     def percentile(self, percent: float) -> float:
-        """The value that so many percent of the clients do not exceed."""
+        """The value that `percent` (0 to 100, else a FieldError) of the clients do not exceed; NaN where a value is NaN."""
         if not 0 <= percent <= 100:
             raise FieldError("percent", "in [0, 100]", float(percent))
-        values, share = self._present()
+        values, share = self._values_with_mass()
         if bool(values.isnan().any()):
             return math.nan
         if self.mass is None:
-            return _between(values, percent / 100 * (len(values) - 1))
+            return _order_statistic(values, percent / 100 * (len(values) - 1))
         ranked, order = values.sort()
         reached = share[order].cumsum(0) * (1 + 1e-12)
         return float(ranked[min(int(torch.searchsorted(reached, percent / 100)), len(ranked) - 1)])
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
-        """Several percentiles by name, p20 for the 20th."""
+        """Several percentiles by name: {"p20": the 20th, ...}, in the order of `percents`."""
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
 
     def statistic(self, name: str) -> float:
-        """A statistic by its name: mean, std, variance, or p90, worst10, best5 with any percentage."""
-        return statistic_of(self, name)
+        """A statistic by its name: mean, std, variance, or p90, worst10, best5 with any percentage; else a FieldError."""
+        return named_statistic(self, name)
 
     def worst(self, fraction: float) -> float:
-        """Mean over the worst `fraction` of the clients."""
-        return self._tail(fraction, 1 if self.better == "lower" else -1)
+        """Mean over the worst `fraction` of the clients, by mass where there is one; one client may be in it in part."""
+        return self._tail_mean(fraction, 1 if self.better == "lower" else -1)
 
     def best(self, fraction: float) -> float:
-        """Mean over the best `fraction` of the clients."""
-        return self._tail(fraction, -1 if self.better == "lower" else 1)
+        """Mean over the best `fraction` of the clients, by mass where there is one; one client may be in it in part."""
+        return self._tail_mean(fraction, -1 if self.better == "lower" else 1)
 
     def angle(self) -> float:
         """Degrees between the scores and the all-equal vector, arccos(mean(a) / sqrt(mean(a^2))); see `scores`.
 
         Scores that are all zero are equal scores, so their angle is zero as that of any others; NaN where one is not finite.
         """
-        scores = _unit(self.scores())
+        scores = _scale_to_unit(self.scores())
         size = float(scores.square().mean().sqrt())
         if math.isnan(size):
             return math.nan
@@ -100,7 +100,7 @@ class Distribution:
 
         NaN where a score is negative or not finite.
         """
-        scores = _unit(self.scores())
+        scores = _scale_to_unit(self.scores())
         total = scores.sum()
         if bool(total.isnan()) or bool((scores < 0).any()):
             return math.nan
@@ -108,8 +108,11 @@ class Distribution:
         return float(torch.special.xlogy(share, share * len(share)).sum()) if total > 0 else 0.0
 
     def scores(self) -> Tensor:
-        """What angle and divergence are about, of those who have mass: accuracies, 1 - error, for `rates`; else the values."""
-        values, _ = self._present()
+        """The numbers whose fairness `angle` and `kl_to_uniform` measure, for clients with mass.
+
+        They are accuracies, 1 - error, for `rates`; else the values.
+        """
+        values, _ = self._values_with_mass()
         return 1 - values if self.rates else values
 
     def summary(self) -> dict[str, float]:
@@ -120,8 +123,8 @@ class Distribution:
             "variance": self.variance(), "angle": self.angle(), "kl": self.kl_to_uniform(),
         }
 
-    def _present(self) -> tuple[Tensor, Tensor]:
-        """Values of the clients that have mass, and their shares of it; no client at all is one whose value is NaN."""
+    def _values_with_mass(self) -> tuple[Tensor, Tensor]:
+        """Values of the clients that have mass, and their shares of it, which sum to one; without such clients one NaN."""
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0
         values, mass = (self.values, mass) if bool(here.all()) else (self.values[here], mass[here])
@@ -130,17 +133,20 @@ class Distribution:
             return self.values.new_full((1,), math.nan), self.values.new_ones(1)
         return values, mass / total
 
-    def _tail(self, fraction: float, sign: int) -> float:
-        """Mean over the largest (sign 1) or smallest (sign -1) fraction of the values."""
-        values, share = self._present()
+    def _tail_mean(self, fraction: float, sign: int) -> float:
+        """Mean over the largest (sign 1) or smallest (sign -1) fraction of the values; NaN where a value is NaN."""
+        values, share = self._values_with_mass()
         if bool(values.isnan().any()):
             return math.nan
         weights = superquantile_weights(sign * values, share, fraction)
         return float((weights * values)[weights > 0].sum())
 
 
-def statistic_named(name: str) -> tuple[str, float | None]:
-    """The method of a distribution that a name means, and its percentage: ("percentile", 90.0) for p90; refused if unknown."""
+def parse_statistic(name: str) -> tuple[str, float | None]:
+    """The method of a distribution that a name means, and its percentage: ("percentile", 90.0) for p90; None for mean.
+
+    A FieldError for a name that means no statistic.
+    """
     if name in ("mean", "std", "variance"):
         return name, None
     known = re.fullmatch(r"(p|worst|best)(\d+(?:\.\d+)?)", name)
@@ -150,26 +156,29 @@ def statistic_named(name: str) -> tuple[str, float | None]:
     return "percentile" if known[1] == "p" else known[1], float(known[2])
 
 
-def statistic_of(distribution: Any, name: str) -> float:
-    """A statistic of a distribution over clients by its name."""
-    kind, percent = statistic_named(name)
+def named_statistic(distribution: Any, name: str) -> float:
+    """A statistic of a `Distribution` or `ClientHistogram` by its name, as `parse_statistic` reads it."""
+    kind, percent = parse_statistic(name)
     if percent is None:
         return getattr(distribution, kind)()
     return distribution.percentile(percent) if kind == "percentile" else getattr(distribution, kind)(percent / 100)
 
 
-def best_statistic(name: str) -> tuple[str, str]:
-    """The metric and the statistic that `keep_best` names: ("error", "worst10") for worst10, ("loss", "p90") for loss.p90."""
+def parse_keep_best(name: str) -> tuple[str, str]:
+    """The metric and the statistic that `keep_best` names: ("error", "worst10") for worst10, ("loss", "p90") for loss.p90.
+
+    A FieldError about `keep_best` where there is no such statistic.
+    """
     metric, _, statistic = name.rpartition(".")
     try:
-        statistic_named(statistic)
+        parse_statistic(statistic)
     except FieldError as reason:
         raise FieldError("keep_best", reason.needed, name, reason.write, text=str(reason)) from None
     return metric or "error", statistic
 
 
-def _between(values: Tensor, place: float) -> float:
-    """The value at a place in the order of the values, the first being 0; linear between two, numpy's rule."""
+def _order_statistic(values: Tensor, place: float) -> float:
+    """The value at a `place` in ascending order, the first being 0; between two places linear, as numpy does."""
     below, above = math.floor(place), math.ceil(place)
     parted = torch.from_numpy(np.partition(values.detach().cpu().numpy(), (below, above)))
     low, high, step = parted[below], parted[above], place - below
@@ -178,8 +187,8 @@ def _between(values: Tensor, place: float) -> float:
     return float(torch.lerp(low, high, step))
 
 
-def _unit(scores: Tensor) -> Tensor:
-    """Scores over a power of two near the largest, so that no square over- or underflows; all NaN where one is not finite."""
+def _scale_to_unit(scores: Tensor) -> Tensor:
+    """Scores over a power of two near the largest, so that no square over- or underflows; one NaN where any is not finite."""
     if len(scores) == 0 or not bool(scores.isfinite().all()):
         return scores.new_full((1,), math.nan)
     exponent = max(-1000, min(1000, math.frexp(float(scores.abs().max()))[1]))
@@ -188,7 +197,7 @@ def _unit(scores: Tensor) -> Tensor:
 
 def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
           title: str = "") -> str:
-    """Named rows of numbers as aligned text.
+    """Named rows of numbers as aligned text, multiplied by `scale` and rounded to `digits`; `columns` default to the first row's.
 
     >>> print(table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
              mean    p90

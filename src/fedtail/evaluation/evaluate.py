@@ -33,6 +33,7 @@ class Evaluation:
     distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
 
     def __getitem__(self, name: str) -> Distribution:
+        """The distribution of a metric over clients; a KeyError that names the metrics there are."""
         if name not in self.distributions:
             raise KeyError(f"no metric {name!r}; there are {', '.join(self.distributions)}.")
         return self.distributions[name]
@@ -48,7 +49,7 @@ class Evaluation:
         return self["error"]
 
     def table(self) -> str:
-        """One line for each metric, one column for each statistic over clients."""
+        """Aligned text: one line for each metric, one column for each statistic over clients."""
         clients = len(self.loss)
         return table({name: d.summary() for name, d in self.distributions.items()}, COLUMNS, digits=4, title=f"{clients} clients")
 
@@ -58,18 +59,19 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     """Evaluate a trained module on every client; `weighted` weights clients by mass (training), else equally (test).
 
     `task` names the loss, the error and the metrics, by default those it was trained with. `engine` says where it is computed;
-    its kernel is for training.
+    its kernel is for training. `old` takes settings of the engine as keywords, as earlier versions did.
     """
     engine = engine_from(engine, old, "evaluate")
-    task = task_of(model, task)
-    check_once(task, population)
+    task = task_with_model(model, task)
+    check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)
     kernel = evaluating_kernel(task, params.device, params.dtype, population, engine.precision)
-    return evaluation_of(task, shared_values(kernel, params, population, task.all_metrics, engine.workers), population, weighted)
+    values = client_values_by_block(kernel, params, population, task.all_metrics, engine.workers)
+    return evaluation_of(task, values, population, weighted)
 
 
-def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
-    """The task with the model in it."""
+def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:
+    """A copy of `task` with the model as its module; without a task that of a trained model, or a plain one around the module."""
     if isinstance(model, Trained):
         return replace(task or model.task, module=model.module)
     return Task(model) if task is None else replace(task, module=model)
@@ -78,16 +80,16 @@ def task_of(model: Trained | nn.Module, task: Task | None) -> Task:
 _CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDictionary()      # the form of the task checked last
 
 
-def check_once(task: Task, population: Population) -> None:
-    """As `task.check`, but not again for a module of the same form on the same data, as in every evaluation of a run."""
-    form = _form(task, population)
+def check_task_once(task: Task, population: Population) -> None:
+    """Raise what `task.check` raises. A module of one form is checked only once on the same data, not in every evaluation."""
+    form = _task_form(task, population)
     if form is None or _CHECKED.get(population) != form:
         task.check(population)
         _CHECKED[population] = form
 
 
-def _form(task: Task, population: Population) -> tuple[Any, ...] | None:
-    """What a check depends on: classes and shapes of the module, its functions, and how often torch has written to the data.
+def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
+    """All that `task.check` depends on: classes and shapes of the module, functions, and torch's counts of writes to the data.
 
     Classes and functions are held weakly, since they may know the population; None where one cannot be.
     """
@@ -101,9 +103,12 @@ def _form(task: Task, population: Population) -> tuple[Any, ...] | None:
         return None
 
 
-def shared_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
-                  workers: int | None = None) -> dict[str, Tensor]:
-    """Every metric for every client, in fixed blocks of clients that processes share where it pays."""
+def client_values_by_block(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
+                           workers: int | None = None) -> dict[str, Tensor]:
+    """Every metric for every client, (clients,) each by its name, in fixed blocks of clients.
+
+    `workers` processes share the blocks where it pays; their number does not change the values.
+    """
     blocks = blocks_of(population.size, kernel.dim, 1, params.device)
 
     def values(block: int) -> dict[str, Tensor]:
@@ -114,7 +119,11 @@ def shared_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
-    """Every metric for every client, (clients,) each: per example in flat batches, per client from its own outputs."""
+    """Every metric for every client, (clients,) float64 each, by its name.
+
+    Metrics per example are computed in flat batches, those per client from its own outputs: a ValueError where one does not
+    return one number.
+    """
     flat = [m for m in metrics if m.per == "example"]
     values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
     whole = [m for m in metrics if m.per == "client"]
@@ -132,7 +141,7 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
-    """Each client's values as an evaluation, weighted by mass or equally."""
+    """Each client's values, by metric, as distributions over clients; `weighted` by mass, else with equal weights."""
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
     return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error")
@@ -140,6 +149,6 @@ def evaluation_of(task: Task, values: dict[str, Tensor], population: Population,
 
 
 def gives_rates(task: Task, population: Population) -> bool:
-    """Whether errors are rates in [0, 1], to be shown in percent."""
+    """Whether the task's errors are rates in [0, 1], to be shown in percent."""
     classes = task.error is default_error and not population.targets.is_floating_point()
     return classes or task.error is misclassification

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtail.data.population import Population
 from fedtail.engine.choice import evaluating_kernel
 from fedtail.evaluation.distribution import Distribution, table
-from fedtail.evaluation.evaluate import shared_values
+from fedtail.evaluation.evaluate import client_values_by_block
 from fedtail.task import Task
 from fedtail.training import Trained, results
 
@@ -31,7 +31,7 @@ class Choice:
 def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None = None) -> Choice:
     """Pick the model with the least error on a client's own held-out examples `(x, y)`; ties go to the first.
 
-    It runs where the data is: nothing leaves the client.
+    It runs where the data is: nothing leaves the client. A ValueError without models.
     """
     if not models:
         raise ValueError("choose needs at least one model.")
@@ -39,8 +39,8 @@ def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None
     tasks = [replace(task, module=m) if task else Task(m) for m in models]
     for one in tasks:
         one.check(client)
-    errors = torch.stack([_errors(one, client) for one in tasks])                 # (models, 1)
-    index = int(_least(errors)[ALONE])
+    errors = torch.stack([_client_errors(one, client) for one in tasks])          # (models, 1)
+    index = int(_best_models(errors)[ALONE])
     return Choice(index, tuple(errors[:, ALONE].tolist()), models[index])
 
 
@@ -54,11 +54,11 @@ class FamilyEvaluation:
     choice: Tensor                      # (clients,) which model each client picked
 
     def counts(self) -> dict[str, int]:
-        """How many clients picked each model."""
+        """How many clients picked each model, by its name."""
         return dict(zip(self.names, self.choice.bincount(minlength=len(self.names)).tolist(), strict=True))
 
     def table(self) -> str:
-        """A line for each model, and one for each client's own pick."""
+        """Aligned text: a line for the error of each model, and one for that of each client's own pick."""
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
         rows["each client's own pick"] = self.chosen.summary()
@@ -67,7 +67,10 @@ class FamilyEvaluation:
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
-    """Every client picks a model by the first part of its examples; all models, and its pick, are evaluated on the second."""
+    """Every client picks a model by the first part of its examples; all models, and its pick, are evaluated on the second.
+
+    The first part is `fraction` of the examples, drawn from `seed`. A ValueError unless `names` are as many as the models.
+    """
     models = results(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
@@ -75,19 +78,22 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
     trained.task.check(population)
     own, held = population.split_examples(fraction, seed)
     tasks = [replace(trained.task, module=trained.task.with_params(p)) for p in models]
-    choice = _least(torch.stack([_errors(t, own) for t in tasks]))
-    errors = torch.stack([_errors(t, held) for t in tasks])                       # (models, clients)
+    choice = _best_models(torch.stack([_client_errors(t, own) for t in tasks]))
+    errors = torch.stack([_client_errors(t, held) for t in tasks])                # (models, clients)
     picked = errors.gather(0, choice[None])[0]
     return FamilyEvaluation(names, tuple(Distribution(e) for e in errors), Distribution(picked), choice)
 
 
-def _least(errors: Tensor) -> Tensor:
-    """The first model with the least error for each client, (models, clients); a model that has diverged is never it."""
+def _best_models(errors: Tensor) -> Tensor:
+    """The index of the first model with the least error for each client, (clients,), from (models, clients).
+
+    A model whose error is NaN, having diverged, is taken only where all have.
+    """
     return errors.nan_to_num(nan=float("inf")).argmin(0)
 
 
-def _errors(task: Task, population: Population) -> Tensor:
-    """The error of every client under one model."""
+def _client_errors(task: Task, population: Population) -> Tensor:
+    """The error of every client under the task's module, (clients,), computed on the CPU."""
     params = task.params().cpu()
     kernel = evaluating_kernel(task, params.device, params.dtype, population)
-    return shared_values(kernel, params, population, task.all_metrics[1:2])["error"]
+    return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -44,26 +44,30 @@ class MetricRange(Part):
     better: Literal["lower", "higher"] = "lower"
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a range or number of bins that no histogram can have."""
         _ = self.edges                  # refuses what is no range
 
     @cached_property
     def edges(self) -> Edges:
-        """The edges of its bins."""
+        """Edges of the metric's equal bins over [low, high]."""
         return Edges.equal(self.low, self.high, self.bins)
 
     @property
     def width(self) -> int:
-        """Entries of a row about it."""
+        """Entries of a row about this metric: the value, its square, and one for each bin."""
         return MOMENTS + self.bins
 
     def rows(self, values: Tensor) -> Tensor:
-        """The value within the range as a number in [0, 1], its square, and a one in its bin: (clients, width)."""
+        """Client: the value within the range as a number in [0, 1], its square, and a one in its bin: (clients, width)."""
         inside = (values.clamp(self.low, self.high) - self.low) / (self.high - self.low)
         bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.place(values.numpy())), self.bins)
         return torch.cat([inside[:, None], inside.square()[:, None], bins.double()], 1)
 
     def read(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
-        """What the sum of the rows says; `noise` is the standard deviation of each of its entries."""
+        """The distribution over clients that the sum of the rows tells; negative counts are taken as zero.
+
+        `noise` is the standard deviation of each entry of the sum.
+        """
         counts = np.maximum(sums[MOMENTS:].numpy(), 0.0)
         return ClientHistogram(self.edges, counts, float(sums[0]), float(sums[1]), self.better, noise)
 
@@ -81,7 +85,10 @@ class ClientMetrics(Part):
     sends = (MetricRange,)
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """Client: the metrics under one of the broadcast models, (clients, metrics); NaN without examples."""
+        """Client: the metrics under the broadcast model of index `model`, (clients, metrics), float64; NaN without examples.
+
+        A FieldError where the task has no metric of some name.
+        """
         known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
         missing = [one.name for one in self.ranges if one.name not in known]
         if missing:
@@ -95,7 +102,7 @@ class ClientMetrics(Part):
         return found
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: the rows about all metrics, side by side; zeros for a client without a finite value of each."""
+        """Client: the rows about all metrics side by side, (clients, row_width); zeros where any metric is not finite."""
         finite = values.isfinite().all(1)
         known = values.where(finite[:, None], 0.0)
         rows = torch.cat([one.rows(column) for one, column in zip(self.ranges, known.T.contiguous(), strict=True)], 1)
@@ -103,7 +110,7 @@ class ClientMetrics(Part):
 
     @property
     def row_width(self) -> int:
-        """Entries of a row."""
+        """Entries of a row about all metrics."""
         return sum(one.width for one in self.ranges)
 
     @property
@@ -131,6 +138,7 @@ class FederatedEvaluation:
     every: int = 5
 
     def __post_init__(self) -> None:
+        """Raise a FieldError for a split, interval, bound or metric that is not allowed, a TypeError for what is no noise."""
         if self.split not in SPLITS:
             raise FieldError("split", "test or train", self.split)
         if self.every < 1:
@@ -146,32 +154,32 @@ class FederatedEvaluation:
 
     @cached_property
     def client_half(self) -> ClientMetrics:
-        """What clients compute."""
+        """The part that clients run: which metrics, over which ranges, on which of their examples."""
         loss = () if self.loss_bound is None else (MetricRange("loss", 0.0, self.loss_bound, self.bins),)
         return ClientMetrics((*loss, MetricRange("error", 0.0, self.error_bound, self.bins), *self.more), self.split)
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to the rows before they are summed, and to the sum before it is released."""
+        """What happens to rows and sums before they are released: nothing, or clipping and noise."""
         return NoPrivacy() if self.noise is None else NoisySum(self.client_half.row_norm, self.noise)
 
     def questions(self, first: int, models: int) -> tuple[Evaluate, ...]:
-        """A question about each of so many broadcast models, from the one at `first`."""
+        """One question about each of `models` broadcast models, the first of which has index `first`."""
         return tuple(Evaluate(self.client_half, model=first + k, mechanism=self.mechanism) for k in range(models))
 
     def read(self, sums: Tensor) -> Evaluation:
-        """What was released about one model, as distributions over clients."""
+        """The released sum about one model, (row_width,), as distributions over clients by metric."""
         parts = sums.double().cpu().split([one.width for one in self.client_half.ranges])
         noise = 0.0 if self.noise is None else self.noise.noise_multiplier * self.client_half.row_norm
         return Evaluation({one.name: one.read(part, noise)
                            for one, part in zip(self.client_half.ranges, parts, strict=True)})
 
     def round(self, method: Method, only: bool = False) -> EvaluatedRound:
-        """A round of a method that begins with this evaluation, or consists `only` of it."""
+        """A round of `method` that begins with this evaluation or, with `only`, consists of it."""
         return EvaluatedRound(method, self, only)
 
     def refuse_sampler(self, sample: Sampler) -> str | None:
-        """Why a cohort cannot stand for all clients, each with equal weight; None where it can."""
+        """Why cohorts of a sampler cannot stand for all clients with equal weight, in words; None where they can."""
         if isinstance(sample, ByMass):
             return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
                     "uniformly, or evaluate on everybody.")
@@ -192,27 +200,34 @@ class EvaluatedRound:
 
     @property
     def sample(self) -> Sampler:
+        """The sampler of the method."""
         return self.method.sample
 
     @property
     def minimum(self) -> int:
+        """The smallest cohort for which the round is held, by the evaluation's noise and, if it trains, by the method."""
         return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
+        """The method's broadcast; where the models to be handed out differ from those trained on, they are appended."""
         told = self.method.broadcast(state, seed)
-        if self._others(state) is None:
+        if self._result_models(state) is None:
             return told
-        return Broadcast(told.round, told.seed, torch.cat([told.params, self._others(state).to(told.params)]))
+        return Broadcast(told.round, told.seed, torch.cat([told.params, self._result_models(state).to(told.params)]))
 
-    def _others(self, state: Any) -> Any:
-        """The models to be handed out, where they are not those that are trained on (averaged iterates)."""
+    def _result_models(self, state: Any) -> Any:
+        """The models to be handed out, (models, dim), where they are not those trained on (averaged iterates), else None."""
         results = [m.result(s) for m, s in zip(self.method.members, states_of(state), strict=True)]
         same = all(torch.equal(result, s.params) for result, s in zip(results, states_of(state), strict=True))
         return None if same else torch.stack(results)
 
     def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
+        """Server: asks all evaluations at once, then holds the method's conversation unless the round is for evaluation only.
+
+        Returns the state after the round and one evaluation for each model, None where too few clients could evaluate.
+        """
         count = len(self.method.members)
-        first = 0 if self._others(state) is None else count
+        first = 0 if self._result_models(state) is None else count
         try:
             sums = yield Joint(self.evaluation.questions(first, count))
             found = tuple(self.evaluation.read(one) for one in sums)
@@ -223,11 +238,14 @@ class EvaluatedRound:
         return (yield from self.method.conversation(state, seed)), found
 
     def skip(self, state: Any, seed: int) -> tuple[Any, None]:
+        """The state after a skipped round, and None as there is no evaluation."""
         return (state if self.only else self.method.skip(state, seed)), None
 
     def lost(self, state: Any, seed: int) -> tuple[Any, None]:
+        """The state after a round whose sums were not released, and None as there is no evaluation."""
         return (state if self.only else self.method.lost(state, seed)), None
 
     def releases(self, dim: int) -> tuple[Release, ...]:
+        """What the round releases, for the ledger, with a model of `dim` parameters: the evaluations, and what training does."""
         asked = self.evaluation.questions(0, len(self.method.members))
         return (*(one.release(dim) for one in asked), *(() if self.only else self.method.releases(dim)))

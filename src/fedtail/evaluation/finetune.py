@@ -17,7 +17,7 @@ from fedtail.engine.kernels import own_randomness
 from fedtail.engine.local_fleet import resident
 from fedtail.engine.workers import share_out, workers_for
 from fedtail.evaluation.distribution import table
-from fedtail.evaluation.evaluate import Evaluation, client_values, evaluation_of, shared_values, task_of
+from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_of, task_with_model
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -34,7 +34,7 @@ class FineTuned:
     after: Evaluation
 
     def table(self) -> str:
-        """Two lines, the error before and after fine-tuning."""
+        """Aligned text of two lines: statistics of the error over clients before and after fine-tuning."""
         return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
                      ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
@@ -47,7 +47,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit, in full precision.
     """
     engine = engine_from(engine, old, "finetune")
-    task = task_of(model, task)
+    task = task_with_model(model, task)
     task.check(population)
     params = task.params().to(engine.device, engine.dtype)
     own, held = (resident(part, params.device) for part in population.split_examples(fraction, seed))
@@ -56,8 +56,8 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     together = max(1, min(side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
     blocks = blocks_of(own.size, kernel.dim, together, params.device)
 
-    def tuned(block: int) -> dict[str, Tensor]:
-        """Values of a block's clients, each under a model of its own."""
+    def tuned_values(block: int) -> dict[str, Tensor]:
+        """Metrics of the clients of a block, each under the model it has trained, by name and in the order of the clients."""
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []
@@ -68,7 +68,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
                           for k, model in zip(few.tolist(), models, strict=True)]
         return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
-    before = shared_values(kernel, params, held, task.all_metrics, engine.workers)
-    parts = share_out(tuned, len(blocks), workers_for(params.device, engine.workers))
+    before = client_values_by_block(kernel, params, held, task.all_metrics, engine.workers)
+    parts = share_out(tuned_values, len(blocks), workers_for(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
     return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))

@@ -18,7 +18,7 @@ from fedtail.data.population import Population
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
-from fedtail.evaluation.distribution import best_statistic
+from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, data_plan
 from fedtail.experiment.engine_section import UNSET, EnginePlan
@@ -61,7 +61,7 @@ class EvaluationPlan:
 
     def __post_init__(self) -> None:
         if self.keep_best is not None:
-            best_statistic(self.keep_best)
+            parse_keep_best(self.keep_best)
         if self.every is not None and self.every < 1:
             raise FieldError("every", "at least 1 round", self.every)
 

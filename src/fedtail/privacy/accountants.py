@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from fedtail.privacy.concentrated import delta_of, epsilon_of
+from fedtail.privacy.concentrated import delta_from_rho, epsilon_from_rho
 
 Scheme = Literal["none", "poisson", "poisson-exchange", "fixed"]
 FINEST, COARSEST, FRACTION = 2.0**-18, 2.0**-10, 1 / 16     # of the grid of losses, the last as a share of their deviation
@@ -56,16 +56,16 @@ class Accountant(Protocol):
         ...
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon at `delta`."""
+        """The smallest epsilon at which this accountant can show the steps (epsilon, `delta`)-private; may be infinite."""
         ...
 
     def delta(self, epsilon: float) -> float:
-        """The smallest delta at `epsilon`."""
+        """The smallest delta at which this accountant can show the steps (`epsilon`, delta)-private; 1 at most."""
         ...
 
 
-def in_one(steps: Steps) -> float:
-    """z of all steps composed without amplification: (sum of count / z^2)^(-1/2)."""
+def composed_multiplier(steps: Steps) -> float:
+    """Noise multiplier z of all `steps` composed without amplification, (sum of count / z^2)^(-1/2); infinite without steps."""
     total = math.fsum(count / step.multiplier**2 for step, count in steps)
     return total**-0.5 if total else math.inf
 
@@ -78,33 +78,38 @@ class PrivacyLosses:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, of which the probability that a round reveals participation is spent first."""
-        if (delta := delta - self.failure) <= 0:
+        """Epsilon at `delta`, of which the probability that a round reveals participation is subtracted first.
+
+        Infinite where nothing is left of delta.
+        """
+        if (delta := delta - self.reveal_probability) <= 0:
             return math.inf
-        if self._in_closed_form:
+        if self._has_closed_form:
             import dp_accounting
 
-            return float(dp_accounting.get_epsilon_gaussian(in_one(self.steps), delta))
-        return float(_composed(self.steps, _interval(self.steps)).get_epsilon_for_delta(delta))
+            return float(dp_accounting.get_epsilon_gaussian(composed_multiplier(self.steps), delta))
+        return float(_compose_losses(self.steps, _grid_interval(self.steps)).get_epsilon_for_delta(delta))
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon`, the probability that a round reveals participation added."""
-        if self._in_closed_form:
-            return _gaussian_delta(in_one(self.steps), epsilon)
-        return min(1.0, float(_composed(self.steps, _interval(self.steps)).get_delta_for_epsilon(epsilon)) + self.failure)
+        """Delta at `epsilon`, with the probability that a round reveals participation added; 1 at most."""
+        if self._has_closed_form:
+            return _gaussian_delta(composed_multiplier(self.steps), epsilon)
+        losses = _compose_losses(self.steps, _grid_interval(self.steps))
+        return min(1.0, float(losses.get_delta_for_epsilon(epsilon)) + self.reveal_probability)
 
     @property
-    def failure(self) -> float:
+    def reveal_probability(self) -> float:
         """A bound on the probability that the minimum-cohort rule reveals participation in any of the rounds."""
         return math.fsum(count * step.revealed for step, count in self.steps)
 
     @property
-    def _in_closed_form(self) -> bool:
-        """Without sampling the losses are normal, and so is their sum."""
+    def _has_closed_form(self) -> bool:
+        """Whether no step is sampled: then privacy losses are normal, so is their sum, and no grid is needed."""
         return all(step.scheme == "none" for step, _ in self.steps)
 
 
 def _gaussian_delta(multiplier: float, epsilon: float) -> float:
+    """Delta at `epsilon` of one Gaussian sum with noise multiplier `multiplier` (z), in closed form; 0 for infinite z."""
     if math.isinf(multiplier):
         return 0.0
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
@@ -112,54 +117,58 @@ def _gaussian_delta(multiplier: float, epsilon: float) -> float:
     return float(GaussianPrivacyLoss(multiplier).get_delta_for_epsilon(epsilon))
 
 
-def _interval(steps: Steps) -> float:
-    """The grid: a fraction of the deviation of one step's loss, as finer ones change nothing and coarser ones overstate it."""
+def _grid_interval(steps: Steps) -> float:
+    """Width of the grid on which privacy losses are rounded: a power of two, near 1/16 of the deviation of one step's loss.
+
+    A finer grid changes epsilon little and costs time, a coarser one overstates epsilon. At most `CELLS` cells for one step.
+    """
     deviations = [(count, step.rate * math.sqrt(math.expm1(min(step.multiplier**-2, 100.0)))) for step, count in steps]
     typical = sum(count * d**2 for count, d in deviations) / sum(count * d for count, d in deviations)
-    longest = max(_reach(step) for step, _ in steps)
+    longest = max(_largest_loss(step) for step, _ in steps)
     wanted = max(min(FRACTION * typical, COARSEST), FINEST, longest / CELLS)
     return 2.0 ** math.floor(math.log2(wanted))
 
 
-def _reach(step: Step) -> float:
-    """About the largest loss of a step that its grid holds."""
+def _largest_loss(step: Step) -> float:
+    """About the largest privacy loss of `step` that the grid has to hold: that of an outcome 10.5 standard deviations out."""
     shift = (2.0 if step.scheme == "poisson-exchange" else 1.0) / step.multiplier
     full = shift**2 / 2 + 10.5 * shift
     return math.log1p(step.rate * math.expm1(full)) if full < 50 else full
 
 
 @lru_cache(maxsize=16)
-def _composed(steps: Steps, interval: float) -> Any:
+def _compose_losses(steps: Steps, interval: float) -> Any:
+    """The privacy loss distribution of all `steps` composed, on a grid of width `interval`, as dp-accounting's object. Cached."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     total = losses.identity(interval)
     for step, count in steps:
-        total = total.compose(_unit(step, interval).self_compose(count))
+        total = total.compose(_step_losses(step, interval).self_compose(count))
     return total
 
 
 @lru_cache(maxsize=64)
-def _unit(step: Step, interval: float) -> Any:
-    """The privacy loss distribution of one step.
+def _step_losses(step: Step, interval: float) -> Any:
+    """The privacy loss distribution of one step, as dp-accounting's object, on a grid of width `interval`. Cached.
 
     Under replace-one adjacency a client of a Poisson sample adds x or x', of norm at most 1/z each, or nothing. Among all
     such pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y the hockey-stick
     divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so that it is
-    largest at the smallest covariance. Which is the pair that dp-accounting takes, doubling the sensitivity by itself.
+    largest at the smallest covariance. This is the pair that dp-accounting takes; it doubles the sensitivity by itself.
     """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     if step.scheme == "fixed":
-        return _fixed_unit(step, interval)
+        return _fixed_cohort_losses(step, interval)
     exchange = step.scheme == "poisson-exchange"
     relation = NeighboringRelation.REPLACE_ONE if exchange else NeighboringRelation.ADD_OR_REMOVE_ONE
     return losses.from_gaussian_mechanism(step.multiplier, value_discretization_interval=interval, sampling_prob=step.rate,
                                           neighboring_relation=relation)
 
 
-def _fixed_unit(step: Step, interval: float) -> Any:
-    """The privacy loss distribution for a cohort of fixed size, a client of which is exchanged.
+def _fixed_cohort_losses(step: Step, interval: float) -> Any:
+    """The privacy loss distribution of one step with a cohort of fixed size under replace-one adjacency, on a grid.
 
     The dominating pair has delta'(epsilon') = q delta(epsilon) with epsilon' = log(1 + q (e^epsilon - 1)) >= 0, delta being that
     of the unsampled sum, and is symmetric: delta'(-epsilon') = 1 - e^-epsilon' + e^-epsilon' delta'(epsilon').
@@ -184,21 +193,24 @@ class RenyiDivergences:
     whole: bool = False
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, by the best order."""
+        """Epsilon at `delta`, the smallest over all orders."""
         from dp_accounting.rdp import compute_epsilon
 
         orders, divergences = self.curve()
         return float(compute_epsilon(orders, divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon`, by the best order."""
+        """Delta at `epsilon`, the smallest over all orders."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         orders, divergences = self.curve()
         return float(compute_delta(orders, divergences, epsilon)[0])
 
     def curve(self, at: tuple[float, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Orders, those given or those that suit the steps, and the divergence of all steps together at each."""
+        """(orders, divergences): two arrays of one length, the divergence of all steps composed at each order.
+
+        The orders are those in `at`, or without it those that suit the sampling of the steps.
+        """
         schemes = {step.scheme for step, _ in self.steps}
         orders = at or (HALF_ORDERS if "poisson-exchange" in schemes else FEW_ORDERS if "fixed" in schemes else
                         WHOLE_ORDERS if self.whole else ORDERS)
@@ -207,10 +219,11 @@ class RenyiDivergences:
 
 @lru_cache(maxsize=256)
 def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+    """The Rényi divergence of one step at each of `orders`, float64, (orders,); rounded up where it is amplified. Cached."""
     if step.scheme == "poisson-exchange":
-        return _exchanged(step, orders)
+        return _exchange_divergences(step, orders)
     if step.revealed:
-        return _mixed(step, orders)
+        return _mixed_divergences(step, orders)
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
@@ -220,21 +233,26 @@ def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
         event = dp_accounting.SampledWithoutReplacementDpEvent(1, step.rate, event)
     elif step.scheme == "poisson":
         event = dp_accounting.PoissonSampledDpEvent(step.rate, event)
-    with _quiet():
+    with _silence_order_warnings():
         divergences = RdpAccountant(list(orders), relation).compose(event).rdp
     slack = ROUNDING / (np.array(orders) - 1) if step.scheme != "none" else 0.0
     return np.maximum(divergences, 0.0) + slack
 
 
-def _mixed(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """A round that is not amplified with probability `revealed`, which is public: the moments of both cases mix."""
+def _mixed_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+    """Rényi divergences of a step that is not amplified with probability `step.revealed`, at each of `orders`.
+
+    Whether a round was amplified is public, so the moments of the two cases are averaged with that probability.
+    """
     less = np.array(orders) - 1
     amplified, full = _divergences(replace(step, revealed=0.0), orders), _divergences(Step(step.multiplier), orders)
     return np.logaddexp(less * amplified + math.log1p(-step.revealed), less * full + math.log(step.revealed)) / less
 
 
-def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """Exchanging a client is zeroing it and filling it with other data, so the weak triangle inequality of divergences applies:
+def _exchange_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
+    """Rényi divergences of a Poisson-sampled step under replace-one adjacency, at each of `orders` (multiples of 1/2).
+
+    Exchanging a client's data is zeroing them and then filling in others, so the weak triangle inequality bounds it:
     D_a(P, R) <= (a - 1/2) / (a - 1) D_2a(P, Q) + D_{2a-1}(Q, R).
     """
     zeroed, half = replace(step, scheme="poisson"), np.array(orders)
@@ -244,8 +262,11 @@ def _exchanged(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """dp-accounting warns of each fractional order at which its series does not converge; such an order is taken as infinite."""
+def _silence_order_warnings() -> Iterator[None]:
+    """Disable absl's log for the duration of a `with` block.
+
+    dp-accounting warns of every fractional order at which its series does not converge; it takes such an order as infinite.
+    """
     log = logging.getLogger("absl")
     before, log.disabled = log.disabled, True
     try:
@@ -262,13 +283,14 @@ class Concentrated:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta` of the composed rho."""
-        return epsilon_of(self._rho, delta)
+        """Epsilon at `delta` of rho added over all steps."""
+        return epsilon_from_rho(self._rho, delta)
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon` of the composed rho."""
-        return delta_of(self._rho, epsilon)
+        """Delta at `epsilon` of rho added over all steps."""
+        return delta_from_rho(self._rho, epsilon)
 
     @property
     def _rho(self) -> float:
-        return in_one(self.steps) ** -2 / 2
+        """rho of all steps composed, 1 / (2 z^2) for their composed noise multiplier z."""
+        return composed_multiplier(self.steps) ** -2 / 2

@@ -15,7 +15,7 @@ from fedtail.deprecated import with_old_names
 from fedtail.privacy.composed_mechanism import AccountantName, compose_rounds
 from fedtail.privacy.concentrated import check_delta
 from fedtail.privacy.events import Adjacency, RoundEvent
-from fedtail.privacy.history import EarlierHistory, joined
+from fedtail.privacy.history import EarlierHistory, join_histories
 
 Rounds = Sequence[tuple[RoundEvent, int]]
 SAMPLED = {"fixed": "fixed-size", "poisson": "Poisson"}
@@ -52,37 +52,40 @@ class Guarantee:
     only: str = ""
 
     @property
-    def experimental(self) -> bool:
+    def is_experimental(self) -> bool:
         """Whether a note says that a part of the accounting is experimental."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
-        found = in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only)
+        """The privacy statement in one line, with the names of what was released without noise."""
+        found = guarantee_in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only)
         return found + (f"; released without noise: {', '.join(self.non_private)}" if self.non_private else "")
 
 
-def in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, without_amplification: float | str,
-             only: str = "") -> str:
-    """The privacy statement in one line: epsilon, the unit, the neighbouring relation and the observer, then epsilon without
-    amplification by sampling, and what came before the rounds it is about (`only`).
+def guarantee_in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, without_amplification: float | str,
+                       only: str = "") -> str:
+    """The privacy statement in one line: epsilon, the protected unit, the neighbouring relation and the observer.
 
-    `sampling` names the kinds of sampling as `Guarantee.sampling` does; an infinite epsilon may be the word "infinity".
+    Then epsilon without amplification by sampling, where it differs, and `only`: what is known of the model that the rounds
+    began with. `sampling` names the kinds of sampling as `Guarantee.sampling` does; an infinite epsilon may be the word
+    "infinity".
 
-    >>> in_words(5.0, 1e-4, "replace-one", "none", 5.0)
+    >>> guarantee_in_words(5.0, 1e-4, "replace-one", "none", 5.0)
     'epsilon 5 at delta 0.0001 (client-level, replace-one-client; no sampling), against an observer of all releases'
     """
     kinds = [SAMPLED[name] for name in sampling.split(" and ") if name in SAMPLED]
     hidden = bool(kinds) and epsilon != without_amplification
     how = f"{' and '.join(kinds)} sampling kept secret" if hidden else "no amplification by sampling" if kinds else "no sampling"
-    text = (f"epsilon {_digits(epsilon)} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against an observer "
-            "of all releases")
+    text = (f"epsilon {_format_epsilon(epsilon)} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against an "
+            "observer of all releases")
     if hidden:
         text += (" who does not know the cohorts; without amplification, against a server that knows the cohorts, "
-                 f"{_digits(without_amplification)}")
+                 f"{_format_epsilon(without_amplification)}")
     return f"{ONLY}: {text}; {only}" if only else text
 
 
-def _digits(epsilon: float | str) -> str:
+def _format_epsilon(epsilon: float | str) -> str:
+    """Epsilon with four significant digits; the word "infinity" where it is infinite or already that word."""
     return "infinity" if epsilon in ("infinity", math.inf) else f"{epsilon:.4g}"
 
 
@@ -91,12 +94,12 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
     """The privacy guarantee of `rounds`, pairs of a round and how often it was held, at `delta`.
 
     Continuous noise is priced by privacy loss distributions, integer noise by Rényi divergences at whole orders or, where
-    nothing was sampled, by concentrated privacy; `accountant` chooses another one, refused where it would not be valid.
+    nothing was sampled, by concentrated privacy. `accountant` chooses another one; a ValueError where it would not be valid.
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     chosen = mechanism.accountant(accountant, delta)
-    other = mechanism.second(chosen.name)
+    other = mechanism.second_accountant(chosen.name)
     return Guarantee(
         epsilon=mechanism.epsilon(chosen, delta), delta=delta, adjacency=adjacency, sampling=mechanism.sampling,
         accountant=chosen.name,
@@ -108,40 +111,43 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
 
 def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
                accountant: AccountantName | None = None) -> float:
-    """The epsilon of `rounds` at `delta`, with amplification by sampling: that of `guarantee`, computed alone."""
+    """The epsilon of `rounds` at `delta`, with amplification by sampling: `guarantee(...).epsilon` without its other numbers."""
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     return mechanism.epsilon(mechanism.accountant(accountant, delta), delta)
 
 
-def within(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacency = "zero-out") -> bool:
-    """Whether `rounds` are (`epsilon`, `delta`)-private, by the accountant that `guarantee` takes."""
+def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacency = "zero-out") -> bool:
+    """Whether `rounds` are (`epsilon`, `delta`)-private, by the accountant that `guarantee` chooses."""
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     return mechanism.delta(mechanism.accountant(None, delta), epsilon) <= delta
 
 
-def with_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: float, adjacency: Adjacency = "zero-out") -> str:
-    """What a guarantee for `rounds` leaves out of the history of the model, in words; empty where nothing came before.
+def describe_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: float, adjacency: Adjacency = "zero-out") -> str:
+    """What a guarantee for `rounds` leaves out of the history of the model, as part of a sentence; empty if `before` is.
 
-    Where the rounds before are known, epsilon for all of them together is given.
+    Where all earlier rounds are known and private, it gives epsilon at `delta` of those and `rounds` together.
     """
     if not before:
         return ""
-    whole = joined(rounds, before)
-    unknown = "; ".join(one.what for one in before if not one.known)
+    whole = join_histories(rounds, before)
+    unknown = "; ".join(one.what for one in before if not one.is_known)
     exposed = tuple(dict.fromkeys(what for one in before for what in one.non_private))
     if exposed:
         return f"they began with {before[0].what}, which was trained without privacy ({'; '.join(exposed)})"
     if whole is None:
         return f"they began with {unknown}"
     total = epsilon_at(whole, delta, adjacency)
-    return f"they began with {before[0].what}; together with the rounds that made it, epsilon is {_digits(total)}"
+    return f"they began with {before[0].what}; together with the rounds that made it, epsilon is {_format_epsilon(total)}"
 
 
 def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",
              accountant: AccountantName | None = None) -> float:
-    """The delta at which rounds are (`epsilon`, delta)-private; 1 where something was released without noise."""
+    """The delta at which `rounds` are (`epsilon`, delta)-private; 1 where something was released without noise.
+
+    A ValueError for a negative epsilon, and for an `accountant` that is not valid for the noise and sampling of the rounds.
+    """
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon:g}.")
     mechanism = compose_rounds(tuple(rounds), adjacency)
@@ -152,31 +158,37 @@ def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta
                       most: int = MOST) -> int:
     """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`.
 
-    Called again after one of those rounds it answers one less, from a cache.
+    Called again after one of those rounds it returns one less, from a cache.
     """
     check_delta(delta)
     others = tuple((event, count) for event, count in done if event != following)
     already = sum(count for event, count in done if event == following)
     enough = 1 << (most + already - 1).bit_length()       # unchanged for many rounds, so that the cache has the answer
-    return min(most, max(0, _affordable(others, following, epsilon, delta, adjacency, enough) - already))
+    return min(most, max(0, _count_affordable(others, following, epsilon, delta, adjacency, enough) - already))
 
 
 @lru_cache(maxsize=256)
-def _affordable(others: tuple[tuple[RoundEvent, int], ...], following: RoundEvent, epsilon: float, delta: float,
-                adjacency: Adjacency, most: int) -> int:
-    """How many rounds like `following` fit in all, those already held included."""
+def _count_affordable(others: tuple[tuple[RoundEvent, int], ...], following: RoundEvent, epsilon: float, delta: float,
+                      adjacency: Adjacency, most: int) -> int:
+    """How many rounds like `following` fit in (`epsilon`, `delta`) beside `others`, up to `most`; 0 where `others` exceed it.
+
+    Cached, so that a run which asks after every round computes it once.
+    """
     def fits(count: int, accountant: AccountantName | None = None) -> bool:
         mechanism = compose_rounds((*others, (following, count)), adjacency)
         return mechanism.delta(mechanism.accountant(accountant, delta), epsilon) <= delta
 
     if not fits(0):
         return 0
-    surely = _largest(lambda count: fits(count, "rdp"), 0, most) if fits(0, "rdp") else 0      # quick, and never too many
-    return _largest(fits, surely, most)
+    surely = _largest_fitting(lambda count: fits(count, "rdp"), 0, most) if fits(0, "rdp") else 0      # quick, and never too many
+    return _largest_fitting(fits, surely, most)
 
 
-def _largest(fits: Callable[[int], bool], low: int, most: int) -> int:
-    """The largest count up to `most` that fits, given that `low` does: in growing steps, then by halving."""
+def _largest_fitting(fits: Callable[[int], bool], low: int, most: int) -> int:
+    """The largest count up to `most` for which `fits` holds, given that it holds for `low` and for no count above a failing one.
+
+    Tries growing steps first, then halves the interval.
+    """
     step, high = max(1, low // 4), most + 1
     while low < most and high > most:
         trial = min(low + step, most)

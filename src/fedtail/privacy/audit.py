@@ -47,6 +47,7 @@ class Attack:
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
+        """Turn the scores into float64 arrays; a ValueError for a confidence outside [0.5, 1), too few scores, or a NaN."""
         if not 0.5 <= self.confidence < 1:
             raise ValueError(f"confidence must be in [0.5, 1), got {self.confidence:g}. For one wrong bound in a hundred "
                              "write 0.99.")
@@ -95,7 +96,7 @@ class Attack:
         return gaussian_epsilon(self.mu(), delta)
 
     def epsilon_if_normal(self, delta: float) -> float:
-        """A lower bound on epsilon at `delta` for such a mechanism, given normal scores: by `mu_if_normal`."""
+        """A lower bound on epsilon at `delta` by `mu_if_normal`: for normal scores and mechanisms of Gaussian shape."""
         return gaussian_epsilon(self.mu_if_normal(), delta)
 
     def epsilon_of_any_shape(self, delta: float) -> float:
@@ -114,7 +115,10 @@ class Attack:
         return float(worth(*self._errors(worth)))
 
     def _errors(self, worth: Worth) -> tuple[np.ndarray, np.ndarray]:
-        """Upper bounds on alpha and beta that hold jointly, of the threshold that seems best."""
+        """Upper bounds on alpha and beta that hold jointly, for the threshold at which `worth` of such bounds is largest.
+
+        The threshold is chosen on every other run, and the bounds come from the rest.
+        """
         choosing, testing = ((self.without[k::2], self.present[k::2]) for k in (0, 1))
         pooled = np.concatenate(choosing)
         spread = np.linspace(-1, 1, THRESHOLDS) * math.log(len(pooled))
@@ -144,7 +148,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarray,
                   confidence: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of the tests that raise an alarm from each threshold on: both bounds hold at once with this confidence."""
+    """Upper bounds on false alarms and on misses at each `threshold`, an alarm being a score at or above it.
+
+    For any one threshold both hold at once with probability `confidence`.
+    """
     alarms = len(without) - np.searchsorted(np.sort(without), threshold)
     misses = np.searchsorted(np.sort(present), threshold)
     risk = (1 - confidence) / 2
@@ -152,7 +159,10 @@ def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarra
 
 
 def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
-    """Clopper and Pearson's upper bound on a probability."""
+    """Clopper and Pearson's upper bound on a probability, from how often it `happened` in `runs`.
+
+    It is wrong with probability `risk` at most.
+    """
     from scipy.special import betaincinv
 
     some = np.minimum(happened, runs - 1)
@@ -160,7 +170,7 @@ def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
 
 
 def _apart(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Phi^-1(1 - alpha) - Phi^-1(beta)."""
+    """Phi^-1(1 - alpha) - Phi^-1(beta): the distance mu at which two normal distributions have these errors."""
     from scipy.special import ndtri
 
     return -ndtri(alarms) - ndtri(misses)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from fedtail.privacy.accountants import Accountant, Concentrated, PrivacyLosses, RenyiDivergences, Step, Steps, in_one
+from fedtail.privacy.accountants import (
+    Accountant,
+    Concentrated,
+    PrivacyLosses,
+    RenyiDivergences,
+    Step,
+    Steps,
+    composed_multiplier,
+)
 from fedtail.privacy.events import (
     Adjacency,
     FixedSampling,
@@ -52,10 +60,13 @@ class ComposedMechanism:
     notes: tuple[str, ...]
 
     def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
-        """The accountant for this mechanism: `wanted`, or the sharpest that is valid for its noise and sampling."""
+        """The accountant for this mechanism: `wanted`, or the sharpest that is valid for its noise, its sampling and `delta`.
+
+        A ValueError where `wanted` is not valid: pld for integer noise, zcdp for sampled rounds, or an unknown name.
+        """
         sampled = any(step.scheme != "none" for step, _ in self.steps)
         if wanted is None:
-            coarse = sampled and (delta < UNTRUSTED or PrivacyLosses(self.steps).failure > NEGLIGIBLE * delta)
+            coarse = sampled and (delta < UNTRUSTED or PrivacyLosses(self.steps).reveal_probability > NEGLIGIBLE * delta)
             wanted = ("rdp" if sampled else "zcdp") if self.whole else "rdp" if coarse else "pld"
         if wanted == "pld" and self.whole:
             raise ValueError("privacy loss distributions (pld) are for continuous noise: integer noise in several coordinates "
@@ -69,19 +80,22 @@ class ComposedMechanism:
             raise ValueError(f"accountant must be pld, rdp or zcdp, got {wanted!r}.")
         return PrivacyLosses(self.steps) if wanted == "pld" else Concentrated(self.steps)
 
-    def second(self, first: str) -> Accountant | None:
-        """Another accountant than `first`, for a second opinion; None where no other is valid."""
+    def second_accountant(self, first: str) -> Accountant | None:
+        """Another accountant than the one named `first`, for a second opinion; None where no other is valid."""
         if first != "rdp":
             return RenyiDivergences(self.steps, self.whole)
         return None if self.whole else PrivacyLosses(self.steps)
 
     @property
     def without_amplification(self) -> Accountant:
-        """The accountant for an observer who knows the cohorts: sampling hides nothing from it."""
+        """The accountant against an observer who knows the cohorts, from whom sampling hides nothing."""
         return Concentrated(self.full) if self.whole else PrivacyLosses(self.full)
 
     def worst_round(self, delta: float) -> float:
-        """Epsilon of the most expensive single round, for an observer who knows that the client participated."""
+        """Epsilon at `delta` of the most expensive single round, against an observer who knows that the client participated.
+
+        Infinite where something was released without noise; 0 without rounds.
+        """
         once = [ComposedMechanism(((step, 1),), ((step, 1),), self.whole, error, (error,), "none", self.non_private, ())
                 for (step, _), error in zip(self.full, self.errors, strict=True)]
         epsilons = [one.epsilon(one.without_amplification, delta, math.inf) for one in once]
@@ -99,7 +113,7 @@ class ComposedMechanism:
         if not self.error:
             return accountant.epsilon(delta)
         epsilon, slack = 0.0, 1e-9
-        while (left := delta - self._error_at(epsilon)) > 0:      # grows to the first epsilon that pays for its own error
+        while (left := delta - self._delta_of_error(epsilon)) > 0:      # grows to the first epsilon that pays for its own error
             if (needed := accountant.epsilon(left)) <= epsilon:
                 return epsilon
             epsilon, slack = needed + slack, 2 * slack
@@ -113,55 +127,60 @@ class ComposedMechanism:
         if math.isinf(epsilon) or self.non_private:
             return 0.0 if math.isinf(epsilon) else 1.0
         exact = accountant.delta(epsilon) if accountant.steps else 0.0
-        return min(1.0, exact + self._error_at(epsilon))
+        return min(1.0, exact + self._delta_of_error(epsilon))
 
-    def _error_at(self, epsilon: float) -> float:
+    def _delta_of_error(self, epsilon: float) -> float:
+        """What inexact draws of integer noise add to delta at `epsilon`: (1 + e^epsilon) times their total variation distance."""
         return (1 + math.exp(min(epsilon, 700.0))) * self.error
 
 
 @lru_cache(maxsize=256)
 def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) -> ComposedMechanism:
-    """Compose the releases of each round, amplify each round once, and name what cannot be priced."""
+    """One mechanism from pairs of a round and its count: the releases of each composed, each round amplified once. Cached.
+
+    Releases without noise are named and not priced. A TypeError or ValueError where something is no round that accountants know.
+    """
     if adjacency not in ("zero-out", "replace-one"):
         raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
-    kept = [(event, count) for event, count in map(_checked, rounds) if count and event.releases]
+    kept = [(event, count) for event, count in map(_check_round, rounds) if count and event.releases]
     steps: Counter[Step] = Counter()
     full: Counter[Step] = Counter()
     errors: dict[Step, float] = {}
     for event, count in kept:
-        if any(map(_without_noise, event.releases)):
+        if any(map(_lacks_noise, event.releases)):
             continue
-        steps[amplified(event, adjacency)] += count
-        whole_step = Step(composed(event.releases, adjacency))
+        steps[amplified_step(event, adjacency)] += count
+        whole_step = Step(round_multiplier(event.releases, adjacency))
         full[whole_step] += count
-        errors[whole_step] = max(errors.get(whole_step, 0.0), _error(event))
+        errors[whole_step] = max(errors.get(whole_step, 0.0), _draw_error(event))
     releases = [release for event, _ in kept for release in event.releases]
     return ComposedMechanism(
-        steps=_priced(steps), full=_priced(full), whole=any(isinstance(release, LatticeRelease) for release in releases),
-        error=math.fsum(count * _error(event) for event, count in kept),
-        errors=tuple(errors[step] for step, _ in _priced(full)),
+        steps=_costly_steps(steps), full=_costly_steps(full),
+        whole=any(isinstance(release, LatticeRelease) for release in releases),
+        error=math.fsum(count * _draw_error(event) for event, count in kept),
+        errors=tuple(errors[step] for step, _ in _costly_steps(full)),
         sampling=" and ".join(sorted({NAMES[type(event.sampling)] for event, _ in kept})) or "none",
-        non_private=tuple(dict.fromkeys(release.what for release in releases if _without_noise(release))),
-        notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _note(event, adjacency)))))
+        non_private=tuple(dict.fromkeys(release.what for release in releases if _lacks_noise(release))),
+        notes=tuple(dict.fromkeys(note for event, _ in kept if (note := _amplification_note(event, adjacency)))))
 
 
-def composed(releases: Iterable[Release], adjacency: Adjacency) -> float:
-    """z_eff = (sum of z^-2)^(-1/2): the noise multiplier of all releases of one cohort, composed."""
-    return in_one(tuple((Step(_multiplier(release, adjacency)), 1) for release in releases))
+def round_multiplier(releases: Iterable[Release], adjacency: Adjacency) -> float:
+    """The noise multiplier of all releases of one cohort composed, z_eff = (sum of z^-2)^(-1/2); none may be without noise."""
+    return composed_multiplier(tuple((Step(_noise_multiplier(release, adjacency)), 1) for release in releases))
 
 
-def amplified(event: RoundEvent, adjacency: Adjacency) -> Step:
+def amplified_step(event: RoundEvent, adjacency: Adjacency) -> Step:
     """A round as one step of an accountant, with the amplification that its sampling provably earns, and no more."""
-    sampling, full = event.sampling, Step(composed(event.releases, adjacency))
+    sampling, full = event.sampling, Step(round_multiplier(event.releases, adjacency))
     rate = sampling_rate(sampling)
-    if rate == 1 or _unamplified(event):
+    if rate == 1 or _why_unamplified(event):
         return full
     if isinstance(sampling, PoissonSampling) and adjacency == "zero-out":
         return Step(full.multiplier, rate, "poisson", sampling.revealed)
     if isinstance(sampling, PoissonSampling):       # a sampled client sends x or x', one that is not sampled nothing
-        return Step(min(composed(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
+        return Step(min(round_multiplier(event.releases, "zero-out"), 2 * full.multiplier), rate, "poisson-exchange",
                     sampling.revealed)
-    if adjacency == "replace-one" and not _in_integers(event):
+    if adjacency == "replace-one" and not _has_integer_noise(event):
         return Step(full.multiplier, rate, "fixed")
     return full
 
@@ -173,28 +192,30 @@ def sampling_rate(sampling: Sampling) -> float:
     return sampling.cohort / sampling.population if isinstance(sampling, FixedSampling) else 1.0
 
 
-def _unamplified(event: RoundEvent) -> str | None:
-    """Why Poisson sampling earns such a round nothing; None where it does."""
+def _why_unamplified(event: RoundEvent) -> str | None:
+    """Why Poisson sampling does not amplify this round, in words; None where it does, and for other sampling."""
     if not isinstance(event.sampling, PoissonSampling):
         return None
     varying = {release.constant for release in event.releases if isinstance(release, LatticeRelease) and not release.constant}
     return UNRECORDED if None in varying else VARYING if varying else UNBOUNDED if event.sampling.revealed == 1 else None
 
 
-def _note(event: RoundEvent, adjacency: Adjacency) -> str | None:
+def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
+    """What a guarantee must say about the amplification of this round, in words; None where there is nothing to say."""
     if isinstance(event.sampling, PoissonSampling):
-        return _unamplified(event) if event.sampling.rate < 1 else None
+        return _why_unamplified(event) if event.sampling.rate < 1 else None
     if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
         return None
     if adjacency == "zero-out":
         return ("cohorts of fixed size earn no amplification under zero-out adjacency, and none is claimed: use Poisson "
                 "sampling, or use replace-one adjacency")
-    if _in_integers(event):
+    if _has_integer_noise(event):
         return "no amplification by cohorts of fixed size is claimed for integer noise: use Poisson sampling"
     return "experimental: the amplification of cohorts of fixed size"
 
 
-def _checked(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
+def _check_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
+    """Give back a pair of a round and its count; a TypeError or ValueError where accountants cannot price it."""
     event, count = entry
     if not isinstance(event, RoundEvent):
         raise TypeError(f"rounds are pairs of a RoundEvent and a count, got {event!r}.")
@@ -211,6 +232,7 @@ def _checked(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
 
 
 def _check_sampling(sampling: Sampling) -> None:
+    """Raise a TypeError for an unknown kind of sampling, a ValueError for a rate, probability or cohort out of range."""
     if type(sampling) not in NAMES:
         raise TypeError(f"no accountant knows {sampling!r}. Cohorts are sampled by PoissonSampling, FixedSampling or NoSampling.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:
@@ -222,23 +244,27 @@ def _check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"a cohort must be between 1 and the population, got {sampling.cohort} of {sampling.population}.")
 
 
-def _without_noise(release: Release) -> bool:
+def _lacks_noise(release: Release) -> bool:
+    """Whether a release has no noise at all, so that no epsilon covers it."""
     return isinstance(release, NonPrivateRelease) or (isinstance(release, GaussianRelease) and release.noise_multiplier == 0)
 
 
-def _multiplier(release: Release, adjacency: Adjacency) -> float:
+def _noise_multiplier(release: Release, adjacency: Adjacency) -> float:
+    """The noise multiplier (z) of a release with noise, under a neighbouring relation."""
     assert not isinstance(release, NonPrivateRelease)
     return release.multiplier(adjacency)
 
 
-def _in_integers(event: RoundEvent) -> bool:
+def _has_integer_noise(event: RoundEvent) -> bool:
+    """Whether any release of the round has discrete Gaussian noise."""
     return any(isinstance(release, LatticeRelease) for release in event.releases)
 
 
-def _error(event: RoundEvent) -> float:
+def _draw_error(event: RoundEvent) -> float:
+    """Total variation distance from exact draws, added over the releases of one round; 0 for continuous noise."""
     return math.fsum(release.error for release in event.releases if isinstance(release, LatticeRelease))
 
 
-def _priced(steps: Counter[Step]) -> Steps:
-    """The steps that cost something."""
+def _costly_steps(steps: Counter[Step]) -> Steps:
+    """The steps that cost something, with their counts: those with a positive rate and finite noise."""
     return tuple((step, count) for step, count in steps.items() if step.rate > 0 and math.isfinite(step.multiplier))

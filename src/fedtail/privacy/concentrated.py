@@ -11,13 +11,13 @@ from collections.abc import Callable
 FINE = 200      # halvings of an interval: beyond what float64 can tell
 
 
-def delta_of(rho: float, epsilon: float) -> float:
+def delta_from_rho(rho: float, epsilon: float) -> float:
     """The smallest delta at which rho-concentrated privacy gives (epsilon, delta)-privacy.
 
     min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1), the logarithm of which is
     convex in alpha: its slope (2 alpha - 1) rho - epsilon + log(1 - 1/alpha) is halved to zero.
 
-    >>> round(delta_of(0.5, 4.0), 6)
+    >>> round(delta_from_rho(0.5, 4.0), 6)
     0.000196
     """
     if rho == 0:
@@ -27,32 +27,35 @@ def delta_of(rho: float, epsilon: float) -> float:
     top = 1.0
     while slope(top) < 0:
         top *= 2
-    u = math.exp(crossing(lambda at: slope(math.exp(at)) >= 0, math.log(1e-300), math.log(top))[1])
+    u = math.exp(find_crossing(lambda at: slope(math.exp(at)) >= 0, math.log(1e-300), math.log(top))[1])
     return math.exp(min(0.0, u * ((1 + u) * rho - epsilon) + u * math.log(u) - (1 + u) * math.log1p(u)))
 
 
-def epsilon_of(rho: float, delta: float) -> float:
+def epsilon_from_rho(rho: float, delta: float) -> float:
     """The smallest epsilon at which rho-concentrated privacy gives (epsilon, delta)-privacy; infinite for infinite rho."""
     check_delta(delta)
     if math.isinf(rho):
         return math.inf
-    if delta_of(rho, 0.0) <= delta:
+    if delta_from_rho(rho, 0.0) <= delta:
         return 0.0
     most = rho + 2 * math.sqrt(rho * math.log(1 / delta))          # a looser bound, in closed form
-    return crossing(lambda epsilon: delta_of(rho, epsilon) <= delta, 0.0, most)[1]
+    return find_crossing(lambda epsilon: delta_from_rho(rho, epsilon) <= delta, 0.0, most)[1]
 
 
-def rho_for(epsilon: float, delta: float) -> float:
-    """The largest rho whose guarantee is within (epsilon, delta)."""
+def largest_rho(epsilon: float, delta: float) -> float:
+    """The largest rho of which the guarantee is within (`epsilon`, `delta`): the budget of unsampled Gaussian sums, to add up."""
     check_target(epsilon, delta)
     most = 1.0
-    while delta_of(most, epsilon) <= delta:
+    while delta_from_rho(most, epsilon) <= delta:
         most *= 2
-    return crossing(lambda rho: delta_of(rho, epsilon) > delta, 0.0, most)[0]
+    return find_crossing(lambda rho: delta_from_rho(rho, epsilon) > delta, 0.0, most)[0]
 
 
-def crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Where something that is false at `low` becomes true on the way to `high`: (last false, first true), next to each other."""
+def find_crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """(last false, first true): neighbouring float64 numbers between which `holds` turns true.
+
+    It must be false at `low`, true at `high`, and change once.
+    """
     for _ in range(FINE):
         middle = (low + high) / 2
         if not low < middle < high:
@@ -62,7 +65,7 @@ def crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[f
 
 
 def check_target(epsilon: float, delta: float) -> None:
-    """Refuse a privacy budget that means nothing."""
+    """Raise a ValueError unless `epsilon` is positive and finite and `delta` is in (0, 1)."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon:g}. It bounds what the data of one client can "
                          "change: 1 is strong, 10 is weak.")
@@ -70,7 +73,7 @@ def check_target(epsilon: float, delta: float) -> None:
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta that is no probability."""
+    """Raise a ValueError unless `delta` is in (0, 1)."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta:g}. It is a probability, and should be well below one over the "
                          "number of clients: write 1e-5 or less.")

@@ -17,7 +17,7 @@ from itertools import count as counting
 
 import numpy as np
 
-from fedtail.privacy.randomness import Randomness, below, wide_below
+from fedtail.privacy.randomness import Randomness, uniform_integers, uniform_wide_integer
 
 DIGITS = 100                      # of the arithmetic for single probabilities
 SMALL = 1 << 55                   # products up to here leave room for the counter of a series in 63 bits
@@ -27,7 +27,10 @@ LONGEST = 10**10                  # variance of the largest table: some millions
 
 
 def as_fraction(variance: float | Fraction) -> Fraction:
-    """A variance as a ratio of small integers: within a part in 2^20, never below the given one."""
+    """A variance as a ratio of small integers, at least the given one and within a part in 2^20; a Fraction is left as it is.
+
+    A ValueError unless it is positive and finite.
+    """
     if not 0 < variance < math.inf:
         raise ValueError(f"the variance of noise must be positive and finite, got {float(variance):g}.")
     if isinstance(variance, Fraction):
@@ -37,7 +40,7 @@ def as_fraction(variance: float | Fraction) -> Fraction:
 
 
 def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
-    """`count` draws, int64, with exactly the probabilities of the definition.
+    """`count` draws, int64, of the discrete Gaussian of this variance, with exactly its probabilities, from words of `random`.
 
     Where 63 bits do not hold the products (from sigma = 5800 or so), it counts in Python's integers: a hundred times slower.
     """
@@ -45,7 +48,7 @@ def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Rand
     p, q = ratio.numerator, ratio.denominator
     t = math.isqrt(p // q) + 1                                    # floor(sigma) + 1
     if 2 * p * q * t * t > SMALL or (64 * t * t * q) ** 2 > 1 << 62:
-        return np.array([_exact_one(p, q, t, random) for _ in range(count)], dtype=np.int64)
+        return np.array([_draw_one(p, q, t, random) for _ in range(count)], dtype=np.int64)
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
         y = _discrete_laplace(t, len(todo), random)
@@ -56,42 +59,47 @@ def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Rand
     return result
 
 
-def _exact_one(p: int, q: int, t: int, random: Randomness) -> int:
-    """One draw by the steps of `exact_discrete_gaussian`, in integers of any size."""
+def _draw_one(p: int, q: int, t: int, random: Randomness) -> int:
+    """One draw by the steps of `exact_discrete_gaussian`, in Python's integers of any size.
+
+    The variance is p / q, and t = floor(sigma) + 1.
+    """
     while True:
-        low = wide_below(t, random)
-        if not _happens(low, t, random):
+        low = uniform_wide_integer(t, random)
+        if not _bernoulli_exp_one(low, t, random):
             continue
         size = low
-        while _happens(1, 1, random):
+        while _bernoulli_exp_one(1, 1, random):
             size += t
-        negative = wide_below(2, random) == 1
+        negative = uniform_wide_integer(2, random) == 1
         if negative and size == 0:
             continue
-        if _happens((size * t * q - p) ** 2, 2 * p * q * t * t, random):
+        if _bernoulli_exp_one((size * t * q - p) ** 2, 2 * p * q * t * t, random):
             return -size if negative else size
 
 
-def _happens(numerator: int, denominator: int, random: Randomness) -> bool:
-    """True with probability exp(-numerator / denominator)."""
+def _bernoulli_exp_one(numerator: int, denominator: int, random: Randomness) -> bool:
+    """One draw: True with probability exp(-numerator / denominator), in integers of any size."""
     whole, part = divmod(numerator, denominator)
-    return all(_happens_small(1, 1, random) for _ in range(whole)) and _happens_small(part, denominator, random)
+    return (all(_bernoulli_exp_one_small(1, 1, random) for _ in range(whole))
+            and _bernoulli_exp_one_small(part, denominator, random))
 
 
-def _happens_small(numerator: int, denominator: int, random: Randomness) -> bool:
+def _bernoulli_exp_one_small(numerator: int, denominator: int, random: Randomness) -> bool:
+    """One draw: True with probability exp(-numerator / denominator), for a ratio up to 1, in integers of any size."""
     k = 1
-    while wide_below(denominator * k, random) < numerator:
+    while uniform_wide_integer(denominator * k, random) < numerator:
         k += 1
     return k % 2 == 1
 
 
 def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
-    """Integers with probability proportional to exp(-|y| / t)."""
+    """`count` draws, int64, of integers y with probability proportional to exp(-|y| / t)."""
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
-        low = below(t, random, len(todo))
+        low = uniform_integers(t, random, len(todo))
         kept = _bernoulli_exp(low, t, random)
-        size = low + t * _successes(len(todo), random)
+        size = low + t * _consecutive_successes(len(todo), random)
         negative = random.words(len(todo)) >> np.uint64(63) == 1
         good = kept & ~(negative & (size == 0))                   # zero once, not twice
         result[todo[good]] = np.where(negative, -size, size)[good]
@@ -99,8 +107,8 @@ def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
     return result
 
 
-def _successes(count: int, random: Randomness) -> np.ndarray:
-    """How many times in a row an event of probability 1/e happens."""
+def _consecutive_successes(count: int, random: Randomness) -> np.ndarray:
+    """For each of `count` draws how many times in a row an event of probability 1/e happens, int64."""
     result, going = np.zeros(count, dtype=np.int64), np.arange(count)
     while len(going):
         going = going[_bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, random)]
@@ -109,7 +117,7 @@ def _successes(count: int, random: Randomness) -> np.ndarray:
 
 
 def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
-    """True with probability exp(-numerator / denominator), for integers from 0."""
+    """One draw for each numerator, an integer from 0: True with probability exp(-numerator / denominator). (numerators,) bool."""
     whole, part = np.divmod(numerator, denominator)
     alive = _bernoulli_exp_small(part, denominator, random)
     left = np.where(alive, whole, 0)
@@ -123,10 +131,13 @@ def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) 
 
 
 def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
-    """True with probability exp(-ratio), ratio up to 1: events of probability ratio / k until one fails; true if k is odd."""
+    """One draw for each numerator: True with probability exp(-ratio), for ratio = numerator / denominator up to 1.
+
+    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd.
+    """
     k, going = np.ones(len(numerator), dtype=np.int64), np.arange(len(numerator))
     while len(going):
-        going = going[below(denominator * k[going], random) < numerator[going]]
+        going = going[uniform_integers(denominator * k[going], random) < numerator[going]]
         k[going] += 1
     return k % 2 == 1
 
@@ -146,21 +157,25 @@ class DiscreteGaussianTable:
 
     @classmethod
     def of(cls, variance: float | Fraction) -> DiscreteGaussianTable:
-        """The table for a variance, cached."""
-        return _table(as_fraction(variance))
+        """The table for a variance, cached; a ValueError where it would be too long (variance above 10^10)."""
+        return _cached_table(as_fraction(variance))
 
     def sample(self, count: int, random: Randomness) -> np.ndarray:
-        """`count` draws, int64."""
+        """`count` draws, int64, from the words of `random`; more words are used up where 63 bits do not decide a draw."""
         words = random.words(count) >> np.uint64(1)
         place = np.searchsorted(self.leading, words, side="right")
         result = place - self.reach
         for tied in np.flatnonzero((place > 0) & (self.leading[place - 1] == words)):
-            result[tied] = _decided(self.variance, int(words[tied]), random)
+            result[tied] = _resolve_tie(self.variance, int(words[tied]), random)
         return result
 
 
 @lru_cache(maxsize=16)
-def _table(variance: Fraction) -> DiscreteGaussianTable:
+def _cached_table(variance: Fraction) -> DiscreteGaussianTable:
+    """The table for a variance, computed with as many bits as it takes to be sure of all its entries. Cached.
+
+    A ValueError for a variance above 10^10.
+    """
     if variance > LONGEST:
         raise ValueError(f"a table for variance {float(variance):g} would be too long. Use the exact sampler.")
     for bits in counting(BITS, BITS):
@@ -171,34 +186,34 @@ def _table(variance: Fraction) -> DiscreteGaussianTable:
 
 
 def _leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Bounds on floor(2^63 P(X <= x)), by arithmetic of so many bits."""
+    """Lower and upper bounds on floor(2^63 P(X <= x)) for x = -reach, ..., reach, by arithmetic of so many `bits`."""
     reach, last = _reach(variance, bits), (1 << WORD) - 1
     with localcontext() as context:
-        context.prec = _digits(bits)
-        values, unsure = _cumulative(variance, reach), _unsure(bits, reach)
+        context.prec = _decimal_digits(bits)
+        values, unsure = _cumulative_probabilities(variance, reach), _error_bound(bits, reach)
         lower = [max(0, int((value - unsure) * (1 << WORD))) for value in values]
         upper = [min(last, int((value + unsure) * (1 << WORD))) for value in values]
     return lower, upper
 
 
-def _decided(variance: Fraction, word: int, random: Randomness) -> int:
-    """The draw of a uniform number that begins with the 63 bits of `word`, by as many more bits as it takes."""
+def _resolve_tie(variance: Fraction, word: int, random: Randomness) -> int:
+    """The draw of a uniform number that begins with the 63 bits of `word`, by as many more bits of `random` as it takes."""
     number, bits = word, WORD
     while True:
-        number, bits = number << BITS | wide_below(1 << BITS, random), bits + BITS
-        draw = _between(variance, number, bits)
+        number, bits = number << BITS | uniform_wide_integer(1 << BITS, random), bits + BITS
+        draw = _draw_from_bits(variance, number, bits)
         if draw is not None:
             return draw
 
 
-def _between(variance: Fraction, number: int, bits: int) -> int | None:
-    """The x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits, if that many bits are sure of it."""
+def _draw_from_bits(variance: Fraction, number: int, bits: int) -> int | None:
+    """The x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits; None where so many bits do not decide."""
     reach = _reach(variance, bits)
     with localcontext() as context:
-        context.prec = _digits(bits)
-        unsure = _unsure(bits, reach)
+        context.prec = _decimal_digits(bits)
+        unsure = _error_bound(bits, reach)
         low, high = Decimal(number) / (1 << bits), Decimal(number + 1) / (1 << bits)
-        cumulative = _cumulative(variance, reach)
+        cumulative = _cumulative_probabilities(variance, reach)
         place = bisect_right(cumulative, low)
         below = cumulative[place - 1] if place else Decimal(0)
         above = cumulative[place] if place < len(cumulative) else Decimal(1)
@@ -206,22 +221,23 @@ def _between(variance: Fraction, number: int, bits: int) -> int | None:
     return place - reach if inside else None
 
 
-def _digits(bits: int) -> int:
+def _decimal_digits(bits: int) -> int:
+    """Decimal digits of the arithmetic by which `bits` bits of a probability are computed, with 30 or so to spare."""
     return bits // 3 + 30
 
 
-def _unsure(bits: int, reach: int) -> Decimal:
-    """How far a computed value of the distribution function may be off: the tail beyond reach, and rounding."""
-    return Decimal(2) ** -bits + (2 * reach + 3) * Decimal(10) ** (5 - _digits(bits))
+def _error_bound(bits: int, reach: int) -> Decimal:
+    """How far a computed value of the distribution function may be off: the tail beyond `reach`, and rounding."""
+    return Decimal(2) ** -bits + (2 * reach + 3) * Decimal(10) ** (5 - _decimal_digits(bits))
 
 
 def _reach(variance: Fraction, bits: int) -> int:
-    """How far out no more than 2^-bits of the probability is left."""
+    """The largest value that is distinguished: beyond it lies at most 2^-bits of the probability."""
     return math.ceil(math.sqrt(variance) * math.sqrt(2 * (bits + 2) * math.log(2))) + 1
 
 
-def _cumulative(variance: Fraction, reach: int) -> list[Decimal]:
-    """P(X <= x | |X| <= reach) for x = -reach, ..., reach."""
+def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
+    """P(X <= x | |X| <= reach) for x = -reach, ..., reach, in the precision of the current decimal context."""
     weights = _weights(variance, reach)
     total, running, result = weights[0] + 2 * sum(weights[1:]), Decimal(0), []
     for x in range(-reach, reach + 1):
@@ -231,7 +247,7 @@ def _cumulative(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def _weights(variance: Fraction, reach: int) -> list[Decimal]:
-    """exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach, each from the one before."""
+    """exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach, each computed from the one before, in the current decimal context."""
     inverse = Decimal(variance.denominator) / Decimal(variance.numerator)
     step, ratio = (-inverse / 2).exp(), (-inverse).exp()
     weights = [Decimal(1)]
@@ -242,9 +258,9 @@ def _weights(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def discrete_gaussian_probability(x: int, variance: float | Fraction) -> float:
-    """P(X = x) for the discrete Gaussian X of this variance."""
+    """P(X = x) for the discrete Gaussian X of this variance, correct to float64."""
     ratio = as_fraction(variance)
-    reach = max(abs(x), _table(ratio).reach)
+    reach = max(abs(x), _cached_table(ratio).reach)
     with localcontext() as context:
         context.prec = DIGITS
         weights = _weights(ratio, reach)

@@ -26,7 +26,7 @@ class GaussianRelease:
     what: str = "a sum"
 
     def multiplier(self, adjacency: Adjacency) -> float:
-        """z under one of the neighbouring relations."""
+        """The noise multiplier (z) under a neighbouring relation: under replace-one it is divided by `exchange`."""
         return self.noise_multiplier / (1.0 if adjacency == "zero-out" else self.exchange)
 
 
@@ -51,11 +51,14 @@ class LatticeRelease:
 
     @cached_property
     def shares(self) -> NoiseShares:
-        """The noise shares as planned."""
+        """The noise shares that the guarantee relies on, with their accounting; computed once."""
         return NoiseShares(self.variance, self.honest, self.width)
 
     def multiplier(self, adjacency: Adjacency) -> float:
-        """One over the concentrated epsilon: what a continuous Gaussian of the same guarantee would have as z."""
+        """The noise multiplier (z) that a continuous Gaussian of this guarantee would have, under a neighbouring relation.
+
+        It is one over the concentrated epsilon of the planned shares.
+        """
         return 1 / self.shares.concentrated_epsilon(self.sensitivity * (1.0 if adjacency == "zero-out" else self.exchange))
 
 
@@ -70,7 +73,10 @@ Release = GaussianRelease | LatticeRelease | NonPrivateRelease
 
 
 def with_constant_noise(release: Release) -> Release:
-    """A release whose number of noise shares is made the same for every cohort, where it is one of those for which it can be."""
+    """The release with `constant` set, for a channel by which every sampled client answers.
+
+    Only a `LatticeRelease` whose `constant` is False changes; any other release comes back as it is.
+    """
     if isinstance(release, LatticeRelease) and release.constant is False:
         return replace(release, constant=True)
     return release

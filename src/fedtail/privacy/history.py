@@ -29,20 +29,20 @@ class EarlierHistory:
     sources: tuple[str, ...] = ()
 
     @property
-    def known(self) -> bool:
-        """Whether the rounds that made the model are known, so that they can be priced."""
+    def is_known(self) -> bool:
+        """Whether the rounds that made the model are known, so that accountants can price them."""
         return self.rounds is not None
 
     @property
     def non_private(self) -> tuple[str, ...]:
-        """Names of what is known to have been released without a mechanism."""
+        """Names of what the known rounds released without a mechanism, each once, in the order of release."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds or () for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
 
-def joined(rounds: Iterable[tuple[RoundEvent, int]],
-           earlier: Iterable[EarlierHistory]) -> tuple[tuple[RoundEvent, int], ...] | None:
-    """Rounds together with all those before them; None where some of these are not known."""
+def join_histories(rounds: Iterable[tuple[RoundEvent, int]],
+                   earlier: Iterable[EarlierHistory]) -> tuple[tuple[RoundEvent, int], ...] | None:
+    """All rounds with their counts, those of `earlier` histories included; None where some of these are not known."""
     total = Counter(dict(rounds))
     for one in earlier:
         if one.rounds is None:
@@ -53,6 +53,6 @@ def joined(rounds: Iterable[tuple[RoundEvent, int]],
 
 
 def history_of(module: Any) -> EarlierHistory | None:
-    """What is known of how a module was trained: what a run attached to it; None where it is not one that a run gave."""
+    """The history that a run attached to a module it trained; None for any other object."""
     found = getattr(module, ATTRIBUTE, None)
     return found if isinstance(found, EarlierHistory) else None

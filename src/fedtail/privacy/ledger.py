@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedtail.deprecated import with_old_names
 from fedtail.privacy.events import Adjacency, NonPrivateRelease, Release, RoundEvent
-from fedtail.privacy.history import UNRECORDED, EarlierHistory, joined
+from fedtail.privacy.history import UNRECORDED, EarlierHistory, join_histories
 from fedtail.privacy.ledger_file import LOST, LedgerError, LedgerFile, LedgerMark, Record
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class PrivacyBudget:
     randomness: Literal["seed", "os"] = "seed"
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for an epsilon, delta, adjacency or randomness out of range, and for epsilon without delta."""
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon:g}. Between 1 and 10 is usual.")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -65,6 +66,7 @@ class Ledger:
     """
 
     def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
+        """A ledger in memory, or with a `path` one that goes on from its file; a `LedgerError` where that cannot be read."""
         self.budget = budget
         self._file = LedgerFile(path) if path else None
         self._record = self._file.read(unrecorded=unrecorded) if self._file else Record()
@@ -73,15 +75,15 @@ class Ledger:
         self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget
 
     def copy(self) -> Ledger:
-        """A ledger in memory with this history, to go on from without writing to this one's file."""
+        """A ledger in memory with this history and budget, and an open round closed; it never writes to this one's file."""
         twin = Ledger(self.budget)
         twin._record = self._record.copy()
         if self._planned:
-            twin._record.add(self._event(), self.budget.randomness)
+            twin._record.add(self._current_event(), self.budget.randomness)
         return twin
 
     def as_of(self, size: int) -> Ledger:
-        """This ledger as it was when its file had so many bytes, in memory."""
+        """This ledger as it was when its file had `size` bytes, in memory; a ledger without a file is copied as it is now."""
         twin = self.copy()
         if self._file:
             twin._record = LedgerFile(self._file.path).read(size, unrecorded=self._file.unrecorded)
@@ -89,8 +91,8 @@ class Ledger:
 
     @property
     def rounds(self) -> tuple[tuple[RoundEvent, int], ...]:
-        """The rounds so far, the one under way included, each with how often it was held."""
-        under_way = Counter([self._event()] if self._planned and self._asked else [])
+        """The rounds that released something, each with how often it was held; the round under way is included."""
+        under_way = Counter([self._current_event()] if self._planned and self._asked else [])
         return tuple((self._record.rounds + under_way).items())
 
     @property
@@ -101,33 +103,33 @@ class Ledger:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The numbers of all rounds that are written down, of those that were skipped too."""
+        """The numbers of all rounds that were opened or skipped."""
         return frozenset(self._record.numbers)
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """What the server saw, in words, each once."""
+        """What the server saw through each kind of channel, in words, each once."""
         return self._record.channels
 
     @property
     def before(self) -> tuple[EarlierHistory, ...]:
-        """What the rounds began with, where that was not the task's own module."""
+        """The histories of models that these rounds began with; empty where they began with the task's own module."""
         return self._record.before
 
     @property
     def non_private(self) -> tuple[str, ...]:
-        """Names of what was released without a mechanism."""
+        """Names of what was released without a mechanism, each once, in the order of release."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
     def open(self, round: int, planned: RoundEvent, channel: str = "") -> None:
-        """Begin a round that will release at most `planned`; `BudgetSpent` where that would exceed the budget.
+        """Begin round number `round`, which will release at most `planned`; `BudgetSpent` where that would exceed the budget.
 
-        `channel` says in words what the server sees.
+        Closes a round that is still open. `channel` says in words what the server sees.
         """
         self.close()
         if self.budget.epsilon is not None:
-            left = self._affords(planned)
+            left = self._count_fitting_rounds(planned)
             if left < 1:
                 raise BudgetSpent(f"round {round} would exceed epsilon = {self.budget.epsilon:g} "
                                   f"at delta = {self.budget.delta:g}")
@@ -135,18 +137,22 @@ class Ledger:
         if self._file:
             self._file.open(round, planned.sampling, channel, self.budget.randomness)
         self._planned = planned
-        self._record.saw(channel)
+        self._record.add_channel(channel)
         self._record.numbers.add(round)
 
     def skip(self, round: int) -> None:
-        """Write down that a round was skipped: its cohort was too small, and nothing was asked."""
+        """Write down that a round was skipped because its cohort was too small: nothing was released. Closes an open round."""
         self.close()
         if self._file:
             self._file.skip(round)
         self._record.numbers.add(round)
 
     def charge(self, releases: Sequence[Release]) -> None:
-        """Charge releases before they are made. When this returns they are on the ledger, and on disk."""
+        """Charge releases before they are made. When this returns they are on the ledger, on disk where epsilon depends on it.
+
+        A RuntimeError outside a round. With a privacy budget, a ValueError for a release without noise and `BudgetSpent` for
+        unplanned ones that would exceed it; then nothing is charged.
+        """
         if self._planned is None:
             raise RuntimeError("something was released outside a round. Ask through Channel.open.")
         if self.budget.epsilon is not None:
@@ -154,47 +160,56 @@ class Ledger:
         if self._file:
             self._file.charge(releases)
         self._asked += tuple(releases)
-        if self._proven is not None and self._more_than_planned(self._asked):
+        if self._proven is not None and self._unplanned_releases(self._asked):
             self._proven = None                        # how many rounds still fit is to be found anew
 
     def close(self) -> None:
-        """End the round, however it went: what was charged stays charged."""
+        """End the open round, however it went: what was charged stays charged. Does nothing where no round is open."""
         if self._planned:
-            self._record.add(self._event(), self.budget.randomness)
+            self._record.add(self._current_event(), self.budget.randomness)
         self._planned, self._asked = None, ()
 
-    def began_with(self, earlier: EarlierHistory) -> None:
-        """Write down what the rounds that follow begin with: a model that was trained elsewhere, or rounds that are not here."""
-        here = earlier.known and not Counter(dict(earlier.rounds or ())) - Counter(dict(self.rounds))
+    def record_earlier(self, earlier: EarlierHistory) -> None:
+        """Write down the history that the following rounds begin with: a model trained elsewhere, or rounds that are not here.
+
+        Nothing is written where this ledger holds all those rounds itself, or has this history already.
+        """
+        here = earlier.is_known and not Counter(dict(earlier.rounds or ())) - Counter(dict(self.rounds))
         if not here and earlier not in self.before:
             if self._file:
-                self._file.began_with(earlier)
+                self._file.record_earlier(earlier)
             self._record.before += (earlier,)
 
     def vouches_for(self, rounds: int) -> bool:
-        """Whether each of so many first rounds is written down here, or said not to be."""
+        """Whether each of the first `rounds` rounds is written down here, or belongs to a history from before this ledger."""
         told = max((earlier.round for earlier in self.before), default=0)
         return self._record.numbers.issuperset(range(told, rounds))
 
     def history(self, what: str, rounds: int) -> EarlierHistory:
-        """These rounds, and all that is known of those before, for a run that begins with the model they made after `rounds`."""
-        whole = joined(self.rounds, self.before) if self.vouches_for(rounds) else None
+        """The history of a model after `rounds` rounds of this ledger, for a run that begins with that model; `what` names it.
+
+        Its rounds are None where this ledger does not hold, or know of, all of them.
+        """
+        whole = join_histories(self.rounds, self.before) if self.vouches_for(rounds) else None
         sources = dict.fromkeys([*self.sources, *(source for one in self.before for source in one.sources)])
         return EarlierHistory(what, 0, whole, tuple(sources))
 
     def mark(self, safely: bool = False) -> LedgerMark | None:
-        """How much of its file is written, for a checkpoint with `safely`, on disk; None for a ledger in memory."""
+        """How much of the file is written, for a checkpoint; with `safely`, also forced to disk. None for a ledger in memory."""
         return self._file.mark(len(self.numbers), safely) if self._file else None
 
     def check(self, mark: LedgerMark, round: int) -> None:
-        """Refuse to go on after `round` where the file is not what it was at a mark; it may have grown since."""
+        """Raise a `LedgerError` where the file no longer begins with what it held at `mark`; it may have grown since.
+
+        Also where it lacks some of the first `round` rounds.
+        """
         if self._file is None or not self._file.agrees(mark) or not self.vouches_for(round):
             raise LedgerError(f"{self._file.path if self._file else 'the ledger'} does not hold what it held when the checkpoint "
                               f"of round {round} was written ({mark.size} bytes about {mark.rounds} rounds): it was deleted, cut "
                               f"or changed. {LOST}")
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """The privacy guarantee of the rounds so far, at `delta` (by default that of its budget)."""
+        """The privacy guarantee of the rounds so far at `delta`, by default the budget's; a ValueError where it has none."""
         from fedtail.privacy.accounting import guarantee
 
         chosen = delta if delta is not None else self.budget.delta
@@ -204,55 +219,60 @@ class Ledger:
         return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.limits(chosen))
 
     def limits(self, delta: float) -> str:
-        """What the guarantee does not cover because it lies before these rounds, in words; empty where there is nothing."""
-        from fedtail.privacy.accounting import with_earlier
+        """What the guarantee leaves out because it came before these rounds, in words; empty where nothing did."""
+        from fedtail.privacy.accounting import describe_earlier
 
-        return with_earlier(self.rounds, self.before, delta, self.budget.adjacency)
+        return describe_earlier(self.rounds, self.before, delta, self.budget.adjacency)
 
-    def affordable(self, planned: RoundEvent) -> int:
-        """How many more rounds like `planned` the privacy budget allows."""
+    def affordable_rounds(self, planned: RoundEvent) -> int:
+        """How many more rounds like `planned` the privacy budget allows; a ValueError where it has no epsilon and delta."""
         from fedtail.privacy.accounting import rounds_affordable
 
         if self.budget.epsilon is None or self.budget.delta is None:
             raise ValueError("there is no privacy budget. Give the run PrivacyBudget(epsilon=..., delta=...).")
         return rounds_affordable(self.rounds, planned, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
 
-    def _affords(self, planned: RoundEvent) -> int:
-        """How many rounds like `planned` are known to fit, at least. What is known holds while rounds release no more than was
-        planned, and the last of them is priced again, with all that was released."""
+    def _count_fitting_rounds(self, planned: RoundEvent) -> int:
+        """A number of further rounds like `planned` that surely fit in the budget; 0 where not even one does.
+
+        It is remembered while rounds release no more than was planned, and computed again for the last of them.
+        """
         budget, known, left = self._proven or (None, None, 0)
         if budget == self.budget and known == planned and left > 1:
             return left
         if all(event == planned for event, _ in self.rounds):
-            return self.affordable(planned)
+            return self.affordable_rounds(planned)
         ahead = 1 + sum(count for _, count in self.rounds) // 8        # priced together, so that rounds are not priced one by one
-        while ahead and not self._within(*self.rounds, (planned, ahead)):
+        while ahead and not self._fits_budget(*self.rounds, (planned, ahead)):
             ahead //= 2
         return ahead
 
     def _refuse_unplanned(self, releases: Sequence[Release]) -> None:
-        """Refuse releases without noise, and those beyond the plan of the round where the budget does not cover them."""
+        """Raise a ValueError for a release without noise, `BudgetSpent` for unplanned releases that the budget does not cover."""
         for release in releases:
             if isinstance(release, NonPrivateRelease):
                 raise ValueError(f"{release.what} would be released without noise, which no epsilon covers. Use private parts "
                                  "(PrivateMean, Binned), or leave epsilon out of the privacy budget.")
-        more = self._more_than_planned((*self._asked, *releases))
-        grown = replace(self._event(), releases=(*self._asked, *releases))
-        if more and not self._within(*self._record.rounds.items(), (grown, 1)):
+        more = self._unplanned_releases((*self._asked, *releases))
+        grown = replace(self._current_event(), releases=(*self._asked, *releases))
+        if more and not self._fits_budget(*self._record.rounds.items(), (grown, 1)):
             raise BudgetSpent(f"{', '.join(release.what for release in more)} was not planned, and would exceed epsilon = "
                               f"{self.budget.epsilon:g}")
 
-    def _within(self, *rounds: tuple[RoundEvent, int]) -> bool:
-        from fedtail.privacy.accounting import within
+    def _fits_budget(self, *rounds: tuple[RoundEvent, int]) -> bool:
+        """Whether `rounds`, pairs of a round and its count, stay within the epsilon and delta of the budget."""
+        from fedtail.privacy.accounting import fits_budget
 
         assert self.budget.epsilon is not None
         assert self.budget.delta is not None
-        return within(rounds, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
+        return fits_budget(rounds, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
 
-    def _more_than_planned(self, releases: Sequence[Release]) -> Counter[Release]:
+    def _unplanned_releases(self, releases: Sequence[Release]) -> Counter[Release]:
+        """Those of `releases` that the plan of the open round does not have, with how many too many there are of each."""
         assert self._planned is not None
         return Counter(releases) - Counter(self._planned.releases)
 
-    def _event(self) -> RoundEvent:
+    def _current_event(self) -> RoundEvent:
+        """The open round as an event, with what was charged so far."""
         assert self._planned is not None
         return replace(self._planned, releases=self._asked)

@@ -56,17 +56,17 @@ class Record:
     before: tuple[EarlierHistory, ...] = ()                             # what the run began with
 
     def add(self, event: RoundEvent, source: str) -> None:
-        """Count a round, if it released something."""
+        """Count a round and the source of its randomness; a round that released nothing is left out."""
         if event.releases:
             self.rounds[event] += 1
             self.sources[source] += 1
 
-    def saw(self, channel: str) -> None:
-        """Keep what the server sees, once each."""
+    def add_channel(self, channel: str) -> None:
+        """Add what the server sees through a channel, in words, unless it is empty or there already."""
         self.channels = tuple(dict.fromkeys([*self.channels, *filter(None, [channel])]))
 
     def copy(self) -> Record:
-        """A record with the same history."""
+        """A record with equal contents that can be changed without changing this one."""
         return Record(Counter(self.rounds), Counter(self.sources), set(self.numbers), self.channels, self.before)
 
 
@@ -80,6 +80,7 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path):
+        """The file at `path`, which need not exist; `read` is called before anything is written to one that does."""
         self.path = path
         self._numbers: dict[Release, int] = {}
         self._digest = hashlib.blake2b(digest_size=16)
@@ -88,9 +89,10 @@ class LedgerFile:
         self._settled = False           # whether the folder's entry of the file is on disk
 
     def read(self, size: int | None = None, unrecorded: str = UNRECORDED) -> Record:
-        """What is in the file, or in its first `size` bytes; nothing where there is no file yet. Changes nothing on disk.
+        """The record in the file, or in its first `size` bytes; an empty one where there is no file. Changes nothing on disk.
 
-        `unrecorded` is where randomness came from in rounds that do not say it.
+        `unrecorded` is where randomness came from in rounds that do not say it. The next line is written after what was read. A
+        `LedgerError` where the file is damaged or of another format.
         """
         self.unrecorded = unrecorded
         content = self.path.read_bytes()[:size] if self.path.is_file() else b""
@@ -100,7 +102,7 @@ class LedgerFile:
             lines = [json.loads(line) for line in whole.splitlines()]
             if lines and lines[0] != HEAD:
                 raise LedgerError(f"{self.path} is not a ledger of this version.")
-            known, record = _read(lines[1:], unrecorded)
+            known, record = _read_lines(lines[1:], unrecorded)
             numbers = {release: number for number, release in enumerate(known)}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as reason:
             raise LedgerError(f"{self.path} is damaged ({reason}). {LOST}") from reason
@@ -108,44 +110,49 @@ class LedgerFile:
         return record
 
     def open(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
-        """Write that a round begins, how its cohort is sampled, what the server sees and where randomness comes from."""
-        self._write({"open": round, "sampling": _plain(sampling), "channel": channel, "randomness": source}, safely=False)
+        """Append that round `round` begins, how its cohort is sampled, what the server sees and where randomness comes from."""
+        self._append_line({"open": round, "sampling": _to_json(sampling), "channel": channel, "randomness": source}, safely=False)
 
     def charge(self, releases: Sequence[Release]) -> None:
-        """Write releases of the open round; on disk when this returns, wherever epsilon depends on it."""
+        """Append releases of the open round; forced to disk when this returns, wherever epsilon depends on it."""
         new = [release for release in dict.fromkeys(releases) if release not in self._numbers]
         for release in new:
-            self._write({"release": _plain(release)}, safely=False)
+            self._append_line({"release": _to_json(release)}, safely=False)
             self._numbers[release] = len(self._numbers)
         costly = bool(new) or not all(isinstance(release, NonPrivateRelease) for release in releases)
-        self._write({"ask": [self._numbers[release] for release in releases]}, safely=costly)
+        self._append_line({"ask": [self._numbers[release] for release in releases]}, safely=costly)
 
     def skip(self, round: int) -> None:
-        """Write that a round was skipped: nothing was asked."""
-        self._write({"skip": round}, safely=False)
+        """Append that round number `round` was skipped, with nothing released."""
+        self._append_line({"skip": round}, safely=False)
 
-    def began_with(self, earlier: EarlierHistory) -> None:
-        """Write what the run began with."""
+    def record_earlier(self, earlier: EarlierHistory) -> None:
+        """Append the history that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
-            {"releases": [_plain(release) for release in event.releases], "sampling": _plain(event.sampling), "count": count}
+            {"releases": [_to_json(release) for release in event.releases], "sampling": _to_json(event.sampling), "count": count}
             for event, count in earlier.rounds]
-        self._write({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
+        self._append_line({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
                                 "sources": list(earlier.sources)}}, safely=True)
 
     def mark(self, rounds: int, safely: bool) -> LedgerMark:
-        """How much is written; with `safely`, on disk when this returns."""
+        """Size and digest of what is written, with `rounds`, how many rounds it is about; `safely` forces it to disk."""
         if self._size and safely:
-            self._settle()
+            self._sync_folder()
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
         return LedgerMark(self._size, self._digest.hexdigest(), rounds)
 
     def agrees(self, mark: LedgerMark) -> bool:
-        """Whether the file begins with all that a mark is about; it may have grown since."""
+        """Whether the file begins with all that `mark` is about; it may have grown since. False where there is no file."""
         content = self.path.read_bytes()[:mark.size] if self.path.is_file() else b""
         return len(content) == mark.size and hashlib.blake2b(content, digest_size=16).hexdigest() == mark.digest
 
-    def _write(self, line: dict[str, Any], safely: bool) -> None:
+    def _append_line(self, line: dict[str, Any], safely: bool) -> None:
+        """Append one line of JSON, after the format line where the file is new; with `safely`, on disk when this returns.
+
+        A line that a crash cut short is overwritten. A `LedgerError` where another process has changed the file; an OSError where
+        it cannot be written, and then the file is as before.
+        """
         lines = [line] if self._size else [HEAD, line]
         content = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
         with self.path.open("ab", buffering=0) as file:
@@ -159,7 +166,7 @@ class LedgerFile:
                 while left:                             # a full disk may take a part of it, and say so only the next time
                     left = left[file.write(left):]
                 if safely:
-                    self._settle()
+                    self._sync_folder()
                     os.fsync(file.fileno())
             except OSError:
                 file.truncate(self._size)               # what is not wholly written is not on the ledger
@@ -168,8 +175,8 @@ class LedgerFile:
         self._size = self._end = self._size + len(content)
         self._digest.update(content)
 
-    def _settle(self) -> None:
-        """Make a new file survive a power cut: its folder is on disk too."""
+    def _sync_folder(self) -> None:
+        """Force the folder's entry of the file to disk, once, so that a new file survives a power cut."""
         if not self._settled:
             place = os.open(self.path.parent, os.O_RDONLY)
             try:
@@ -179,22 +186,22 @@ class LedgerFile:
             self._settled = True
 
 
-def _read(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], Record]:
-    """The releases that lines describe, and what they record."""
+def _read_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], Record]:
+    """The releases that lines of a ledger describe, in order of their numbers, and the record of the rounds."""
     known: list[Release] = []
     record, under_way = Record(), _NOTHING
     for line in lines:
         if "release" in line:
-            known.append(_built(line["release"]))
+            known.append(_from_json(line["release"]))
         elif "open" in line:
             record.add(*under_way)
-            under_way = RoundEvent((), _built(line["sampling"])), line.get("randomness", unrecorded)
+            under_way = RoundEvent((), _from_json(line["sampling"])), line.get("randomness", unrecorded)
             record.numbers.add(int(line["open"]))
-            record.saw(line.get("channel", ""))
+            record.add_channel(line.get("channel", ""))
         elif "skip" in line:
             record.numbers.add(int(line["skip"]))
         elif "before" in line:
-            record.before += (_earlier(line["before"]),)
+            record.before += (_earlier_history(line["before"]),)
         else:
             event, source = under_way
             asked = tuple(known[number] for number in line["ask"])
@@ -208,20 +215,23 @@ def _read(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], 
 _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
-def _earlier(plain: dict[str, Any]) -> EarlierHistory:
+def _earlier_history(plain: dict[str, Any]) -> EarlierHistory:
+    """The earlier history that a "before" line of a ledger describes."""
     rounds = None if plain["rounds"] is None else tuple(
-        (RoundEvent(tuple(_built(release) for release in one["releases"]), _built(one["sampling"])), int(one["count"]))
+        (RoundEvent(tuple(_from_json(release) for release in one["releases"]), _from_json(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])
     return EarlierHistory(str(plain["what"]), int(plain["round"]), rounds, tuple(plain["sources"]))
 
 
-def _plain(value: Release | Sampling) -> dict[str, Any]:
+def _to_json(value: Release | Sampling) -> dict[str, Any]:
+    """A release or kind of sampling as plain values with its class name under "kind"; a Fraction is [numerator, denominator]."""
     numbers = {name: [entry.numerator, entry.denominator] if isinstance(entry, Fraction) else entry
                for name, entry in asdict(value).items()}
     return {"kind": type(value).__name__, **numbers}
 
 
-def _built(plain: dict[str, Any]) -> Any:
+def _from_json(plain: dict[str, Any]) -> Any:
+    """The release or kind of sampling that `_to_json` wrote; fields may have names of earlier versions. A KeyError if unknown."""
     numbers = {name: Fraction(*entry) if isinstance(entry, list) else entry for name, entry in plain.items() if name != "kind"}
     return KINDS[plain["kind"]](**new_fields(plain["kind"], numbers))
 

@@ -25,7 +25,7 @@ class Mechanism(Protocol):
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort it may be used for."""
+        """The fewest clients whose rows may be summed; a round with a smaller cohort is skipped."""
         ...
 
     @property
@@ -34,19 +34,19 @@ class Mechanism(Protocol):
         ...
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry that is sent; None where only the rows can say."""
+        """The largest absolute entry of a row of `width` entries as it is sent; None where only the rows can say."""
         ...
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
-        """The rows that are sent, (clients, width)."""
+        """The rows that are sent in place of `rows`, (clients, width), clipped and with the clients' noise."""
         ...
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The released sum, from the sum of what was sent."""
+        """The released sum, (width,), from the sum of the rows that were sent."""
         ...
 
     def release(self, width: int, what: str) -> Release:
-        """What the release of a sum of `width` entries costs, for the ledger; `what` names it."""
+        """What the release of a sum of `width` entries costs, for the ledger; `what` names it there."""
         ...
 
 
@@ -56,33 +56,33 @@ class NoPrivacy(Part):
 
     @property
     def private(self) -> bool:
-        """False."""
+        """False: no epsilon covers a sum without noise."""
         return False
 
     @property
     def minimum(self) -> int:
-        """One client is enough."""
+        """1: any cohort may be summed."""
         return 1
 
     @property
     def reveals_exact_sum(self) -> bool:
-        """True."""
+        """True: nothing is added to the sum."""
         return True
 
     def bound(self, width: int) -> float | None:
-        """None: only the rows can say."""
+        """None: rows are not clipped, so only they can say."""
         return None
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
-        """The rows as they are."""
+        """The rows unchanged; `random` is not used."""
         return rows
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The sum as it is."""
+        """The sum unchanged; `random` is not used."""
         return total
 
     def release(self, width: int, what: str) -> Release:
-        """A non-private release."""
+        """A non-private release named `what`, which makes epsilon infinite."""
         return NonPrivateRelease(what)
 
 
@@ -101,39 +101,42 @@ class NoisySum(Part):
 
     @property
     def private(self) -> bool:
-        """True."""
+        """True: the sum has clipped rows and noise."""
         return True
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort that the noise allows."""
+        """The fewest clients that the noise is planned for."""
         return self.noise.minimum
 
     @property
     def reveals_exact_sum(self) -> bool:
-        """Whether the noise is added by the server only."""
+        """Whether the server sees the sum without noise, because it adds the noise itself."""
         return self.noise.reveals_exact_sum
 
     def on_client(self, rows: Tensor, random: Randomness, adding: Tensor | None = None) -> Tensor:
-        """Clip the rows, and add the clients' shares of the noise, or the shares of those at `adding`, (clients,) bool."""
+        """The clipped rows with the clients' shares of the noise, (clients, width).
+
+        With `adding`, (clients,) bool, only those clients add a share. With `whole` a row above the norm is zeroed, not clipped.
+        """
         kept = rows.where(rows.norm(dim=1, keepdim=True) <= self.clip_norm * (1 + 1e-12), 0.0) if self.whole else self.clip(rows)
         more: Any = {} if adding is None else {"adding": adding}
         return self.noise.on_client(kept, self.clip_norm, self.whole, random, **more)
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """Add the server's part of the noise, and undo the scaling to integers."""
+        """The released sum, (width,), with the server's part of the noise and in the units of the rows."""
         return self.noise.on_server(total, self.clip_norm, self.whole, random)
 
     def clip(self, rows: Tensor) -> Tensor:
-        """Rows longer than the clip norm, shortened to it; in float64, and never a rounding error longer."""
+        """`rows` in float64 with those longer than `clip_norm` scaled down to it, and never above it by rounding."""
         rows = rows.double()
         norms = rows.norm(dim=1, keepdim=True)
         return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry of a clipped row with its share of noise."""
+        """The largest absolute entry of a clipped row of `width` entries with its share of noise, as it is sent."""
         return self.noise.bound(width, self.clip_norm, self.whole)
 
     def release(self, width: int, what: str) -> Release:
-        """The release of such a sum, for the ledger."""
+        """The release of a noisy sum of `width` entries, for the ledger; `what` names it there."""
         return self.noise.release(width, self.clip_norm, self.whole, self.exchange, what)

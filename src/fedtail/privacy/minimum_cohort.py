@@ -18,33 +18,35 @@ def reveal_probability(rate: float, population: int, minimum: int) -> float:
     at all, and otherwise it is amplified at q; the average rate of participation would understate the first. Whether a round
     is held depends on who is sampled and not on their data, so it reveals nothing about data that are zeroed or exchanged.
     """
-    _check_draw(rate, population)
+    _check_sampling(rate, population)
     if not 0 <= minimum <= population:
         raise ValueError(f"the minimum must be between 0 and the population of {population}, got {minimum}.")
-    held = _at_least(minimum, rate, population)
+    held = _probability_of_at_least(minimum, rate, population)
     if held == 0:
         raise ValueError(f"rounds of {minimum} clients or more practically never happen at a rate of {rate:g} from {population}. "
                          "Lower the minimum, or sample more.")
-    others = _probabilities(rate, population - 1)
+    others = _binomial_probabilities(rate, population - 1)
     return min(1.0, rate * float(others[minimum - 1]) / held) if minimum else 0.0
 
 
 def skip_probability(rate: float, population: int, minimum: int) -> float:
-    """P(Bin(n, q) < minimum): the probability that Poisson sampling gives too small a cohort."""
+    """The probability that a round is skipped because Poisson sampling gives too small a cohort: P(Bin(n, q) < minimum)."""
     if minimum > population:
         return 1.0
-    return float(_probabilities(rate, population)[:max(minimum, 0)].sum())
+    return float(_binomial_probabilities(rate, population)[:max(minimum, 0)].sum())
 
 
 @lru_cache(maxsize=64)
 def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
-    """The largest minimum for which rounds are skipped less often than `failure`.
+    """The largest minimum cohort that Poisson sampling misses with a probability below `failure`.
+
+    A ValueError where even a cohort of one is missed more often.
 
     >>> minimum_for(0.04, 2500)
     61
     """
-    _check_draw(rate, population)
-    skipped = np.cumsum(_probabilities(rate, population))          # P(Bin <= k), so P(Bin < k + 1)
+    _check_sampling(rate, population)
+    skipped = np.cumsum(_binomial_probabilities(rate, population))          # P(Bin <= k), so P(Bin < k + 1)
     minimum = int(np.searchsorted(skipped, failure, side="left"))
     if minimum == 0:
         raise ValueError(f"Poisson sampling at a rate of {rate:g} from {population} clients draws nobody with probability "
@@ -52,14 +54,17 @@ def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
     return min(minimum, population)
 
 
-def _at_least(minimum: int, rate: float, population: int) -> float:
-    """P(Bin(n, q) >= minimum)."""
-    return float(_probabilities(rate, population)[minimum:].sum()) if minimum > 0 else 1.0
+def _probability_of_at_least(minimum: int, rate: float, population: int) -> float:
+    """P(Bin(n, q) >= minimum), the probability that a round is held, with `rate` (q) and `population` (n)."""
+    return float(_binomial_probabilities(rate, population)[minimum:].sum()) if minimum > 0 else 1.0
 
 
 @lru_cache(maxsize=8)
-def _probabilities(rate: float, population: int) -> np.ndarray:
-    """P(Bin(n, q) = k) for k = 0, ..., n, each from the one before, outwards from the largest."""
+def _binomial_probabilities(rate: float, population: int) -> np.ndarray:
+    """P(Bin(n, q) = k) for k = 0, ..., n, float64, (n + 1,), with `rate` (q) and `population` (n). Cached.
+
+    Computed from logarithms of the ratios of neighbours, and normalised.
+    """
     if rate >= 1:
         return np.eye(1, population + 1, population)[0]
     k = np.arange(population)
@@ -69,6 +74,7 @@ def _probabilities(rate: float, population: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _check_draw(rate: float, population: int) -> None:
+def _check_sampling(rate: float, population: int) -> None:
+    """Raise a ValueError unless `rate` is in (0, 1] and the population has a client."""
     if not 0 < rate <= 1 or population < 1:
         raise ValueError(f"Poisson sampling needs a rate in (0, 1] and clients, got rate={rate:g}, population={population}.")

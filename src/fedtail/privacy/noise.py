@@ -32,23 +32,26 @@ class Noise(Protocol):
 
     @property
     def minimum(self) -> int:
-        """The fewest clients whose rows may be summed."""
+        """The fewest clients whose rows may be summed; a round with a smaller cohort is skipped."""
         ...
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """What is sent in place of the clipped rows; `whole` says that they are whole numbers already."""
+        """What is sent in place of the clipped rows, (clients, width); `whole` says that they are whole numbers already."""
         ...
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The released sum, in the units of the rows."""
+        """The released sum, in the units of the rows, from the sum of what was sent."""
         ...
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry that is sent."""
+        """The largest absolute entry of what is sent for a row of `width` entries."""
         ...
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """What the release of a sum of `width` entries costs, for the ledger."""
+        """What the release of a sum of `width` entries costs, for the ledger; `what` names it there.
+
+        `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed.
+        """
         ...
 
 
@@ -64,29 +67,30 @@ class GaussianNoise(Part):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        """Raise a ValueError unless the noise multiplier is positive and finite."""
         check_multiplier(self.noise_multiplier)
 
     @property
     def minimum(self) -> int:
-        """One client is enough: the server adds the noise."""
+        """1: the server adds all the noise, so any cohort may be summed."""
         return 1
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The rows as they are: the server adds the noise."""
+        """The rows unchanged: the server adds the noise."""
         return rows
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The sum with normal noise added."""
+        """The sum with independent normal noise in every entry, drawn from the words of `random`, on the device of the sum."""
         words = torch.from_numpy(random.words(total.numel()).astype("uint64") >> 12).double()
         normal = torch.special.ndtri((words + 0.5) * 2.0**-52).reshape(total.shape)
         return total + self.noise_multiplier * clip_norm * normal.to(total.device)
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The clip norm."""
+        """The clip norm: no entry of a clipped row is larger."""
         return clip_norm
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """A Gaussian release, for the ledger."""
+        """A Gaussian release named `what`, for the ledger."""
         return GaussianRelease(self.noise_multiplier, exchange, what)
 
 
@@ -108,6 +112,7 @@ class DiscreteNoise(Part):
     scale: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a noise multiplier, number of clients or scale that is out of range."""
         check_multiplier(self.noise_multiplier)
         if self.planned_clients < 1 or self.colluders < 0:
             raise ValueError(f"planned_clients must be at least 1 and colluders at least 0, got {self.planned_clients} and "
@@ -117,12 +122,15 @@ class DiscreteNoise(Part):
 
     @property
     def minimum(self) -> int:
-        """The planned clients and the colluders."""
+        """The planned clients and the colluders, who know their own shares."""
         return self.planned_clients + self.colluders
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness, adding: Tensor | None = None) -> Tensor:
-        """Integer rows, each with its client's share of discrete Gaussian noise, or those at `adding`, (clients,) bool."""
-        grid = _grid(self, rows.shape[1], clip_norm, whole)
+        """Scaled and rounded rows, float64 integers, each with its client's share of discrete Gaussian noise.
+
+        With `adding`, (clients,) bool, only those clients add a share. A row that is too long after rounding is zeroed.
+        """
+        grid = _integer_grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
         integers = integers.where(integers.norm(dim=1, keepdim=True) <= grid.sensitivity, 0.0)
         where = torch.arange(len(rows)) if adding is None else adding.nonzero().flatten()
@@ -132,17 +140,17 @@ class DiscreteNoise(Part):
         return integers.index_add(0, where.to(integers.device), torch.from_numpy(share).to(integers))
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The sum in the units of the rows; the noise is in it already."""
-        return total / _grid(self, total.shape[-1], clip_norm, whole).scale
+        """The sum divided by the scale, in the units of the rows; the clients' noise is in it already."""
+        return total / _integer_grid(self, total.shape[-1], clip_norm, whole).scale
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry of an integer row with its share of noise."""
-        grid = _grid(self, width, clip_norm, whole)
+        """The largest absolute entry of an integer row of `width` entries with its share of noise."""
+        grid = _integer_grid(self, width, clip_norm, whole)
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """The release of a sum of integers with the planned shares or more, for the ledger."""
-        grid = _grid(self, width, clip_norm, whole)
+        """The release of a sum of integers with the planned shares or more, for the ledger; `constant` is False."""
+        grid = _integer_grid(self, width, clip_norm, whole)
         return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what,
                               constant=False)
 
@@ -158,23 +166,31 @@ class Grid:
 
 
 @lru_cache(maxsize=64)
-def _grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: bool) -> Grid:
+def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: bool) -> Grid:
+    """Scale, sensitivity and noise table for integer rows of `width` entries and norm `clip_norm`. Cached.
+
+    A ValueError where `whole` rows would be scaled by a fraction.
+    """
     slack = 0.0 if whole else math.sqrt(width) / 2                  # what rounding to nearest may add to a norm
     scale = noise.scale or (1.0 if whole else _fine_scale(noise, clip_norm, slack))
     if whole and scale != int(scale):
         raise ValueError(f"rows of whole numbers need a whole scale, got {scale:g}.")
     sensitivity = (scale * clip_norm + slack) * (1 + 1e-12)         # norms are computed in float64
-    shares = NoiseShares.summing_to(noise.noise_multiplier * sensitivity, noise.planned_clients, width)
+    shares = NoiseShares.from_total_deviation(noise.noise_multiplier * sensitivity, noise.planned_clients, width)
     return Grid(scale, sensitivity, shares, DiscreteGaussianTable.of(shares.variance))
 
 
 def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
+    """The smallest power of two at which rounding adds little to the sensitivity and a share has variance 2 or more.
+
+    `slack` is what rounding may add to the norm of a row.
+    """
     enough = max(slack / ROUNDING, math.sqrt(SMALLEST * noise.planned_clients) / noise.noise_multiplier)
     return 2.0 ** math.ceil(math.log2(enough / clip_norm))
 
 
 def check_multiplier(noise_multiplier: float) -> None:
-    """Refuse a noise multiplier that is not positive and finite."""
+    """Raise a ValueError unless the noise multiplier is positive and finite."""
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "
                          "which one a budget needs; without noise leave the private part out.")

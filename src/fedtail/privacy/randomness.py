@@ -30,7 +30,7 @@ class Randomness(Protocol):
         ...
 
     def words(self, count: int) -> Words:
-        """`count` uniform words, fresh at every call."""
+        """`count` uniform words, uint64, fresh at every call."""
         ...
 
 
@@ -41,7 +41,7 @@ class SystemRandomness:
     replayable: ClassVar[bool] = False
 
     def words(self, count: int) -> Words:
-        """`count` words from the operating system."""
+        """`count` words, uint64, from the operating system; a read-only array."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -51,11 +51,12 @@ class SeededRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, *names: int | str):
+        """The stream of this seed and these names; the same ones give the same words."""
         digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=16).digest()
         self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
 
     def words(self, count: int) -> Words:
-        """The next `count` words of the stream."""
+        """The next `count` words of the stream, uint64."""
         return self._stream.random_raw(count)
 
 
@@ -69,10 +70,11 @@ class ClientRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, names: tuple[int, ...], key: Tensor):
+        """Streams of the clients with these keys, (clients,) int64, under a seed and names; the same ones give the same words."""
         self._seed, self._names, self._key, self._calls = seed, names, key, 0
 
     def words(self, count: int) -> Words:
-        """The next words of all clients' streams, `count` in all, in the order of the clients."""
+        """The next words of all clients' streams, `count` in all, uint64: those of the first client first, as many from each."""
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
         self._calls += 1
@@ -80,8 +82,8 @@ class ClientRandomness:
         return bits.numpy().view(np.uint64).reshape(-1)[:count]
 
 
-def wide_below(bound: int, random: Randomness) -> int:
-    """A uniform integer in [0, bound), of any size."""
+def uniform_wide_integer(bound: int, random: Randomness) -> int:
+    """One uniform integer in [0, bound), without bias, as a Python integer of any size."""
     bits = (bound - 1).bit_length()
     while True:
         words = random.words(-(-bits // 64))
@@ -90,7 +92,7 @@ def wide_below(bound: int, random: Randomness) -> int:
             return drawn
 
 
-def below(bounds: np.ndarray | int, random: Randomness, count: int | None = None) -> np.ndarray:
+def uniform_integers(bounds: np.ndarray | int, random: Randomness, count: int | None = None) -> np.ndarray:
     """Uniform integers in [0, bound), one for each of the bounds (or `count` for one bound), without bias: int64.
 
     Bounds are from 1 to 2^63. A word beyond the largest multiple of its bound is drawn again.

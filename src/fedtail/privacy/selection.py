@@ -28,7 +28,7 @@ import numpy as np
 from fedtail.privacy.accountants import RenyiDivergences, Steps
 from fedtail.privacy.accounting import Rounds, epsilon_at
 from fedtail.privacy.composed_mechanism import compose_rounds
-from fedtail.privacy.concentrated import check_delta, crossing
+from fedtail.privacy.concentrated import check_delta, find_crossing
 from fedtail.privacy.events import Adjacency
 from fedtail.privacy.randomness import Randomness
 
@@ -46,13 +46,13 @@ class BestOf:
     divergences: np.ndarray
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, by the best order."""
+        """Epsilon at `delta` of the best trial, the smallest over all orders."""
         from dp_accounting.rdp import compute_epsilon
 
         return float(compute_epsilon(self.orders, self.divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon`, by the best order."""
+        """Delta at `epsilon` of the best trial, the smallest over all orders."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         return float(compute_delta(self.orders, self.divergences, epsilon)[0])
@@ -60,10 +60,10 @@ class BestOf:
 
 def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: int, delta: float,
                       adjacency: Adjacency = "zero-out") -> float:
-    """Epsilon of a search over private trials at `delta`: of a client that trains or, where it is larger, of one that judges.
+    """Epsilon at `delta` of a search over private trials, the larger of two: for a client that trains, and for one that scores.
 
-    `trial` are the rounds of one trial, `score` what those clients release by which a trial is judged, who train in none;
-    `trials` is their number or, where that is random, its expectation.
+    `trial` are the rounds of one trial. `score` are the releases, by clients that train in no trial, by which a trial is scored.
+    `trials` is the number of trials or, where `stopping` makes that random, its expectation.
     """
     check_delta(delta)
     if stopping == "composition":
@@ -73,14 +73,18 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
     whole = mechanism.whole or other.whole
     orders, ours = RenyiDivergences(mechanism.steps, whole).curve()
     _, theirs = RenyiDivergences(other.steps, whole).curve(tuple(orders))
-    best = BestOf(mechanism.steps + other.steps, orders, best_of_random(orders, np.maximum(ours, theirs), stopping, trials))
+    worse = np.maximum(ours, theirs)
+    best = BestOf(mechanism.steps + other.steps, orders, best_trial_divergences(orders, worse, stopping, trials))
     draws = replace(mechanism, error=trials * max(mechanism.error, other.error),
                     non_private=mechanism.non_private + other.non_private)
     return draws.epsilon(best, delta)
 
 
-def best_of_random(orders: np.ndarray, divergences: np.ndarray, stopping: Stopping, mean: float) -> np.ndarray:
-    """Rényi divergences of the best of a random number of trials, given those of one trial."""
+def best_trial_divergences(orders: np.ndarray, divergences: np.ndarray, stopping: Stopping, mean: float) -> np.ndarray:
+    """Rényi divergences of the best of a random number of trials with this `mean`, given those of one trial at each of `orders`.
+
+    `stopping` is any but "composition", whose number is fixed. A ValueError where `mean` is below 1.
+    """
     if mean < 1:
         raise ValueError(f"a search needs one trial or more on average, got {mean:g}.")
     extra = math.log(mean) / (orders - 1)
@@ -96,7 +100,9 @@ def best_of_random(orders: np.ndarray, divergences: np.ndarray, stopping: Stoppi
 
 
 def gamma_for(shape: float, mean: float) -> float:
-    """gamma of the truncated negative binomial distribution with so many trials on average: 1 / mean for the geometric one.
+    """gamma of the truncated negative binomial distribution of this `shape` (eta) whose mean is `mean`; 1 / mean for eta = 1.
+
+    Of eta = 0, the logarithmic distribution, by bisection, rounded to the side that costs more.
 
     >>> gamma_for(1.0, 4.0)
     0.25
@@ -105,24 +111,24 @@ def gamma_for(shape: float, mean: float) -> float:
         return 1 / mean
     if mean == 1:
         return 1.0
-    few = crossing(lambda log_gamma: (math.exp(-log_gamma) - 1) / -log_gamma <= mean, math.log(1e-300), -1e-12)
+    few = find_crossing(lambda log_gamma: (math.exp(-log_gamma) - 1) / -log_gamma <= mean, math.log(1e-300), -1e-12)
     return math.exp(few[0])         # the smaller one: it costs more
 
 
-def number_of_trials(stopping: Stopping, mean: float, random: Randomness) -> int:
-    """A random number of trials; for composition `mean` itself. By the inverse of its distribution function."""
+def draw_number_of_trials(stopping: Stopping, mean: float, random: Randomness) -> int:
+    """A random number of trials with this `mean`, from one word of `random`; for composition `mean` itself."""
     if stopping == "composition":
         return int(mean)
     left = int(random.words(1)[0] >> np.uint64(11)) / 2**53
-    for trials, probability in _probabilities(stopping, mean):
+    for trials, probability in _trial_count_probabilities(stopping, mean):
         left -= probability
         if left < 0 or (probability < 1e-30 and trials > mean):
             return trials
     raise AssertionError("probabilities sum to one")
 
 
-def _probabilities(stopping: Stopping, mean: float) -> Iterator[tuple[int, float]]:
-    """The numbers of trials there may be, in order, and how probable each is."""
+def _trial_count_probabilities(stopping: Stopping, mean: float) -> Iterator[tuple[int, float]]:
+    """Pairs (number of trials, its probability) in increasing order without end, for the distribution that `stopping` names."""
     if stopping == "poisson":
         probability, trials = math.exp(-mean), 0
         while True:

@@ -27,6 +27,7 @@ class NoiseShares:
     width: int
 
     def __post_init__(self) -> None:
+        """Raise a ValueError without a client or coordinate, and for a share of variance below 2."""
         if self.honest < 1 or self.width < 1:
             raise ValueError(f"noise shares need a client and a coordinate, got honest={self.honest}, width={self.width}.")
         if self.variance < SMALLEST:
@@ -34,13 +35,13 @@ class NoiseShares:
                              "of discrete Gaussians is not one. Scale the rows up.")
 
     @classmethod
-    def summing_to(cls, deviation: float, honest: int, width: int) -> NoiseShares:
-        """Shares whose sum over `honest` clients has at least this standard deviation."""
+    def from_total_deviation(cls, deviation: float, honest: int, width: int) -> NoiseShares:
+        """Shares whose sum over `honest` clients has at least this standard deviation; the variance is rounded up."""
         return cls(as_fraction(deviation**2 / honest), honest, width)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the planned sum."""
+        """Standard deviation, in each coordinate, of the sum of `honest` shares."""
         return math.sqrt(self.honest * self.variance)
 
     @property
@@ -53,7 +54,7 @@ class NoiseShares:
         return 10 * float(np.exp(-2 * math.pi**2 * float(self.variance) * k / (k + 1)).sum())
 
     def concentrated_epsilon(self, sensitivity: float) -> float:
-        """The sum is epsilon^2 / 2 concentrated differentially private for rows that differ by `sensitivity` (S) in L2 norm.
+        """The epsilon at which the sum is epsilon^2 / 2 concentrated, for rows that differ by `sensitivity` (S) in L2 norm.
 
         min( sqrt(S^2 / (n sigma^2) + psi d / 2), S / (sqrt(n) sigma) + psi sqrt(d) ).
         """
@@ -61,11 +62,14 @@ class NoiseShares:
         return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
 
     def reach(self, clients: int, failure: float) -> int:
-        """A bound on the noise of `clients` shares in every coordinate, exceeded with probability `failure` (beta) at most."""
+        """A bound on the absolute noise of `clients` shares in all coordinates, exceeded with probability `failure` at most."""
         return math.ceil(math.sqrt(2 * clients * self.variance * math.log(2 * self.width / failure)))
 
-    def wraps(self, clients: int, low: int, high: int, modulus: int) -> float:
-        """A bound on the probability that a sum of `clients` rows with true sums in [low, high] is decoded wrongly."""
+    def wrap_probability(self, clients: int, low: int, high: int, modulus: int) -> float:
+        """A bound on the probability that a sum of `clients` rows with noise is decoded wrongly modulo `modulus`.
+
+        Without noise the sums are in [low, high].
+        """
         room = (modulus - 1 - (high - low)) // 2
         if room <= 0:
             return 1.0
@@ -80,15 +84,18 @@ class Ring:
     low: int
 
     @classmethod
-    def holding(cls, shares: NoiseShares, clients: int, low: int, high: int, failure: float = 2.0**-40) -> Ring:
-        """The smallest power of two for true sums in [low, high] and the noise of `clients`, but with probability `failure`."""
+    def for_sums(cls, shares: NoiseShares, clients: int, low: int, high: int, failure: float = 2.0**-40) -> Ring:
+        """The ring with the smallest power of two that decodes true sums in [low, high] with the noise of `clients` clients.
+
+        A sum is decoded wrongly with probability `failure` at most.
+        """
         reach = shares.reach(clients, failure)
         return cls(1 << (high - low + 2 * reach).bit_length(), low - reach)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        """Integers modulo M."""
+        """Integer rows reduced modulo M, with values from 0 to M - 1."""
         return np.mod(rows, self.modulus)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """The sum in [low, low + M) that a sum modulo M stands for."""
+        """The sums in [low, low + M) that sums modulo M stand for."""
         return np.mod(total - self.low, self.modulus) + self.low

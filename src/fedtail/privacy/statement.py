@@ -43,14 +43,14 @@ def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charg
                "accountant": found.accountant, "without_amplification": found.without_amplification,
                "one_participation": found.one_participation,
                "second_opinion": list(found.second_opinion) if found.second_opinion else None}
-    return {"private": True, "statement": str(found), **{name: _written(value) for name, value in numbers.items()},
-            "rounds": rounds, "only": found.only, "releases": releases(ledger), "channel": "; ".join(ledger.channels),
-            "randomness": " and ".join(_sources(ledger)), "guarantee": "; ".join(standing(ledger)),
+    return {"private": True, "statement": str(found), **{name: _json_value(value) for name, value in numbers.items()},
+            "rounds": rounds, "only": found.only, "releases": release_counts(ledger), "channel": "; ".join(ledger.channels),
+            "randomness": " and ".join(_randomness_sources(ledger)), "guarantee": "; ".join(guarantee_status(ledger)),
             "not_charged": list(not_charged), "notes": [*found.notes, SEARCHED], **priced}
 
 
-def releases(ledger: Ledger) -> list[dict[str, Any]]:
-    """What was released, and how often."""
+def release_counts(ledger: Ledger) -> list[dict[str, Any]]:
+    """What was released over all rounds and how often: {"what": name, "times": count}, in the order of first release."""
     counts = Counter[str]()
     for event, times in ledger.rounds:
         for release in event.releases:
@@ -58,26 +58,29 @@ def releases(ledger: Ledger) -> list[dict[str, Any]]:
     return [{"what": what, "times": times} for what, times in counts.items()]
 
 
-def standing(ledger: Ledger) -> list[str]:
-    """Why the guarantee is only simulated or partial, or that it is not."""
-    problems = obstacles(ledger)
+def guarantee_status(ledger: Ledger) -> list[str]:
+    """The obstacles to releasing the models of a run, in words; if there are none, one text that says the guarantee is real."""
+    problems = release_obstacles(ledger)
     return problems or [REAL]
 
 
-def obstacles(ledger: Ledger) -> list[str]:
-    """Why the models of a run may not be released; empty where they may."""
+def release_obstacles(ledger: Ledger) -> list[str]:
+    """Reasons in words why the models of a run may not be released; an empty list where they may.
+
+    They are releases without a mechanism, a start from a model without privacy, noise from a seed, and floating-point noise.
+    """
     everything = [*ledger.rounds, *(one for earlier in ledger.before for one in earlier.rounds or ())]
     floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
-    sources = {*_sources(ledger), *(source for earlier in ledger.before for source in earlier.sources)}
-    partial = [earlier for earlier in ledger.before if not earlier.known or earlier.non_private]
+    sources = {*_randomness_sources(ledger), *(source for earlier in ledger.before for source in earlier.sources)}
+    partial = [earlier for earlier in ledger.before if not earlier.is_known or earlier.non_private]
     found = [f"epsilon is infinite: released without a mechanism: {'; '.join(ledger.non_private)}"] if ledger.non_private else []
     found += [f"{ONLY}: they began with {partial[0].what}"] if partial else []
     return found + [text for source, text in ((SEEDED, SIMULATED), (UNRECORDED, UNTOLD)) if source in sources] + \
         ([FLOATING] if floating else [])
 
 
-def repriced(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier statement said of rounds that are priced otherwise now, and their price now; None where nothing changed.
+def price_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
+    """How accountants price the rounds of an earlier privacy statement now, beside what it said; None where nothing changed.
 
     `earlier` is the contents of a privacy.json. One that does not say how much of the ledger it was about (until version 0.2.0)
     is compared where its releases are those of the ledger.
@@ -85,42 +88,44 @@ def repriced(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
     if not earlier.get("private"):
         return None
     then = ledger.as_of(earlier["ledger"][0]) if earlier.get("ledger") else ledger
-    if releases(then) != earlier["releases"]:
+    if release_counts(then) != earlier["releases"]:
         return None
     now = then.guarantee(earlier["delta"])
-    prices = {name: (earlier[name], _written(getattr(now, name))) for name in ("epsilon", "without_amplification")}
-    if all(_same(*pair) for pair in prices.values()):
+    prices = {name: (earlier[name], _json_value(getattr(now, name))) for name in ("epsilon", "without_amplification")}
+    if all(_nearly_equal(*pair) for pair in prices.values()):
         return None
     return {"rounds": earlier["rounds"], "delta": earlier["delta"], "by": earlier.get("fedtail", "an earlier version"),
             **{name: {"was": was, "is": new} for name, (was, new) in prices.items()}}
 
 
-def in_one_sentence(change: dict[str, Any]) -> str:
-    """A change of price for people.
+def describe_price_change(change: dict[str, Any]) -> str:
+    """What `price_change` found, in one sentence.
 
-    >>> in_one_sentence({"rounds": 9, "delta": 1e-5, "by": "0.1", "epsilon": {"was": 5.0, "is": 6.5},
+    >>> describe_price_change({"rounds": 9, "delta": 1e-5, "by": "0.1", "epsilon": {"was": 5.0, "is": 6.5},
     ...                  "without_amplification": {"was": 7.0, "is": 7.0}})
     'the first 9 rounds were stated as epsilon 5 at delta 1e-05 by fedtail 0.1, and are priced at 6.5 now'
     """
-    name = "epsilon" if not _same(*change["epsilon"].values()) else "without_amplification"
+    name = "epsilon" if not _nearly_equal(*change["epsilon"].values()) else "without_amplification"
     was, now = (value if isinstance(value, str) else f"{value:.4g}" for value in change[name].values())
     what = "epsilon" if name == "epsilon" else "epsilon without amplification"
     return (f"the first {change['rounds']} rounds were stated as {what} {was} at delta {change['delta']:g} by fedtail "
             f"{change['by']}, and are priced at {now} now")
 
 
-def _sources(ledger: Ledger) -> tuple[str, ...]:
-    """Where the randomness of a ledger's rounds came from; of a ledger without rounds, where it would."""
+def _randomness_sources(ledger: Ledger) -> tuple[str, ...]:
+    """Where the randomness of a ledger's rounds came from: "seed", "os" or "" (unknown); without rounds, that of its budget."""
     return ledger.sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
 
 
-def _same(one: float | str, other: float | str) -> bool:
+def _nearly_equal(one: float | str, other: float | str) -> bool:
+    """Whether two prices agree to within 1e-4; the word "infinity" equals itself only."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
-def _written(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
+    """A value for privacy.json: infinite numbers, in lists too, become the word "infinity", and all else stays."""
     if isinstance(value, list):
-        return [_written(entry) for entry in value]
+        return [_json_value(entry) for entry in value]
     return "infinity" if isinstance(value, float) and math.isinf(value) else value

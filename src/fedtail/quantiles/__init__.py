@@ -8,12 +8,12 @@ from fedtail.quantiles.noisy_histogram import NoisyHistogram
 from fedtail.quantiles.planning import QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import QuantileRelease, private_quantiles
 from fedtail.quantiles.radix import ExactQuantile, extreme_loss, loss_range
-from fedtail.quantiles.strategies import Strategy, flat, optimal, tree
+from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, tree_strategy
 
 __all__ = [
     "Edges", "ExactQuantile", "MajoriseMinimise", "NoisyHistogram", "Quantile", "QuantilePlan", "QuantileRelease", "Strategy",
-    "boundary", "check_quantile", "empty_tail", "extreme_loss", "flat", "loss_range", "optimal", "plan_quantiles",
-    "private_quantiles", "tail_boundary", "tree",
+    "boundary", "check_quantile", "empty_tail", "extreme_loss", "flat_strategy", "loss_range", "optimal_strategy",
+    "plan_quantiles", "private_quantiles", "tail_boundary", "tree_strategy",
 ]
 
 __getattr__ = old_names(__name__)

@@ -21,22 +21,29 @@ class Quantile(Protocol):
     A bare threshold can select nobody, or everybody, when losses are equal, as at a zero start.
     """
 
-    def fit(self, tail_fraction: float, previous: Tensor | None) -> Conversation[Tensor]: ...
+    def fit(self, tail_fraction: float, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: the conversation that returns the dual; `previous` is that of the last round, None in the first."""
+        ...
 
 
 def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
-    """The dual of a boundary [low, high) with `above` mass over it and `inside` mass in it."""
+    """The dual (low, high, share, tail mass), float64, of a boundary [low, high).
+
+    `above` is the mass over it and `inside` the mass in it. The share makes `tail_mass` contribute in all; a share that is a
+    rounding error of the mass above is zero.
+    """
     share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
     share = 0.0 if above > 0 and share <= ROUNDING else share      # nobody trains for a rounding error of the mass above
     return torch.tensor([low, high, share, tail_mass], dtype=torch.float64)
 
 
 def check_quantile(quantile: Any) -> None:
+    """Raise a TypeError unless `quantile` is a part with the method of `Quantile`; a class instead of a part is refused too."""
     if isinstance(quantile, type) or not isinstance(quantile, Quantile):
         raise TypeError(f"quantile must be a part, got {quantile!r}. Write ExactQuantile(), ExactQuantile(bits=12) or "
                         "MajoriseMinimise().")
 
 
 def empty_tail() -> Tensor:
-    """The dual of a round in which no client has a finite loss: the tail is empty."""
+    """The dual of a round in which no client has a finite loss: (inf, inf, 0, 0), so that nobody is in the tail."""
     return torch.tensor([float("inf"), float("inf"), 0.0, 0.0], dtype=torch.float64)

@@ -27,6 +27,7 @@ class Edges:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for fewer than three edges, and for edges that are not finite or do not increase."""
         if len(self.values) < 3:
             raise ValueError(f"a histogram needs two bins, so three edges, got {len(self.values)} edges.")
         if not all(math.isfinite(value) for value in self.values):
@@ -38,7 +39,7 @@ class Edges:
 
     @classmethod
     def equal(cls, low: float, high: float, bins: int) -> Edges:
-        """Bins of equal width from `low` to `high`."""
+        """Edges of `bins` bins of equal width from `low` to `high`; a ValueError for no range, or fewer than two bins."""
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"the range must be two finite numbers, the lower one first, got {low:g} and {high:g}. Write what "
                              "is known in public about the values, as in range=(0, 10).")
@@ -48,7 +49,7 @@ class Edges:
 
     @classmethod
     def given(cls, values: Iterable[float]) -> Edges:
-        """Bins with these edges."""
+        """Edges at these values, as floats; a ValueError where they do not increase."""
         return cls(tuple(float(value) for value in values))
 
     @property
@@ -67,12 +68,12 @@ class Edges:
         return (self.array[:-1] + self.array[1:]) / 2
 
     def place(self, values: np.ndarray) -> np.ndarray:
-        """The bin that each value falls in, int64."""
+        """The index of the bin of each value, int64 in the shape of `values`; values outside are in the first or the last bin."""
         return np.clip(np.searchsorted(self.array, values, side="right") - 1, 0, self.bins - 1)
 
 
 def cdf(histogram: np.ndarray, edges: Edges, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
-    """The distribution function at each value: the share of clients at or below it, linear within bins."""
+    """The share of clients at or below each of `values`, float64, linear within bins; 0 below all bins, 1 above."""
     heights = np.append(0.0, np.cumsum(histogram))
     return np.asarray(np.interp(values, edges.array, heights / heights[-1]))
 
@@ -101,7 +102,10 @@ def threshold_index(cumulative: np.ndarray, total: float, level: float) -> int:
 
 
 def quantile_error(cumulative: np.ndarray, index: int, level: float) -> float:
-    """|F_j - p| of the true cumulative counts at an index, [PLMH23, eq. (17) to (19)], [PLMH22q, eq. (2), (3)]."""
+    """|F_j - p| of the true cumulative counts at edge `index` (j), [PLMH23, eq. (17) to (19)], [PLMH22q, eq. (2), (3)].
+
+    `cumulative` (b,) are the counts at the upper edges, the last being that of all clients.
+    """
     reached = float(cumulative[index - 1]) if index else 0.0
     return abs(reached / float(cumulative[-1]) - level)
 

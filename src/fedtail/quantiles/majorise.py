@@ -24,6 +24,7 @@ class PinballStep(StatisticPart):
     floor: float
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: mass times the sign of loss less trial, softened near it, and mass times closeness to it; (clients, 2)."""
         gap = clients.losses - trial
         closeness = self.floor / (gap.abs() + self.floor)
         return torch.stack([clients.mass * gap / (gap.abs() + self.floor), clients.mass * closeness], 1)
@@ -34,6 +35,7 @@ class MassAbove(StatisticPart):
     """Mass at or above each trial threshold."""
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: its mass in the column of each trial threshold that its loss reaches; (clients, trials)."""
         return clients.mass[:, None] * (clients.losses[:, None] >= trial)
 
 
@@ -55,10 +57,15 @@ class MajoriseMinimise(Part):
     steps: int = 100
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for fewer than one step."""
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}. Dozens find the right client, a hundred four digits.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
+        """Server: ask for the range of losses, up to `steps` times for a move of the estimate, and for the masses around it.
+
+        Starts in the middle of the range, whatever `previous` is; the dual of an empty tail where no client has a finite loss.
+        """
         ends = yield from loss_range()
         if ends is None:
             return empty_tail()
@@ -71,9 +78,13 @@ class MajoriseMinimise(Part):
                 break
             move = float(floor * (pull + (1 - 2 * tail_fraction) * mass) / stiffness)
             middle, width = min(max(middle + move, low), high), abs(move)
-        return (yield from self._cut(middle, max(width, floor), low, high, tail_fraction * mass))
+        return (yield from self._find_boundary(middle, max(width, floor), low, high, tail_fraction * mass))
 
-    def _cut(self, middle: float, width: float, low: float, high: float, tail_mass: float) -> Conversation[Tensor]:
+    def _find_boundary(self, middle: float, width: float, low: float, high: float, tail_mass: float) -> Conversation[Tensor]:
+        """Server: ask for the mass above a ladder of thresholds around `middle`, and give the dual of the boundary it shows.
+
+        The steps of the ladder grow from `width` to the farther end of [low, high].
+        """
         reach = max(middle - low, high - middle, width)
         steps = torch.logspace(0, 1, CUTS, base=reach / width, dtype=torch.float64) * width
         ladder = torch.cat([middle - steps.flip(0), middle + steps])

@@ -28,14 +28,17 @@ class Factor(NamedTuple):
 
 
 def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
-    """Prefix sums: all of them; those of a known total (without the last); or what decides one quantile, 1[i <= j] - p."""
+    """The matrix of prefix sums of a histogram, one in each row: (bins, bins), or (bins - 1, bins) with a public total.
+
+    With a `level` (p) its rows are 1[i <= j] - p, which decide that quantile; a public total makes the last row needless.
+    """
     sums = np.tril(np.ones((bins, bins)))
     return sums[:-1] if public_total else sums - (level or 0.0)
 
 
 @lru_cache(maxsize=32)
 def optimal_factor(bins: int, level: float | None = None, public_total: bool = False) -> Factor:
-    """The optimal strategy for prefix sums of `bins` bins, by a fixed point.
+    """The optimal strategy for prefix sums of `bins` bins, by a fixed point. Cached; its matrix is read-only.
 
     It is v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v) and G = W'W.
     With a public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best
@@ -49,7 +52,7 @@ def optimal_factor(bins: int, level: float | None = None, public_total: bool = F
     gram, v = rows.T @ rows, np.ones(bins)
     for _ in range(STEPS):
         root = np.sqrt(v)
-        square = _square_root(_centred(root[:, None] * gram * root, root) if public_total else root[:, None] * gram * root)
+        square = _square_root(_project_out(root[:, None] * gram * root, root) if public_total else root[:, None] * gram * root)
         diagonal = np.diag(square).copy()
         size, largest = diagonal.sum(), (diagonal / v).max()
         error, least = size * largest, size**2 / v.sum()
@@ -61,37 +64,37 @@ def optimal_factor(bins: int, level: float | None = None, public_total: bool = F
     return Factor(matrix, float(error), float(least))
 
 
-def _centred(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """P A P for the projection P away from `direction`."""
+def _project_out(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """P A P for a symmetric `matrix` (A) and the projection P away from `direction`."""
     unit = direction / np.linalg.norm(direction)
     along = matrix @ unit
     return matrix - np.outer(unit, along) - np.outer(along, unit) + (unit @ along) * np.outer(unit, unit)
 
 
 def _square_root(matrix: np.ndarray) -> np.ndarray:
-    """The square root of a symmetric matrix without negative eigenvalues but for rounding."""
+    """The symmetric square root of a symmetric matrix; eigenvalues below zero, which come from rounding, are taken as zero."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
 
 def least_squares(matrix: np.ndarray, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
-    """The h that minimises |V h - Y|^2, and sums to `total` if that is public. Counts may be negative.
+    """The histogram h, (bins,), that minimises |V h - Y|^2 for `matrix` (V) and `noisy` (Y); it sums to `total` if given.
 
-    For a tree this is the consistent estimate: every node is the sum of its children.
+    Counts may be negative. For a tree this is the consistent estimate: every node is the sum of its children.
     """
     gram = matrix.T @ matrix
     if total is None:
         return np.linalg.solve(gram, matrix.T @ noisy)
-    return _with_total(gram, matrix.T @ noisy, total)
+    return _least_squares_with_total(gram, matrix.T @ noisy, total)
 
 
-def covariance(matrix: np.ndarray, public_total: bool) -> np.ndarray:
+def histogram_covariance(matrix: np.ndarray, public_total: bool) -> np.ndarray:
     """Covariance of the least-squares histogram, for noise of variance one in every coordinate: (bins, bins)."""
     gram = matrix.T @ matrix
-    return np.linalg.inv(_bordered(gram))[:-1, :-1] if public_total else np.linalg.inv(gram)
+    return np.linalg.inv(_bordered_matrix(gram))[:-1, :-1] if public_total else np.linalg.inv(gram)
 
 
-def non_negative(gram: np.ndarray, image: np.ndarray, total: float | None = None) -> np.ndarray:
+def non_negative_least_squares(gram: np.ndarray, image: np.ndarray, total: float | None = None) -> np.ndarray:
     """The h >= 0 that minimises h'Gh / 2 - f'h, summing to `total` if given: least squares among possible histograms.
 
     With G = V'V and f = V'Y. Exact, by exchanging bins between those held at zero and the rest: all wrong ones at once, one by
@@ -99,20 +102,20 @@ def non_negative(gram: np.ndarray, image: np.ndarray, total: float | None = None
     large weight, which finds the bins at zero, and then imposed exactly.
     """
     if total is None:
-        return _exchange(gram, image)[0]
+        return _pivot_blocks(gram, image)[0]
     weight = HEAVY * float(np.trace(gram)) / len(gram)
-    found, free = _exchange(gram + weight, image + weight * total)
+    found, free = _pivot_blocks(gram + weight, image + weight * total)
     if not free.any():
         return np.full(len(gram), total / len(gram))
     inside, result = np.flatnonzero(free), np.zeros(len(gram))
-    result[inside] = _with_total(gram[np.ix_(inside, inside)], image[inside], total)
+    result[inside] = _least_squares_with_total(gram[np.ix_(inside, inside)], image[inside], total)
     if result.min() < 0:                                           # the weight had not quite decided: within 1e-5 all the same
         result = found
     return result * (total / result.sum())
 
 
-def _exchange(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The minimiser over h >= 0, and which bins are not held at zero."""
+def _pivot_blocks(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The minimiser of h'Gh / 2 - f'h over h >= 0, by block pivoting, and a mask of the bins that are not held at zero."""
     free, fewest, patience = np.ones(len(gram), dtype=bool), len(gram) + 1, PATIENCE
     slack = 1e-11 * max(float(np.abs(image).max()), 1e-300)
     while True:
@@ -132,12 +135,13 @@ def _exchange(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarr
         free ^= wrong
 
 
-def _with_total(gram: np.ndarray, image: np.ndarray, total: float) -> np.ndarray:
-    """Least squares under sum h = total, by its bordered system."""
-    return np.linalg.solve(_bordered(gram), np.append(image, total))[:-1]
+def _least_squares_with_total(gram: np.ndarray, image: np.ndarray, total: float) -> np.ndarray:
+    """The h that minimises h'Gh / 2 - f'h under sum h = total, for `gram` (G) and `image` (f), by its bordered system."""
+    return np.linalg.solve(_bordered_matrix(gram), np.append(image, total))[:-1]
 
 
-def _bordered(gram: np.ndarray) -> np.ndarray:
+def _bordered_matrix(gram: np.ndarray) -> np.ndarray:
+    """`gram` with a row and a column of ones added and zero in the corner: the system of least squares under a known sum."""
     size = len(gram)
     whole = np.ones((size + 1, size + 1))
     whole[:size, :size], whole[size, size] = gram, 0.0

@@ -21,18 +21,19 @@ class Bracket(NamedTuple):
     at_low: float
     at_high: float
 
-    def linear(self, target: float) -> float:
-        """The crossing where the sum is linear in between."""
+    def linear_crossing(self, target: float) -> float:
+        """Where the sum equals `target` if it is linear within the bracket; within [low, high] in any case."""
         drop = self.at_low - self.at_high
         step = (self.at_low - target) / drop if drop > 0 else 0.0
         return self.low + min(max(step, 0.0), 1.0) * (self.high - self.low)
 
 
 def multisect(part: StatisticPart, low: float, high: float, target: float, resolution: float) -> Conversation[Bracket]:
-    """Narrow [low, high] around the crossing to `resolution`; row j of the part's statistic is its value at trial j.
+    """Server: ask for the sum at 34 trial points at a time, until a bracket around `target` is `resolution` wide.
 
-    The sum must not increase with the trial. Within the bracket the caller interpolates in closed form, which is exact but
-    for clients whose own kink lies inside it. Asks once at least and MOST_QUESTIONS times at most, as float64 allows.
+    Column j of the part's statistic is its value at trial j. The sum must not increase with the trial. Within the bracket the
+    caller interpolates in closed form, which is exact but for clients whose own kink lies inside it. Asks once at least and
+    MOST_QUESTIONS times at most, as float64 allows.
     """
     for _ in range(MOST_QUESTIONS):
         trial = torch.linspace(low, high, POINTS, dtype=torch.float64)

@@ -10,14 +10,14 @@ from typing import cast, get_args
 
 import numpy as np
 
-from fedtail.privacy.concentrated import check_target, epsilon_of, rho_for
+from fedtail.privacy.concentrated import check_target, epsilon_from_rho, largest_rho
 from fedtail.privacy.discrete_gaussian import DiscreteGaussianTable
 from fedtail.privacy.events import Adjacency, LatticeRelease
 from fedtail.privacy.shares import NoiseShares, Ring
-from fedtail.quantiles.expected_error import enough_bins, enough_clients, enough_noise, expected_error
+from fedtail.quantiles.expected_error import bins_needed, clients_needed, expected_error, noise_reduction_needed
 from fedtail.quantiles.histogram import Edges
 from fedtail.quantiles.matrix_mechanism import LARGEST
-from fedtail.quantiles.strategies import Strategy, flat, optimal, scale_for, tree
+from fedtail.quantiles.strategies import Strategy, flat_strategy, optimal_strategy, scale_for, tree_strategy
 
 METHODS = ("auto", "flat", "tree", "optimal")
 FEW = 100                   # clients: with fewer, the noise that hides one client hides the sum over all
@@ -54,7 +54,7 @@ class QuantilePlan:
 
     @cached_property
     def event(self) -> LatticeRelease:
-        """What the release costs, at the planned noise."""
+        """What the release costs at the planned noise, as an event for accountants."""
         return LatticeRelease(self.strategy.sensitivity, self.shares.variance, self.shares.honest, self.shares.width,
                               exchange=self.strategy.exchange, what=f"a histogram ({self.method})")
 
@@ -70,8 +70,8 @@ class QuantilePlan:
                      for level in self.levels)
 
     def epsilon_of(self, releases: int) -> float:
-        """Epsilon, at the plan's delta, of so many releases like this one composed."""
-        return epsilon_of(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
+        """Epsilon, at the plan's delta, of `releases` releases like this one composed."""
+        return epsilon_from_rho(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
 
 
 def plan_quantiles(
@@ -83,64 +83,72 @@ def plan_quantiles(
     """Plan a release: rows, scale, noise and modulus for a guarantee, by the method of the smallest expected error.
 
     Arguments as for `private_quantiles`, with the number of clients in the place of their values. Nothing is drawn or spent.
+    A ValueError where clients are too few, or the expected error is above `max_error`, that says what would do.
     """
-    wanted, minimum = _checked_levels(levels), clients if minimum is None else minimum
+    wanted, minimum = _check_levels(levels), clients if minimum is None else minimum
     _check_choices(method, adjacency, max_error)
     neighbours = cast(Adjacency, adjacency)
     check_target(epsilon, delta)
     _check_clients(clients, minimum, colluders)
     level = wanted[0] if len(wanted) == 1 else None
     plans = []
-    for build in _candidates(method, edges.bins, level, public_total):
-        strategy, shares = noised(build, epsilon, delta, neighbours, minimum - colluders, scale)
-        ring, wraps = _ring(strategy, shares, clients, modulus, allow_wrap)
+    for build in _candidate_builders(method, edges.bins, level, public_total):
+        strategy, shares = strategy_with_noise(build, epsilon, delta, neighbours, minimum - colluders, scale)
+        ring, wraps = _choose_ring(strategy, shares, clients, modulus, allow_wrap)
         plans.append(QuantilePlan(clients, wanted, edges, strategy, shares, ring, wraps, epsilon, delta, neighbours,
                                   public_total))
     best = min(plans, key=lambda plan: max(plan.expected_error))
     if clients < FEW and not allow_few:
-        raise ValueError(_too_few(best))
+        raise ValueError(_too_few_text(best))
     if max_error is not None and max(best.expected_error) > max_error:
-        raise ValueError(_too_large(best, max_error))
+        raise ValueError(_too_large_text(best, max_error))
     return best
 
 
-def _candidates(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
-    """Builders of the strategies to choose from, each taking a scale."""
+def _candidate_builders(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
+    """Functions that build a strategy from a scale: the one of `method`, or for "auto" all that `bins` bins allow."""
     known: dict[str, Callable[[int], Strategy]] = {
-        "flat": lambda scale: flat(bins, scale),
-        "tree": lambda scale: tree(bins, scale),
-        "optimal": lambda scale: optimal(bins, scale, None if public_total else level, public_total)}
+        "flat": lambda scale: flat_strategy(bins, scale),
+        "tree": lambda scale: tree_strategy(bins, scale),
+        "optimal": lambda scale: optimal_strategy(bins, scale, None if public_total else level, public_total)}
     if method != "auto":
         return [known[method]]
     possible = {"flat": True, "tree": not bins & (bins - 1), "optimal": bins <= LARGEST}
     return [build for name, build in known.items() if possible[name]]
 
 
-def noised(
+def strategy_with_noise(
     build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
 ) -> tuple[Strategy, NoiseShares]:
-    """A strategy at a scale, and the noise shares that keep its release within the budget."""
-    rho = rho_for(epsilon, delta)
+    """The strategy that `build` gives at `scale` (None: chosen), and noise shares of `honest` clients within (epsilon, delta)."""
+    rho = largest_rho(epsilon, delta)
     strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
     moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
     return strategy, shares_for(moves, rho, honest, strategy.width)
 
 
 def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
-    """The smallest shares whose sum is rho-zCDP, their distance from a discrete Gaussian included."""
+    """The smallest shares of `honest` clients whose sum is rho-zCDP, their distance from a discrete Gaussian included.
+
+    A ValueError where no noise is found.
+    """
     deviation = sensitivity / math.sqrt(2 * rho)
     for step in range(60):
-        shares = NoiseShares.summing_to(deviation, honest, width)
+        shares = NoiseShares.from_total_deviation(deviation, honest, width)
         if shares.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho:
             return shares
         deviation *= 1 + 1e-9 * 2**step                            # the excess of a share is tiny; small steps find it
     raise ValueError(f"no noise over {honest} clients gives rho = {rho:g}. Scale the rows up.")
 
 
-def _ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | None, allow_wrap: bool) -> tuple[Ring, float]:
-    """Sums modulo M, chosen or given, and the probability that they wrap around."""
-    low, high = strategy.sums_within(clients)
-    enough = Ring.holding(shares, clients, low, high, FAILURE)
+def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | None,
+                 allow_wrap: bool) -> tuple[Ring, float]:
+    """The ring in which sums are taken, of the given `modulus` or one that is large enough, and a bound on wrap-around.
+
+    A ValueError for a modulus that is too small (unless `allow_wrap`) or too large for sums in int64.
+    """
+    low, high = strategy.sum_range(clients)
+    enough = Ring.for_sums(shares, clients, low, high, FAILURE)
     if modulus is None:
         ring = enough
     elif modulus >= high - low + 2 * shares.reach(clients, FAILURE) + 1:
@@ -153,10 +161,11 @@ def _ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | 
                          "to see sums wrap around.")
     if ring.modulus > WIDEST:
         raise ValueError(f"modulus (M) = {ring.modulus} is more than sums in 64 bits allow ({WIDEST}). Lower the scale.")
-    return ring, shares.wraps(clients, low, high, ring.modulus)
+    return ring, shares.wrap_probability(clients, low, high, ring.modulus)
 
 
-def _checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
+def _check_levels(levels: Sequence[float]) -> tuple[float, ...]:
+    """The levels as a tuple of floats; a ValueError where there is none, or one is outside (0, 1)."""
     if not len(levels):
         raise ValueError("no level was given. Write levels=[0.5, 0.9] (--level 0.5 --level 0.9).")
     for level in levels:
@@ -166,6 +175,7 @@ def _checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
 
 
 def _check_choices(method: str, adjacency: str, max_error: float | None) -> None:
+    """Raise a ValueError for an unknown method or adjacency, and for a `max_error` that is not positive."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
     if adjacency not in get_args(Adjacency):
@@ -176,6 +186,7 @@ def _check_choices(method: str, adjacency: str, max_error: float | None) -> None
 
 
 def _check_clients(clients: int, minimum: int, colluders: int) -> None:
+    """Raise a ValueError without clients, with fewer than the `minimum`, or where all of these may collude."""
     if clients < 1:
         raise ValueError("there are no clients: a quantile needs values.")
     if clients < minimum:
@@ -185,7 +196,8 @@ def _check_clients(clients: int, minimum: int, colluders: int) -> None:
         raise ValueError(f"colluders must be from 0 to {minimum - 1}, got {colluders}: somebody's noise must be unknown to them.")
 
 
-def _too_few(plan: QuantilePlan) -> str:
+def _too_few_text(plan: QuantilePlan) -> str:
+    """The refusal of a plan with too few clients, in words: the expected error, and how to release anyway."""
     error = max(plan.expected_error)
     away = 100 * min(error, 0.5)
     return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
@@ -194,15 +206,15 @@ def _too_few(plan: QuantilePlan) -> str:
             "allow_few=True (--allow-few) to have it anyway.")
 
 
-def _too_large(plan: QuantilePlan, max_error: float) -> str:
-    """How many bins, or clients, or what epsilon, would do."""
+def _too_large_text(plan: QuantilePlan, max_error: float) -> str:
+    """The refusal of a plan whose expected error is above `max_error`: how many bins or clients, or what epsilon, would do."""
     worst = int(np.argmax(plan.expected_error))
     level, bins = plan.levels[worst], plan.edges.bins
     text = (f"the expected error {plan.expected_error[worst]:.3g} at level {level:g} is above max_error = {max_error:g}, so "
             "nothing is released. ")
-    if (needs := enough_bins(max_error)) > bins:
+    if (needs := bins_needed(max_error)) > bins:
         return text + f"{bins} bins are too coarse for it, however many clients there are: write {needs} or more."
     case = plan.strategy, plan.deviation, plan.clients, level, plan.public_total, max_error
-    needed = epsilon_of(enough_noise(*case) ** 2 * rho_for(plan.epsilon, plan.delta), plan.delta)
+    needed = epsilon_from_rho(noise_reduction_needed(*case) ** 2 * largest_rho(plan.epsilon, plan.delta), plan.delta)
     weaker = f", or epsilon = {math.ceil(100 * needed) / 100:g} for these {plan.clients}" if needed < WEAKEST else ""
-    return text + f"About {enough_clients(*case)} clients would do{weaker}."
+    return text + f"About {clients_needed(*case)} clients would do{weaker}."

@@ -35,12 +35,12 @@ class QuantileRelease:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """The levels (p) that were planned for."""
+        """The levels (p) of the planned quantiles, in the order in which they were asked for."""
         return self.plan.levels
 
     @cached_property
     def estimates(self) -> tuple[float, ...]:
-        """The quantile at each level."""
+        """The estimated quantile at each of `levels`, in the units of the values."""
         return tuple(self.quantile(level) for level in self.levels)
 
     @property
@@ -50,7 +50,7 @@ class QuantileRelease:
 
     @cached_property
     def bin_masses(self) -> tuple[float, ...]:
-        """The estimated share of clients in the bin of each estimate: how far off values at odd places in it can make F."""
+        """The estimated share of clients in the bin of each estimate: how wrong F can be where values bunch inside the bin."""
         places = self.plan.edges.place(np.array(self.estimates))
         return tuple((self.histogram[places] / self.histogram.sum()).tolist())
 
@@ -61,7 +61,7 @@ class QuantileRelease:
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that was spent."""
+        """The epsilon that this release spent, at `delta`."""
         return self.plan.epsilon
 
     @property
@@ -75,16 +75,16 @@ class QuantileRelease:
         return self.plan.event
 
     def quantile(self, level: float) -> float:
-        """The quantile at any level, interpolated inside its bin of the released histogram."""
+        """The estimated quantile at any `level` in [0, 1], interpolated linearly inside its bin; costs no privacy."""
         return float(quantiles_of(self.histogram, self.plan.edges, np.array([level]))[0])
 
     def cdf(self, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
-        """The estimated share of clients at or below each value."""
+        """The estimated share of clients at or below each of `values`, float64; costs no privacy."""
         return cdf_of(self.histogram, self.plan.edges, values)
 
     @property
     def statement(self) -> str:
-        """The privacy statement in a line."""
+        """The privacy statement in one line: epsilon, delta, the neighbouring relation and the observer."""
         plan = self.plan
         text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} ({UNIT}-level, {NEIGHBOURS[plan.adjacency]}; no sampling), by "
                 f"concentrated privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, "
@@ -120,21 +120,24 @@ def private_quantiles(
     """
     numbers = check_values(values)
     plan = plan_quantiles(
-        len(numbers), levels, edges_of(range, bins, edges), epsilon=epsilon, delta=delta, method=method, adjacency=adjacency,
+        len(numbers), levels, build_edges(range, bins, edges), epsilon=epsilon, delta=delta, method=method, adjacency=adjacency,
         colluders=colluders, minimum=minimum, public_total=public_total, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
         max_error=max_error, allow_few=allow_few)
     return release(plan, numbers, randomness)
 
 
 def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = SystemRandomness()) -> QuantileRelease:
-    """Carry out a plan: the noisy sum over these clients is released, and the plan's epsilon spent."""
+    """Release the noisy sum over these clients as planned, which spends the plan's epsilon.
+
+    `values` are as `check_values` gives them; a ValueError where they are not as many as the plan's clients.
+    """
     if len(values) != plan.clients:
         raise ValueError(f"the plan is for {plan.clients} clients, got {len(values)} values. Plan again.")
     return QuantileRelease(plan, noisy_sum(plan, values, randomness), randomness.replayable)
 
 
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
-    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64. A piece of clients at a time."""
+    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64. Clients are taken in pieces."""
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)
     for start in range(0, len(values), step):
@@ -145,7 +148,7 @@ def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) ->
 
 
 def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
-    """The values as float64, refused unless there is one number per client."""
+    """The values as a float64 array; a ValueError unless they are one number per client, none of them NaN."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1:
         raise ValueError(f"values must be one number per client, got an array of shape {numbers.shape}. Pass a single column.")
@@ -154,8 +157,8 @@ def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
     return numbers
 
 
-def edges_of(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
-    """The bins: equal ones over a range, or those with the given edges."""
+def build_edges(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
+    """Edges of equal bins over `range`, or the given `edges`; a ValueError unless exactly one of the two is given."""
     if (range is None) == (edges is None):
         raise ValueError("bins come from range=(low, high) and bins=, or from edges=[...]. Write one of the two (--range or "
                          "--edges).")

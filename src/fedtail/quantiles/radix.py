@@ -32,6 +32,7 @@ class Digit(StatisticPart):
     width: int
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: its mass in the column of its digit, (clients, 2^width); zeros where its higher bits are not the trial's."""
         keys = ordered_bits(clients.losses)
         mine = (keys >> (self.shift + self.width)) == trial
         digit = (keys >> self.shift) & ((1 << self.width) - 1)
@@ -56,12 +57,17 @@ class ExactQuantile(Part):
     bits: int = BITS
 
     def __post_init__(self) -> None:
+        """Raise a ValueError unless `bits` is from 1 to 32."""
         if not 1 <= self.bits <= BITS:
             raise ValueError(f"bits must be in 1..32, got {self.bits}. Losses are float32: 32 is exact, 12 is one question.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
+        """Server: ask for one histogram per digit, of the clients at the boundary so far; `previous` is not used.
+
+        Returns the dual of the boundary, or that of an empty tail where no client has a finite loss.
+        """
         total, above, inside, prefix, shift = 0.0, 0.0, 0.0, 0, BITS
-        for lower, width in _digits(self.bits):
+        for lower, width in _digit_places(self.bits):
             mass = yield Statistic(Digit(lower, width), torch.tensor(prefix))
             if not bool((mass > 0).any()):
                 break                                     # nobody has a loss; or those at the boundary have gone since
@@ -77,9 +83,9 @@ class ExactQuantile(Part):
 
 
 def extreme_loss(largest: bool = True) -> Conversation[float | None]:
-    """The largest (or smallest) loss among clients with mass, exactly, in four questions; None if there are none."""
+    """Server: ask in four questions for the largest (or smallest) loss of clients with mass, exactly; None if there are none."""
     prefix = 0
-    for shift, width in _digits(BITS):
+    for shift, width in _digit_places(BITS):
         mass = yield Statistic(Digit(shift, width), torch.tensor(prefix))
         present = (mass > 0).nonzero().flatten()
         if len(present) == 0:
@@ -97,7 +103,7 @@ class LossRange(NamedTuple):
 
 
 def loss_range() -> Conversation[LossRange | None]:
-    """Where the losses are, in one question of 4096 sums; None if no client has one."""
+    """Server: ask for an interval that holds all losses, in one question of 4096 sums; None if no client has one."""
     mass = yield Statistic(Digit(BITS - COARSE, COARSE), torch.tensor(0))
     present = (mass > 0).nonzero().flatten()
     if len(present) == 0:
@@ -119,8 +125,8 @@ def from_ordered_bits(key: int) -> float:
     return value if value == value else float("inf") if key >> 31 else float("-inf")
 
 
-def _digits(bits: int) -> Iterator[tuple[int, int]]:
-    """(shift, width) of each digit: all at once up to 12 bits, else by bytes."""
+def _digit_places(bits: int) -> Iterator[tuple[int, int]]:
+    """(shift, width) of each digit of the leading `bits` bits, highest first: all at once up to 12 bits, else bytes."""
     shift, step = BITS, bits if bits <= COARSE else 8
     while shift > BITS - bits:
         width = min(step, shift - (BITS - bits))
@@ -129,6 +135,9 @@ def _digits(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _boundary_digit(mass: Tensor, from_top: Tensor, target: float) -> int:
-    """The digit of the smallest value with at most `target` mass above it; the lowest present one if target is all."""
+    """The largest digit with more than `target` mass at or above it; the lowest one present where there is none.
+
+    `mass` is by digit, and `from_top` its sums from the highest digit down.
+    """
     over = (from_top > target).nonzero().flatten()
     return int(over[-1]) if len(over) else int((mass > 0).nonzero()[0])

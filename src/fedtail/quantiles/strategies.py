@@ -46,7 +46,7 @@ class Strategy:
 
     @cached_property
     def exchange(self) -> float:
-        """How much further it moves when a client's value is exchanged: the largest distance of two columns, relatively."""
+        """The largest distance of two columns over `sensitivity`: how much further the sum moves under replace-one adjacency."""
         squares, farthest = (self.matrix**2).sum(0), 0
         for start in range(0, self.bins, BLOCK):
             part = slice(start, start + BLOCK)
@@ -56,41 +56,42 @@ class Strategy:
         return longest / self.sensitivity if self.printed is None else max(longest / self.sensitivity, math.sqrt(2))
 
     def rows(self, bins: np.ndarray) -> np.ndarray:
-        """What clients in these bins send, before noise: (clients, width) int64."""
-        return self._columns[bins]
+        """The rows that clients in these bins send, before noise: (clients, width) int64."""
+        return self._rows_by_bin[bins]
 
-    def sums_within(self, clients: int) -> tuple[int, int]:
-        """The least and the largest entry that a sum over so many clients can have, or over fewer."""
+    def sum_range(self, clients: int) -> tuple[int, int]:
+        """(least, largest): bounds on every entry of a sum over `clients` clients or fewer, before noise."""
         return min(0, int(self.matrix.min())) * clients, max(0, int(self.matrix.max())) * clients
 
     def estimate(self, noisy: np.ndarray, total: float | None = None, planned: float | None = None) -> np.ndarray:
-        """The histogram nearest to a noisy sum: no count below zero, their sum `total` where that is public.
+        """The histogram nearest to a noisy sum, (bins,): no count below zero, their sum `total` where that is public.
 
         Without a public total, an estimated one below half of the `planned` number of clients is taken to be that half: a
         division by it must not be by nearly nothing.
         """
-        self._check(noisy, total)
-        image = self._real.T @ noisy
-        result = matrix_mechanism.non_negative(self._gram, image, total)
+        self._check_sum(noisy, total)
+        image = self._float_matrix.T @ noisy
+        result = matrix_mechanism.non_negative_least_squares(self._gram, image, total)
         if total is None and planned is not None and result.sum() <= planned / 2:
-            return matrix_mechanism.non_negative(self._gram, image, planned / 2)
+            return matrix_mechanism.non_negative_least_squares(self._gram, image, planned / 2)
         return result
 
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
-        """The least-squares histogram, without bounds at zero: unbiased, and consistent for a tree."""
-        self._check(noisy, total)
-        return matrix_mechanism.least_squares(self._real, noisy.astype(np.float64), total)
+        """The least-squares histogram, (bins,), which may have negative counts: unbiased, and consistent for a tree."""
+        self._check_sum(noisy, total)
+        return matrix_mechanism.least_squares(self._float_matrix, noisy.astype(np.float64), total)
 
     def edge_deviations(self, public_total: bool, level: float | None = None) -> np.ndarray:
         """Standard deviation of each estimated count below an inner edge, for noise of deviation one: (bins - 1,).
 
         Of H_j by least squares; without a public total, of H_j - p n, both estimated, which decides the quantile of `level` (p).
         """
-        spread = matrix_mechanism.covariance(self._real, public_total)
+        spread = matrix_mechanism.histogram_covariance(self._float_matrix, public_total)
         sums = np.tril(np.ones((self.bins, self.bins)))[:-1] - (0.0 if public_total else level or 0.0)
         return np.sqrt(np.maximum(((sums @ spread) * sums).sum(1), 0.0))
 
-    def _check(self, noisy: np.ndarray, total: float | None) -> None:
+    def _check_sum(self, noisy: np.ndarray, total: float | None) -> None:
+        """Raise a ValueError for a noisy sum of another width, a total that is missing, or one that is not positive."""
         if noisy.shape != (self.width,):
             raise ValueError(f"a noisy sum for {self.name} has {self.width} entries, got shape {tuple(noisy.shape)}.")
         if total is None and self.needs_total:
@@ -99,29 +100,32 @@ class Strategy:
             raise ValueError(f"total must be positive, got {total:g}.")
 
     @cached_property
-    def _columns(self) -> np.ndarray:
+    def _rows_by_bin(self) -> np.ndarray:
+        """The row of each bin, (bins, width) int64, contiguous."""
         return np.ascontiguousarray(self.matrix.T)
 
     @cached_property
-    def _real(self) -> np.ndarray:
+    def _float_matrix(self) -> np.ndarray:
+        """The matrix V in float64, (width, bins)."""
         return self.matrix.astype(np.float64)
 
     @cached_property
     def _gram(self) -> np.ndarray:
-        return self._real.T @ self._real
+        """V'V in float64, (bins, bins)."""
+        return self._float_matrix.T @ self._float_matrix
 
 
-def flat(bins: int, scale: int = SCALE) -> Strategy:
-    """One coordinate for each bin, [PLMH22q, Algorithm 1]: V = c I."""
+def flat_strategy(bins: int, scale: int = SCALE) -> Strategy:
+    """Rows with one coordinate for each bin, [PLMH22q, Algorithm 1]: V = c I."""
     _check_sizes(bins, scale)
     return Strategy("flat", scale * np.eye(bins, dtype=np.int64), scale)
 
 
-def tree(bins: int, scale: int = SCALE, as_printed: bool = False) -> Strategy:
-    """A coordinate for each node of a binary tree over the bins, without its root, [PLMH23, Algorithm 2]: 2 b - 2 of them.
+def tree_strategy(bins: int, scale: int = SCALE, as_printed: bool = False) -> Strategy:
+    """Rows with a coordinate for each node of a binary tree over the bins but its root, [PLMH23, Algorithm 2]: 2 b - 2 of them.
 
     A client is in log2 b nodes, so its row has norm c sqrt(log2 b). The papers take c log2 b, which is valid and costs
-    accuracy; `as_printed` does so too, to compare with their figures.
+    accuracy; `as_printed` does so too, to compare with their figures. A ValueError unless `bins` is a power of two.
     """
     _check_sizes(bins, scale)
     if bins & (bins - 1):
@@ -134,7 +138,7 @@ def tree(bins: int, scale: int = SCALE, as_printed: bool = False) -> Strategy:
     return replace(whole, printed=float(scale * depth)) if as_printed else whole
 
 
-def optimal(bins: int, scale: int = SCALE, level: float | None = None, public_total: bool = False) -> Strategy:
+def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, public_total: bool = False) -> Strategy:
     """The rows that answer all prefix sums of the histogram with the least mean squared error at given noise.
 
     With `public_total` they leave the number of clients out, and move less; without, they give room to it, and `level` (p)
@@ -150,7 +154,7 @@ def optimal(bins: int, scale: int = SCALE, level: float | None = None, public_to
 
 
 def scale_for(noise_multiplier: float, honest: int) -> int:
-    """The scale c at which shares of `honest` clients are large enough, for noise of that many sensitivities in all."""
+    """The scale c at which each share of `honest` clients has variance 4 or more, given the noise multiplier of their sum."""
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
 
@@ -175,6 +179,7 @@ def printed_cumulative(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
 
 
 def _check_sizes(bins: int, scale: int) -> None:
+    """Raise a ValueError for fewer than two bins, or a scale below 1."""
     if bins < 2:
         raise ValueError(f"bins must be at least 2, got {bins}. 32 or 64 are usual.")
     if scale < 1:

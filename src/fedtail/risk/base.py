@@ -36,6 +36,10 @@ class Risk(StatisticPart):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Check the class of a new risk: a TypeError where it defines members that belong in its declaration since version 0.2.
+
+        A class that changes its density does not inherit `fewest_contributors`, which was about another density.
+        """
         super().__init_subclass__(**options)
         own = vars(cls)
         if own.keys() & {"density", "inner_dual", "inner_clients"} and "fewest_contributors" not in own:
@@ -49,27 +53,38 @@ class Risk(StatisticPart):
 
     @property
     def declares(self) -> RiskDeclaration:
-        """What this risk needs, reveals, keeps and bounds; by default nothing is known."""
+        """What this risk needs, reveals, keeps and bounds. By default nothing is known; the unknown is refused or measured."""
         return RiskDeclaration()
 
     @property
     def reads_memory(self) -> bool:  # type: ignore[override]
-        """Whether its rows depend on what clients keep between rounds."""
+        """Whether its rows depend on what clients keep between rounds; it follows from the declaration."""
         return self.declares.keeps is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The risk of these losses, over the last axis; `mass` defaults to equal."""
+        """The risk of these losses over the last axis, differentiable: a scalar, or (...) for a batch.
+
+        In the dtype of the losses. `mass` (one number for each loss) defaults to equal. A TypeError where a risk of your own does
+        not define it.
+        """
         raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """How much each loss contributes, sum one: by default from the federated form, answered here (losses as float32)."""
+        """How much each loss contributes: in the shape and dtype of the losses, sum one over the last axis.
+
+        By default from the federated form, with losses rounded to float32 and all clients answering here. `mass` defaults to
+        equal.
+        """
         present = self.present(losses, mass, self.declares.not_batched or NO_WEIGHTS)
         clients = ClientStatistics(present.losses.detach().float().double(), present.mass)
         weights = clients.mass * self.density(clients, fit_locally(self.fit(None), clients))
         return present.spread(weights / weights.sum())
 
     def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
-        """Who has mass, for `value` and `weights`; several sets of clients are refused where this risk does not take them."""
+        """Losses and masses of the clients with positive mass, for `value` and `weights`.
+
+        A ValueError for several sets of clients where this risk takes one; `not_batched` overrides the declared reason.
+        """
         if losses.ndim != 1:
             reason = self.declares.not_batched if not_batched is None else not_batched
             if reason:
@@ -78,20 +93,26 @@ class Risk(StatisticPart):
         return Present.of(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: questions about the losses, ending in the dual (flat, float64). `previous` is last round's."""
+        """Server: a conversation of questions about the losses that returns the dual (flat, float64); by default it is empty.
+
+        `previous` is the dual of the last round, None in the first.
+        """
         return torch.zeros(0, dtype=torch.float64)
         yield
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the row that answers one of `fit`'s questions."""
+        """Client: the rows, (clients, width), that answer the question of `fit` with these trial numbers."""
         raise TypeError(f"{type(self).__name__} asks nothing about the losses.")
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: how much of my mass contributes."""
+        """Client: how much of each client's mass contributes, (clients,), float64; by default all of it."""
         return torch.ones_like(clients.mass)
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Derivative of the density in the loss, for aggregators that use curvature; declared as `has_slope`."""
+        """Client: derivative of the density in the loss, (clients,), for aggregators that use curvature.
+
+        Only for risks that declare `has_slope`; others raise a TypeError.
+        """
         raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
@@ -99,27 +120,39 @@ class Risk(StatisticPart):
         raise TypeError(f"{type(self).__name__} remembers nothing.")
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """At least how many clients have a non-zero weight, of at most so much mass each, by the dual; None: unknown."""
+        """A lower bound, read from the dual, on how many clients have a non-zero weight, where no client has more than `mass`.
+
+        None where the dual does not tell: then a channel that hides single clients counts them first.
+        """
         return None
 
     def released_weight(self, dual: Tensor) -> float:
-        """What the densities sum to, as released: a number that may be divided by; declared as `releases_weight`."""
+        """The sum of all weights, read from the dual, by which sums of updates may be divided; declared as `releases_weight`."""
         raise TypeError(f"{type(self).__name__} does not release what its weights sum to.")
 
     def tail_start(self, dual: Tensor) -> float | None:
-        """The loss at which the tail begins, its boundary included, for reports; None where there is no such threshold."""
+        """The loss at which the tail begins, its boundary included, for reports; None where the risk has no such threshold."""
         return None
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """What the next round should know of a dual under which no client contributed."""
+        """What the next round is given as its previous dual after a round in which no client contributed under `dual`.
+
+        None makes it begin without one; by default it is `dual` itself.
+        """
         return dual
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        """Largest weight of one client among so many of at most so much mass; densities are at most one."""
+        """The largest weight of one client among `clients`, none of more mass than `mass`.
+
+        By default that mass: densities are at most one.
+        """
         return mass
 
     def check(self, population: Any, sample: Any) -> None:
-        """Refuse, before training starts, what this risk cannot do and no declaration says."""
+        """Raise a ValueError, before training starts, where `population` or `sample` do not suit this risk.
+
+        By default it does nothing. It is for what no declaration can say.
+        """
 
 
 class RiskWrapper(Risk):
@@ -131,57 +164,71 @@ class RiskWrapper(Risk):
     risk: Risk
 
     def inner_dual(self, dual: Tensor) -> Tensor:
-        """The dual as the inner risk knows it."""
+        """The part of this risk's dual that is the inner risk's; by default all of it."""
         return dual
 
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
-        """The statistics as the inner risk knows them."""
+        """The client statistics that the inner risk computes with; by default the statistics as they are."""
         return clients
 
     @property
     def declares(self) -> RiskDeclaration:
+        """What the inner risk declares; a wrapper that changes something replaces those fields."""
         return self.risk.declares
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: the inner risk's conversation, which is given the inner part of the previous dual."""
         return (yield from self.risk.fit(None if previous is None else self.inner_dual(previous)))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The inner risk's value of these losses."""
         return self.risk.value(losses, mass)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """The inner risk's weights of these losses."""
         return self.risk.weights(losses, mass)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: the inner risk's density, from the inner statistics and dual."""
         return self.risk.density(self.inner_clients(clients), self.inner_dual(dual))
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: the slope of the inner risk's density, from the inner statistics and dual."""
         return self.risk.slope(self.inner_clients(clients), self.inner_dual(dual))
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
+        """Client: what the inner risk keeps for the next round."""
         return self.risk.remember(self.inner_clients(clients), self.inner_dual(dual))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
+        """The inner risk's lower bound on contributing clients, from the inner dual; None where it has none."""
         return self.risk.fewest_contributors(self.inner_dual(dual), mass)
 
     def released_weight(self, dual: Tensor) -> float:
+        """The sum of weights that the inner risk releases in its dual."""
         return self.risk.released_weight(self.inner_dual(dual))
 
     def tail_start(self, dual: Tensor) -> float | None:
+        """The loss at which the inner risk's tail begins; None where it has no such threshold."""
         return self.risk.tail_start(self.inner_dual(dual))
 
     def unused(self, dual: Tensor) -> Tensor | None:
+        """The whole dual where the inner risk keeps its own for the next round; None where it keeps nothing."""
         return None if self.risk.unused(self.inner_dual(dual)) is None else dual
 
     def weight_bound(self, clients: int, mass: float) -> float:
+        """The inner risk's bound on the weight of one client."""
         return self.risk.weight_bound(clients, mass)
 
     def check(self, population: Any, sample: Any) -> None:
+        """Raise what the inner risk raises about this population and sampler."""
         self.risk.check(population, sample)
 
 
 def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
-    """Hold a risk's conversation with clients that are all here."""
+    """Hold a risk's conversation with clients that are all here, and give what it returns, the dual."""
     def ask(question: Any) -> Any:
+        """The sum of the clients' rows for each single question, arranged as the question was joined."""
         single: Iterator[Any] = single_questions(question)
         return arranged(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
     return converse(conversation, ask)
@@ -202,11 +249,15 @@ class Present:
 
     @classmethod
     def of(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
-        """`batched` says that the caller computes along the last axis; leading axes are refused elsewhere."""
+        """Check losses and masses, and leave out, or mask in a batch, whoever has mass zero; no mass means equal masses.
+
+        Without `batched` leading axes are refused: a caller that computes along the last axis says so. A TypeError or ValueError
+        for losses or masses that do not fit.
+        """
         if losses.ndim == 0 or (losses.ndim > 1 and not batched):
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
                              "along the last axis write Present.of(losses, mass, batched=True).")
-        share, wide = _share(losses, mass), losses.double()
+        share, wide = _mass_shares(losses, mass), losses.double()
         here = share > 0
         if mass is None or bool(here.all()):
             return cls(wide, share, None, losses.dtype)
@@ -216,7 +267,10 @@ class Present:
         return cls(torch.where(here, wide, smallest), share, here, losses.dtype)
 
     def spread(self, weights: Tensor) -> Weights:
-        """Weights of those present as weights of all, zero for the others; NaN where the loss of somebody present is NaN."""
+        """Weights of all clients in the dtype of the losses, from `weights` of the clients with mass: zero for the others.
+
+        All are NaN where the loss of a client with mass is NaN.
+        """
         weights = weights.masked_fill(self.losses.isnan().any(-1, keepdim=True), float("nan")).to(self.dtype)
         if self.here is None:
             return weights
@@ -226,23 +280,30 @@ class Present:
 
     @property
     def divisor(self) -> Tensor:
-        """The masses, and one for whoever is absent, whose weight of zero may be divided by it."""
+        """The masses with one in place of zero: weights may be divided by them, as those of absent clients are zero."""
         return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
 
     def mass_of(self, chosen: Tensor) -> Tensor:
-        """The mass of some of those present, (..., 1)."""
+        """The total mass, (..., 1), of the clients that are `chosen` by a mask of the shape of `mass`."""
         if self.mass.ndim == 1:
             return self.mass[chosen].sum(0, keepdim=True)       # rounded as they would be alone
         return self.mass.masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
 
 
-def uniform_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one, equal ones by default; refused where they are all zero."""
-    return _share(losses, mass).to(losses.dtype)
+def normalised_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
+    """Masses that sum to one over the last axis, in the dtype of the losses; equal where `mass` is None.
+
+    A TypeError or ValueError for losses or masses that do not fit, or are all zero.
+    """
+    return _mass_shares(losses, mass).to(losses.dtype)
 
 
-def _share(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one, float64."""
+def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
+    """Masses that sum to one over the last axis, float64; equal where `mass` is None.
+
+    A TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape, negative,
+    not finite or all zero.
+    """
     if not losses.is_floating_point():
         raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
     if losses.shape[-1] == 0:
@@ -261,6 +322,7 @@ def _share(losses: Tensor, mass: Tensor | None) -> Tensor:
 
 
 def check_tail_fraction(tail_fraction: float) -> None:
+    """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; it suggests a fraction where a percentage came."""
     if not 0 < tail_fraction <= 1:
         hint = tail_fraction / 100 if 1 < tail_fraction <= 100 else 0.2
         raise ValueError(f"tail_fraction (theta) must be in (0, 1], got {tail_fraction:g}. It is a fraction: for the worst "
@@ -268,5 +330,6 @@ def check_tail_fraction(tail_fraction: float) -> None:
 
 
 def check_positive(name: str, value: float, hint: str) -> None:
+    """Raise a ValueError unless `value` is positive and finite; `name` and `hint` are for its text."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value:g}. {hint}")

@@ -30,6 +30,7 @@ class Binned(RiskWrapper):
     histogram: NoisyHistogram
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a risk that cannot be private, reads no losses, or needs more than their distribution."""
         name = type(self.risk).__name__
         declared = self.risk.declares
         if declared.not_private:
@@ -42,12 +43,18 @@ class Binned(RiskWrapper):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """The inner risk's declaration, with the noisy histogram as its only release; it releases the sum of weights."""
         mechanism, planned = self.histogram.mechanism, self.histogram.expected_clients
         released = Statistic(self.histogram, torch.zeros(0), mechanism=mechanism).release(0)
         return replace(self.risk.declares, releases=(released,), mechanism=mechanism, releases_weight=True,
                        planned_clients=planned)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: ask for one noisy histogram, and fit the inner risk's dual from it without further questions.
+
+        The dual is (sum of weights, inner dual). The sum comes from the histogram, and is clamped between half of what is
+        expected (one at least) and the expected number of clients.
+        """
         clients = yield from self.histogram.ask()
         dual = fit_locally(self.risk.fit(None), clients)
         weight = float((clients.mass * self.risk.density(clients, dual)).sum())
@@ -56,13 +63,16 @@ class Binned(RiskWrapper):
         return torch.cat([torch.tensor([public], dtype=torch.float64), dual])
 
     def inner_dual(self, dual: Tensor) -> Tensor:
+        """The dual without its first number, the sum of weights."""
         return dual[1:]
 
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
+        """The statistics with each loss replaced by the one that stands for its bin."""
         return replace(clients, losses=self.histogram.binned(clients.losses))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> None:
-        return None                                    # a histogram with noise may show a tail in which nobody is
+        """None: a histogram with noise may show a tail in which nobody is."""
 
     def released_weight(self, dual: Tensor) -> float:
+        """The sum of weights as estimated from the noisy histogram: the first number of the dual."""
         return float(dual[0])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.risk.base import Risk, uniform_mass
+from fedtail.risk.base import Risk, normalised_mass
 from fedtail.types import Density, Losses, Mass, Weights
 
 
@@ -25,18 +25,23 @@ class Mean(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Reads no losses, releases nothing, and may be private; everybody contributes, it takes batches and has a slope."""
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """Mean loss by mass, over the last axis."""
         present = self.present(losses, mass)
         return (present.mass * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        return uniform_mass(losses, mass)
+        """The masses, scaled to sum to one."""
+        return normalised_mass(losses, mass)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        """Infinity: everybody contributes, each by its whole mass."""
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Zeros: the density does not depend on the loss."""
         return torch.zeros_like(clients.mass)

@@ -34,39 +34,46 @@ class PowerFair(Risk):
     power: float
 
     def __post_init__(self) -> None:
+        """Raise a ValueError unless the power (q) is at least 0 and finite."""
         if not 0 <= self.power < math.inf:
             raise ValueError(f"power (q) must be at least 0 and finite, got {self.power:g}. 0 is FedAvg, larger is fairer.")
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Reveals the largest loss unless q = 0, and cannot be private; it takes batches and has a slope."""
         return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True, not_batched="",
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """sum_k alpha_k F_k^(q+1) / (q + 1), with negative losses as zero unless q = 0."""
         present = self.present(losses, mass)
         lifted = present.losses.clamp(min=0) ** (self.power + 1) if self.power > 0 else present.losses
         return ((present.mass * lifted).sum(-1) / (self.power + 1)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """alpha_k (F_k / largest)^q, scaled to sum to one; without a gradient."""
         present = self.present(losses.detach(), mass)
-        weights = present.mass * self._counted(present.losses, present.losses.amax(-1, keepdim=True))
+        weights = present.mass * self._relative_power(present.losses, present.losses.amax(-1, keepdim=True))
         return present.spread(weights / weights.sum(-1, keepdim=True))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: ask for the largest loss (nothing for q = 0), which is the dual; 0 where no loss is positive."""
         largest = (yield from extreme_loss()) if self.power > 0 else 1.0
         return torch.tensor([max(largest or 0.0, 0.0)], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        return self._counted(clients.losses, dual[0])
+        """Client: (F / largest)^q, at most one; one for everybody where no loss is positive."""
+        return self._relative_power(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: q (F / largest)^(q-1) / largest; zero where the density is constant at one."""
         largest = dual[0].clamp(min=FLOOR)
         steepness = self.power * (clients.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
         constant = (clients.losses > largest) | (dual[0] <= 0)      # beyond it, and where no loss is positive, the density is one
         return torch.where(constant, 0.0, steepness)
 
-    def _counted(self, losses: Tensor, largest: Tensor) -> Tensor:
-        """(F / largest)^q, at most one; one for everybody where nobody's loss is positive."""
+    def _relative_power(self, losses: Tensor, largest: Tensor) -> Tensor:
+        """(F / largest)^q, at most one and with negative losses as zero; one for everybody where `largest` is not positive."""
         if self.power == 0:
             return torch.ones_like(losses)
         return torch.where(largest <= 0, 1.0, (losses.clamp(min=0).minimum(largest) / largest) ** self.power)

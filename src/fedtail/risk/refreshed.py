@@ -23,24 +23,31 @@ class Refreshed(RiskWrapper):
     every: int
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for `every` below 1, and for a risk with memory, whose dual cannot be used again."""
         if self.every < 1:
             raise ValueError(f"every must be at least 1, got {self.every}. 1 fits the dual every round.")
         if self.risk.declares.keeps:
             raise ValueError(f"{type(self.risk).__name__} keeps memory that changes every round, so its dual cannot be reused.")
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: reuse the previous dual, its age one higher, or fit the inner risk's anew once it is `every` rounds old.
+
+        The dual is (age in rounds, inner dual). One that is not finite, as after a round without losses, is fitted anew too.
+        """
         if previous is not None and previous[0] + 1 < self.every and bool(previous.isfinite().all()):
             return torch.cat([previous[:1] + 1, previous[1:]])
         dual = yield from self.risk.fit(None if previous is None else self.inner_dual(previous))
         return torch.cat([torch.zeros(1, dtype=torch.float64), dual])
 
     def inner_dual(self, dual: Tensor) -> Tensor:
+        """The dual without its first number, its age."""
         return dual[1:]
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
+        """The inner risk's bound in the round in which the dual was fitted; None later, when the losses have changed."""
         return super().fewest_contributors(dual, mass) if dual[0] == 0 else None      # a stale dual shows nothing
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """A stale dual under which no client contributed is fitted anew in the next round."""
+        """The dual marked as due, so that the next round fits it anew; None where the inner risk keeps nothing."""
         inner = self.risk.unused(self.inner_dual(dual))
         return None if inner is None else torch.cat([torch.full((1,), float(self.every), dtype=torch.float64), inner])

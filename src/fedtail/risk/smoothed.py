@@ -17,7 +17,7 @@ from fedtail.quantiles.multisect import Bracket, multisect
 from fedtail.quantiles.radix import Digit, loss_range
 from fedtail.questions import Conversation
 from fedtail.risk.base import Present, Risk, check_positive, check_tail_fraction
-from fedtail.risk.superquantile import lowest_of_tail
+from fedtail.risk.superquantile import lowest_tail_loss
 from fedtail.types import Density, Losses, Mass, Weights
 
 KINK = 1e-6      # a kink inside the last bracket changes a weight by at most this share
@@ -37,26 +37,34 @@ class SmoothedSuperquantile(Risk):
     smoothing: float
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1] and for a smoothing that is not positive."""
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Weights sum to about theta of the cohort; the risk may be private, takes batches, and has a slope."""
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta),
                                has_slope=True)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The smoothed superquantile: weighted losses less nu times the divergence of the weights from the masses."""
         present = self.present(losses, mass)
         weights = self._weights(present)
         divergence = torch.special.xlogy(weights, weights / present.divisor).sum(-1)
         return ((weights * present.losses).sum(-1) - self.smoothing * divergence).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """The maximising weights pi, exact; zero for whoever has no mass."""
         present = self.present(losses, mass)
         return present.spread(self._weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: ask for the range of losses, then for density sums at trial levels, until one is theta of the mass.
+
+        The dual is that level c, or that of an empty tail where no client has a finite loss.
+        """
         ends = yield from loss_range()
         if ends is None:
             return empty_tail()
@@ -66,29 +74,38 @@ class SmoothedSuperquantile(Risk):
         return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        return clients.mass[:, None] * self._counted(clients.losses[:, None], trial)
+        """Client: mass times density at each trial level, (clients, trials)."""
+        return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        return self._counted(clients.losses, dual[0])
+        """Client: min(1, theta exp((F - c) / nu)), with c the dual."""
+        return self._density_at(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        counted = self._counted(clients.losses, dual[0])
+        """Client: density / nu below the cap, zero where the density is one."""
+        counted = self._density_at(clients.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
 
     def tail_start(self, dual: Tensor) -> float:
+        """The loss from which on the density is one: c - nu log theta."""
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
     def _weights(self, present: Present) -> Tensor:
-        excess, _ = over_the_boundary(present, self.tail_fraction)
+        """The maximising weights of the clients with mass, float64, (..., present), sum one."""
+        excess, _ = excess_over_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
         return weights / weights.sum(-1, keepdim=True)
 
-    def _counted(self, losses: Tensor, level: Tensor) -> Tensor:
+    def _density_at(self, losses: Tensor, level: Tensor) -> Tensor:
+        """min(1, theta exp((F - level) / nu)) for losses and levels that broadcast."""
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
     def _interpolate(self, bracket: Bracket, target: float) -> float:
-        """Between two trial levels with nobody entering or leaving the cap, the sum is capped + free * exp(-level / nu)."""
+        """The level within `bracket` at which the density sum is `target`.
+
+        Exact where no client reaches or leaves the cap inside: there the sum is capped + free * exp(-level / nu).
+        """
         low, high, at_low, at_high = bracket
         falling = -math.expm1(-(high - low) / self.smoothing)
         if at_low - at_high <= 0 or falling <= 0:
@@ -114,68 +131,87 @@ class QuadraticSuperquantile(Risk):
     smoothing: float
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1] and for a smoothing that is not positive."""
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Weights sum to about theta of the cohort; the risk may be private and takes batches, but has no slope."""
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """Weighted losses less the quadratic penalty, plus nu / (2 theta)."""
         present = self.present(losses, mass)
         weights = self._weights(present)
         spent = self.tail_fraction * (weights.square() / present.divisor).sum(-1) - 1 / self.tail_fraction
         return ((weights * present.losses).sum(-1) - self.smoothing / 2 * spent).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """The maximising weights pi, exact; zero for whoever has no mass."""
         present = self.present(losses, mass)
         return present.spread(self._weights(present))
 
     def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The exact minimiser eta (the eta-step, [LPMH21, Property 9])."""
+        """The exact minimiser eta over the last axis (the eta-step, [LPMH21, Property 9]); of several the smallest."""
         present = self.present(losses, mass)
-        excess, boundary = over_the_boundary(present, self.tail_fraction)
+        excess, boundary = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         return (boundary + threshold)[..., 0].to(losses.dtype)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: ask for the range of losses, then for density sums at trial thresholds, until one is theta of the mass.
+
+        The dual is that threshold eta, or that of an empty tail where no client has a finite loss.
+        """
         ends = yield from loss_range()
         if ends is None:
             return empty_tail()
         target = self.tail_fraction * ends.mass
         resolution = KINK * self.smoothing * min(1.0, 100 * self.tail_fraction)      # all weights are small where theta is
         bracket = yield from multisect(self, ends.low - self.smoothing, ends.high, target, resolution)
-        return torch.tensor([bracket.linear(target)], dtype=torch.float64)
+        return torch.tensor([bracket.linear_crossing(target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        return clients.mass[:, None] * self._counted(clients.losses[:, None], trial)
+        """Client: mass times density at each trial threshold, (clients, trials)."""
+        return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        return self._counted(clients.losses, dual[0])
+        """Client: clip((F - eta) / nu, 0, 1), with eta the dual."""
+        return self._density_at(clients.losses, dual[0])
 
     def tail_start(self, dual: Tensor) -> float:
+        """The loss from which on the density is one: eta + nu."""
         return float(dual[0]) + self.smoothing
 
     def _weights(self, present: Present) -> Tensor:
-        excess, _ = over_the_boundary(present, self.tail_fraction)
+        """The maximising weights of the clients with mass, float64, (..., present), sum one."""
+        excess, _ = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
-        weights = present.mass * self._counted(excess, threshold)
+        weights = present.mass * self._density_at(excess, threshold)
         return weights / weights.sum(-1, keepdim=True)
 
-    def _counted(self, losses: Tensor, threshold: Tensor) -> Tensor:
+    def _density_at(self, losses: Tensor, threshold: Tensor) -> Tensor:
+        """clip((F - threshold) / nu, 0, 1) for losses and thresholds that broadcast."""
         return ((losses - threshold) / self.smoothing).clamp(0, 1)
 
 
-def over_the_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
-    """Losses less the one at the tail's boundary, and that one: differences near it are exact, however large the losses."""
+def excess_over_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
+    """(losses less the one at the boundary of the tail, that loss), (..., present) and (..., 1), without gradients.
+
+    Weights computed from the differences are accurate near the boundary, however large the losses are.
+    """
     losses = present.losses.detach()
-    boundary = lowest_of_tail(losses, present.mass, tail_fraction)
+    boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     return losses - boundary, boundary
 
 
 def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
-    """The c of [PLMH23, eq. (15)], exactly, (..., 1): with the k largest capped, c follows in closed form; the k that agrees."""
+    """The level c of [PLMH23, eq. (15)], exact, (..., 1), by one sort over the last axis.
+
+    With the k largest losses capped, c follows in closed form; c is that of the k which agrees with its own caps.
+    """
     ranked, order = losses.sort(descending=True)
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
     capped = torch.cat([torch.zeros_like(mass[..., :1]), mass.cumsum(-1)[..., :-1]], -1)      # mass of those before me
@@ -189,14 +225,14 @@ def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: floa
 
 
 def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
-    """The root of h'(eta) = 1 - (1/theta) sum alpha_k clip((x_k - eta)/nu, 0, 1), piecewise linear with knots x_k - nu, x_k.
+    """The root eta of h'(eta) = 1 - (1/theta) sum alpha_k clip((x_k - eta)/nu, 0, 1), (..., 1); `losses` are x, `mass` is alpha.
 
-    Where the minimisers are an interval, its lower end. The result is (..., 1).
+    h' is piecewise linear with knots x_k - nu and x_k. Where the minimisers are an interval, its lower end.
     """
     ranked, order = losses.sort()
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
     knots = torch.cat([ranked, ranked - smoothing], -1).sort().values                # ascending; some may be equal
-    counted = _counted_at(knots, ranked, mass, smoothing)                            # descending
+    counted = _smoothed_tail_mass(knots, ranked, mass, smoothing)                    # descending
     last = ((counted > tail_fraction * (1 + 1e-15)).sum(-1, keepdim=True) - 1).clamp(min=0)      # last knot with too much counted
     low, at_low = knots.gather(-1, last), counted.gather(-1, last)
     after = torch.searchsorted(knots, low, right=True).clamp(max=knots.shape[-1] - 1)
@@ -205,8 +241,8 @@ def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoo
     return low + step * (knots.gather(-1, after) - low)
 
 
-def _counted_at(thresholds: Tensor, ranked: Tensor, mass: Tensor, smoothing: float) -> Tensor:
-    """sum_k alpha_k clip((x_k - eta)/nu, 0, 1) for each eta, by prefix sums over the ascending losses."""
+def _smoothed_tail_mass(thresholds: Tensor, ranked: Tensor, mass: Tensor, smoothing: float) -> Tensor:
+    """sum_k alpha_k clip((x_k - eta)/nu, 0, 1) for each eta of `thresholds`, by prefix sums over ascending losses `ranked`."""
     zero = torch.zeros_like(mass[..., :1])
     below, weighted = (torch.cat([zero, each.cumsum(-1)], -1) for each in (mass, mass * ranked))
     start, full = torch.searchsorted(ranked, thresholds), torch.searchsorted(ranked, thresholds + smoothing)

@@ -34,32 +34,40 @@ class Superquantile(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError for something that is no quantile."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Theta of the cohort contributes, with weights that sum to theta; the risk may be private and takes batches."""
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """Mean loss of the worst `tail_fraction` of the mass, over the last axis."""
         present = self.present(losses, mass)
         return (tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """Weights that attain the superquantile: alpha_k / theta above the boundary, a part of that for whoever is tied at it."""
         present = self.present(losses, mass)
         return present.spread(tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: hold the conversation of `quantile`. The dual is (low, high, share, tail mass) as `Quantile` describes it."""
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: one from `high` on, the boundary's share in [low, high), zero below."""
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        """The mass of the tail, the last number of the dual, over the largest mass of one client."""
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
+        """The loss at which the tail begins: `low` of the dual."""
         return float(dual[0])
 
 
@@ -76,31 +84,39 @@ class TailFilter(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError for something that is no quantile."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """About theta of the cohort is expected to contribute; the risk may be private and takes batches."""
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """Mean loss, by mass, of the clients at or above the exact lower quantile."""
         present = self.present(losses, mass)
-        return (_kept_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
+        return (_filter_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """Masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below."""
         present = self.present(losses, mass)
-        return present.spread(_kept_weights(present, self.tail_fraction))
+        return present.spread(_filter_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: hold the conversation of `quantile`; its dual begins with the threshold and ends with the tail's mass."""
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: one at or above the threshold, zero below."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        """The mass of the tail, the last number of the dual, over the largest mass of one client."""
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
+        """The threshold: the first number of the dual."""
         return float(dual[0])
 
 
@@ -126,7 +142,7 @@ def tail_density(losses: Tensor, dual: Tensor) -> Density:
     return torch.where(losses >= high, 1.0, share * (losses >= low))
 
 
-def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
+def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
     """The loss at the boundary of the worst `tail_fraction` of masses that sum to one, (..., 1)."""
     ranked, order = losses.sort(descending=True)
     last = (mass.gather(-1, order).cumsum(-1) < tail_fraction).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)
@@ -134,9 +150,9 @@ def lowest_of_tail(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
 
 
 def tail_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Superquantile weights of those present, float64, sum one along the last axis; clients tied at the boundary share it."""
+    """Superquantile weights of the clients with mass, (..., present) float64, sum one, without a gradient; ties share by mass."""
     losses = present.losses.detach()
-    boundary = lowest_of_tail(losses, present.mass, tail_fraction)
+    boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
     rest = ((tail_fraction - present.mass_of(above)) / present.mass_of(tied)).clamp(0, 1)
     return present.mass * (above + rest * tied) / tail_fraction
@@ -153,8 +169,8 @@ def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
     return ranked.gather(-1, last)
 
 
-def _kept_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Weights of those at or above the lower quantile, by mass, sum one along the last axis."""
+def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Weights, by mass, of clients at or above the lower quantile, zero for others; float64, (..., present), sum one."""
     losses = present.losses.detach()
     kept = present.mass * (losses >= lower_quantile(losses, present.mass, tail_fraction))
     return kept / kept.sum(-1, keepdim=True)

@@ -36,6 +36,7 @@ class Tilted(Risk):
     loss_bound: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tilt that is not finite, and for a loss bound that is not positive or makes exp underflow."""
         if not math.isfinite(self.tilt):
             raise ValueError(f"tilt (t) must be finite, got {self.tilt:g}. For the worst client use Worst.")
         if self.loss_bound is not None:
@@ -46,13 +47,15 @@ class Tilted(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Reveals an extreme loss unless there is a loss bound or no tilt; may be private, takes batches, has a slope."""
         asks = self.loss_bound is None and self.tilt != 0
         return RiskDeclaration(releases=None if asks else (), contributing=1.0, not_private="", has_slope=True,
                                not_batched="", dynamic_range=abs(self.tilt) * (self.loss_bound or 0.0))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """(1/t) log sum_k alpha_k exp(t F_k) over the last axis; the mean for t = 0, and accurate for t near 0."""
         present = self.present(losses, mass)
-        extreme, lifted = self._lifted(present)
+        extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
         is_mean, near = spread < NEGLIGIBLE, spread < 1      # near the mean the logarithm of a sum near one has few digits
         small = torch.where(near[..., None], lifted, 0.0)      # gradients of what is not taken are finite too
@@ -61,10 +64,12 @@ class Tilted(Risk):
         return torch.where(is_mean, (present.mass * present.losses).sum(-1), tilted).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """alpha_k exp(t F_k), scaled to sum to one; without a gradient."""
         present = self.present(losses.detach(), mass)
-        return present.spread((present.mass.log() + self._lifted(present)[1]).softmax(-1))
+        return present.spread((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: ask for the loss that weighs most, or take that end of [0, loss_bound] instead; it is the dual, one number."""
         if self.loss_bound is not None or self.tilt == 0:
             shift: float | None = self.loss_bound if self.tilt > 0 else 0.0
         else:
@@ -72,14 +77,16 @@ class Tilted(Risk):
         return torch.tensor([shift or 0.0], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: exp(t (F - shift)), at most one."""
         return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: t times the density; zero where the density stays at one."""
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
 
-    def _lifted(self, present: Present) -> tuple[Tensor, Tensor]:
-        """The loss that weighs most, and t (F - that loss), at most zero."""
+    def _shifted_exponents(self, present: Present) -> tuple[Tensor, Tensor]:
+        """(extreme, exponents): the loss that weighs most, (..., 1), and t (F - extreme), at most zero and differentiable."""
         losses = present.losses.detach()
         extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)
         return extreme, self.tilt * (present.losses - extreme)

@@ -25,26 +25,32 @@ class Worst(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """Reveals the largest loss, cannot be private, and takes batches; as few as one client may contribute."""
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The largest loss among clients with mass, over the last axis."""
         present = self.present(losses, mass)
-        return (_worst(present) * present.losses).sum(-1).to(losses.dtype)
+        return (_worst_weights(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """A weight of one, shared by mass among those with the largest loss; zero for the rest."""
         present = self.present(losses, mass)
-        return present.spread(_worst(present))
+        return present.spread(_worst_weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: ask for the largest loss, which is the dual; infinity where no client has a finite loss."""
         largest = yield from extreme_loss()
         return torch.tensor([float("inf") if largest is None else largest], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: one for whoever has the largest loss, zero for others."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
 
-def _worst(present: Present) -> Tensor:
+def _worst_weights(present: Present) -> Tensor:
+    """Weights, by mass, of the clients with the largest loss, zero for others; (..., present), sum one, without a gradient."""
     losses = present.losses.detach()
     tied = present.mass * (losses == losses.amax(-1, keepdim=True))
     return tied / tied.sum(-1, keepdim=True)

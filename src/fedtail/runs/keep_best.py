@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedtail.evaluation.distribution import best_statistic
+from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.model_file import how_made, model_bytes
 from fedtail.runs.files import RunError, write_json, write_whole
 from fedtail.runs.measurements import SplitEvaluations
@@ -19,7 +19,7 @@ class KeepBest:
 
     def __init__(self, folder: Path, statistic: str, members: list[str]):
         self.folder, self.members = folder, members
-        self.metric, self.statistic = best_statistic(statistic)
+        self.metric, self.statistic = parse_keep_best(statistic)
         place = folder / "best.json"
         self.found: list[dict[str, Any] | None] = json.loads(place.read_text()) if place.is_file() else [None] * len(members)
 

@@ -18,7 +18,7 @@ from fedtail.privacy.accounting import NEIGHBOURS, UNIT
 from fedtail.privacy.events import GaussianRelease, NonPrivateRelease, NoSampling, RoundEvent
 from fedtail.privacy.ledger import Ledger, PrivacyBudget
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.privacy.selection import Stopping, epsilon_of_search, number_of_trials
+from fedtail.privacy.selection import Stopping, draw_number_of_trials, epsilon_of_search
 from fedtail.privacy.statement import FLOATING, OBSERVER, REAL, SIMULATED
 from fedtail.runs.files import RunError, RunRefused
 from fedtail.sampling import Everyone
@@ -121,7 +121,7 @@ class PrivateSearch:
     def draw(self, seed: int) -> int:
         """How many trials to make."""
         random: Randomness = SeededRandomness(seed, "trials") if self.budget.replayable else SystemRandomness()
-        return number_of_trials(self.stopping, self.search.settings.trials, random)
+        return draw_number_of_trials(self.stopping, self.search.settings.trials, random)
 
     def judged(self, trained: Trained, seed: int) -> Any:
         """What held-out clients release about the error of a trial's model: a noisy histogram."""

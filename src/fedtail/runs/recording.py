@@ -230,21 +230,22 @@ class Recorder:
         except LedgerError as reason:
             raise RunRefused(str(reason)) from reason
         if mark is None and round:
-            self.ledger.began_with(EarlierHistory(f"rounds before round {round} that cannot be verified (their checkpoints did "
-                                                  "not hold a digest of the ledger)", round))
+            self.ledger.record_earlier(EarlierHistory(
+                f"rounds before round {round} that cannot be verified (their checkpoints did not hold a digest of the ledger)",
+                round))
             self.note(f"the checkpoint was written before checkpoints held a digest of the ledger: whether {LEDGER} is whole "
                       f"before round {round} cannot be verified, and the privacy statement will say so")
         self._note_new_price()
 
     def _note_new_price(self) -> None:
         """Keep and note the price of earlier rounds where this version prices them otherwise than it was stated."""
-        from fedtail.privacy.statement import in_one_sentence, repriced
+        from fedtail.privacy.statement import describe_price_change, price_change
 
         earlier = RunFolder(self.folder, {}).privacy
-        change = repriced(self.ledger, earlier)
+        change = price_change(self.ledger, earlier)
         self._repriced = [*earlier.get("repriced", []), *([change] if change else [])]
         if change:
-            self.note(f"{in_one_sentence(change)}: both are in privacy.json")
+            self.note(f"{describe_price_change(change)}: both are in privacy.json")
 
     def _doubt_privacy(self) -> None:
         """Note what a privacy guarantee for so few clients is worth, where there is one."""

@@ -128,13 +128,13 @@ class RunFolder:
         found = self.privacy
         if not found.get("private"):
             return None
-        from fedtail.privacy.accounting import in_words  # here: reading other runs needs no torch
+        from fedtail.privacy.accounting import guarantee_in_words  # here: reading other runs needs no torch
 
         with refusing(str(self.path / "privacy.json"), "`fedtail privacy` states it again from the ledger."):
             simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
             epsilon, delta, adjacency, sampling, without = (
                 found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "without_amplification"))
-            return simulated + in_words(epsilon, delta, adjacency, sampling, without, found.get("only", ""))
+            return simulated + guarantee_in_words(epsilon, delta, adjacency, sampling, without, found.get("only", ""))
 
     @property
     def not_charged(self) -> list[str]:

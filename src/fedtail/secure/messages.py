@@ -105,6 +105,10 @@ class Session:
         """What each client is sent of the list of keys: all of it."""
         return dict.fromkeys([one.sender for one in keys.entries], keys)
 
+    def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
+        """What a client answers a list of keys with, 32 bytes: the digest of all keys, among which it has found its own."""
+        return heard
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -133,10 +137,6 @@ class KeyList:
     def digest(self, session: bytes) -> bytes:
         """A digest of the public keys of all clients."""
         return digest("fedtail secure: list of keys", session, encode(self))
-
-    def digest_of_received(self, session: bytes) -> bytes:
-        """A digest of what a client received of them, which its answer carries: here all."""
-        return self.digest(session)
 
 
 @dataclass(frozen=True)

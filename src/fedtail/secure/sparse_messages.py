@@ -107,6 +107,16 @@ class SparseSession(Session):
         partners = {one: self.partners(one, heard, everybody) for one in written}
         return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
 
+    def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
+        """What a client answers a list of keys with, 32 bytes: a digest of the keys it sent and of those it received.
+
+        It cannot compute the digest of keys that it does not have, and is not among its own neighbours: a key that was changed
+        on its way to the server or from there gives itself away here.
+        """
+        if isinstance(received, NeighbourKeys):
+            received = Neighbours(received.heard, tuple(encode(one) for one in received.entries))
+        return digest("fedtail secure: keys of neighbours", self.id, encode(own), encode(received))
+
     def bits(self, names: Iterable[int]) -> bytes:
         """Some of the members, a bit for each member."""
         chosen = np.zeros(len(self.members), bool)
@@ -165,10 +175,6 @@ class NeighbourKeys(KeyList):
         """A digest of the public keys of all clients, as the server has it: a client with few of them cannot compute it."""
         return self.heard
 
-    def digest_of_received(self, session: bytes) -> bytes:
-        """A digest of what a client received, which its answer carries: a key that was changed on the way gives it away."""
-        return Neighbours(self.heard, tuple(encode(one) for one in self.entries)).digest_of_received(session)
-
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -176,10 +182,6 @@ class Neighbours:
 
     heard: Key
     keys: tuple[Blob, ...]
-
-    def digest_of_received(self, session: bytes) -> bytes:
-        """A digest of this message, which the answer to it carries."""
-        return digest("fedtail secure: keys of neighbours", session, encode(self))
 
 
 @dataclass(frozen=True)

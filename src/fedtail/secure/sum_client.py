@@ -158,7 +158,7 @@ class Client:
             secrets = tuple(replace(one, own=shares[mine]) for one, shares in zip(state.secrets, given, strict=True))
             state = replace(state, secrets=secrets)
         self.state = replace(state, key_list=heard)
-        return self._wrap(Shares(state.me, heard.digest_of_received(state.session.id), boxes))
+        return self._wrap(Shares(state.me, state.session.key_answer(self._keys(), heard, about), boxes))
 
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
         session, entries = self.state.session, {one.sender: one for one in heard.entries}

@@ -90,7 +90,7 @@ class Server:
         self._list: KeyList | None = None
         self._holders: dict[int, Places] = {}           # of each client that sent keys: who was sent shares of its secrets
         self._partners: dict[int, Places] = {}          # of each member: the members among them
-        self._key_digests: dict[int, bytes] = {}        # of what each client was sent of the list of keys
+        self._key_lists: dict[int, Any] = {}            # what each client was sent of the list of keys
         self._boxes: dict[int, bytes] = {}
         self._query: Query | None = None
         self._asked = 0
@@ -126,9 +126,8 @@ class Server:
         self._next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
         self._holders = self._partners_among(tuple(sorted(self._keys)))
-        lists = self.session.key_lists(self._list)
-        self._key_digests = for_each(lists, lambda one: one.digest_of_received(self.session.id))
-        return for_each(lists, self._wrap)
+        self._key_lists = self.session.key_lists(self._list)
+        return for_each(self._key_lists, self._wrap)
 
     def _partners_among(self, names: tuple[int, ...]) -> dict[int, Places]:
         """For each client those that it shares secrets with, in order."""
@@ -144,7 +143,8 @@ class Server:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
         holders = self._holders[shares.sender]
         boxes = (len(holders) - (shares.sender in holders)) * self.session.queries
-        if shares.heard != self._key_digests[shares.sender] or len(shares.boxes) != boxes * BOX:
+        answer = self.session.key_answer(self._keys[shares.sender], self._key_lists[shares.sender], self._key_digest)
+        if shares.heard != answer or len(shares.boxes) != boxes * BOX:
             raise Refused(f"client {shares.sender} answers another list of keys, or has not a box for each client and query.")
         self._boxes[shares.sender] = shares.boxes
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.privacy.concentrated import epsilon_of
+from fedtail.privacy.concentrated import epsilon_from_rho
 from fedtail.privacy.randomness import SeededRandomness
 from fedtail.privacy.shares import NoiseShares, Ring
-from fedtail.quantiles import Edges, QuantilePlan, Strategy, flat, optimal, tree
+from fedtail.quantiles import Edges, QuantilePlan, Strategy, flat_strategy, optimal_strategy, tree_strategy
 from fedtail.quantiles.histogram import quantile_error, quantiles, threshold_index
-from fedtail.quantiles.planning import noised
+from fedtail.quantiles.planning import strategy_with_noise
 from fedtail.quantiles.private import noisy_sum
 from fedtail.quantiles.strategies import printed_cumulative
 
@@ -53,8 +53,8 @@ def _stream(run: int, *names: Any) -> SeededRandomness:
 
 def _plan(build: Callable[[int], Strategy], clients: int, bins: int, epsilon: float) -> QuantilePlan:
     """Noise for a guarantee, for any rows; scale and modulus as the library chooses them."""
-    strategy, shares = noised(build, epsilon, DELTA, "zero-out", clients, None)
-    ring = Ring.holding(shares, clients, *strategy.sums_within(clients))
+    strategy, shares = strategy_with_noise(build, epsilon, DELTA, "zero-out", clients, None)
+    ring = Ring.for_sums(shares, clients, *strategy.sum_range(clients))
     edges = Edges.equal(0.0, BOUND, bins)
     return QuantilePlan(clients, LEVELS, edges, strategy, shares, ring, 0.0, epsilon, DELTA, "zero-out", True)
 
@@ -66,8 +66,8 @@ def _plan(build: Callable[[int], Strategy], clients: int, bins: int, epsilon: fl
 def plans(clients: int, bins: int, epsilon: float) -> dict[str, QuantilePlan]:
     """Every kind of rows at the same guarantee."""
     builders: dict[str, Callable[[int], Strategy]] = {
-        "flat": partial(flat, bins), "tree, as printed": partial(tree, bins, as_printed=True), "tree": partial(tree, bins),
-        "optimal": partial(optimal, bins, public_total=True)}
+        "flat": partial(flat_strategy, bins), "tree, as printed": partial(tree_strategy, bins, as_printed=True),
+        "tree": partial(tree_strategy, bins), "optimal": partial(optimal_strategy, bins, public_total=True)}
     return {name: _plan(build, clients, bins, epsilon) for name, build in builders.items()}
 
 
@@ -99,13 +99,13 @@ def symmetric(bits: int) -> Ring:
 @cache
 def wrap_plans(scale: int, bins: int, widest: int) -> tuple[QuantilePlan, QuantilePlan, float]:
     """The printed tree at a scale, priced by the printed sensitivity; optimal rows at that epsilon; the right epsilon."""
-    strategy = tree(bins, scale, as_printed=True)
+    strategy = tree_strategy(bins, scale, as_printed=True)
     shares = NoiseShares(WRAP_VARIANCE, WRAP_CLIENTS, strategy.width)
-    printed, right = (epsilon_of(shares.concentrated_epsilon(sensitivity) ** 2 / 2, DELTA)
-                      for sensitivity in (strategy.sensitivity, tree(bins, scale).sensitivity))
+    printed, right = (epsilon_from_rho(shares.concentrated_epsilon(sensitivity) ** 2 / 2, DELTA)
+                      for sensitivity in (strategy.sensitivity, tree_strategy(bins, scale).sensitivity))
     edges = Edges.equal(0.0, BOUND, bins)
     plan = QuantilePlan(WRAP_CLIENTS, LEVELS, edges, strategy, shares, symmetric(widest), 0.0, printed, DELTA, "zero-out", True)
-    return plan, _plan(partial(optimal, bins, public_total=True), WRAP_CLIENTS, bins, printed), right
+    return plan, _plan(partial(optimal_strategy, bins, public_total=True), WRAP_CLIENTS, bins, printed), right
 
 
 def wrap_errors(kind: str, scale: int, bins: int, bits: tuple[int, ...], run: int) -> dict[str, float]:
