@@ -20,8 +20,8 @@ from pathlib import Path
 
 from environments import HERE, commit, machine
 
-from fedtail.deployment.flower.example import METHODS, names, write_example
-from fedtail.deployment.flower.loopback import Loopback, read
+from fedtail.deployment.flower.example import METHODS, node_names, write_example
+from fedtail.deployment.flower.loopback import Loopback, read_if_there
 
 NOTES = """\
 An exchange is a message to every node of the round and their replies. Rounds are those after the first, which also agrees on
@@ -33,7 +33,7 @@ HEAD = ["method", "schedule", "exchanges a round", "seconds an exchange", "longe
 
 def row(method: str, schedule: str, out: Path) -> str:
     """What a run's log says."""
-    log = read(out / "log.txt")
+    log = read_if_there(out / "log.txt")
     exchanges = [float(found) for found in re.findall(r"exchange \d+: .* replies, ([\d.]+) s", log)]
     rounds = [(float(seconds), count) for seconds, count in re.findall(r"round \d+ of \d+: ([\d.]+) s, (\d+) exchanges", log)]
     later = rounds[1:] or rounds
@@ -49,7 +49,7 @@ def rows(nodes: int, rounds: int, schedules: list[str]) -> list[str]:
         folder, _ = write_example(Path(temporary) / "deployment", nodes, rounds)
         with Loopback(folder) as loopback:
             loopback.start_link()
-            for name in names(nodes):
+            for name in node_names(nodes):
                 loopback.register(name)
                 loopback.start_node(name)
             for schedule in schedules:

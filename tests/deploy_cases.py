@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from fedtail import Everyone, IntegerChannel, train
 from fedtail.deployment.deployed_experiment import deployed_experiment
-from fedtail.deployment.flower.example import compare, names, write_example
-from fedtail.deployment.flower.loopback import Loopback, read
+from fedtail.deployment.flower.example import compare_with_simulator, node_names, write_example
+from fedtail.deployment.flower.loopback import Loopback, read_if_there
 
 ENOUGH = 400.0      # seconds a run may take on a busy machine
 SAME = 1e-8         # nodes compute their clients in other batches than the simulator: the last bits of a float32 differ
@@ -21,7 +21,7 @@ class Deployment:
 
     def __init__(self, path, nodes, rounds=2, started=None, **settings):
         self.folder, self.people = write_example(path, nodes, rounds, **settings)
-        self.names, self.loopback = names(nodes), Loopback(self.folder)
+        self.names, self.loopback = node_names(nodes), Loopback(self.folder)
         self.started = self.names[:started]
 
     def __enter__(self):
@@ -48,13 +48,13 @@ class Deployment:
         self.loopback.wait_for(self.out(name), lambda log: f"exchange {number}:" in log, patience)
 
     def log(self, name):
-        return read(self.out(name) / "log.txt")
+        return read_if_there(self.out(name) / "log.txt")
 
     def answers(self, name):
         return [json.loads(line) for line in (self.out(name) / "answers.jsonl").read_text().splitlines()]
 
     def compare(self, name, method="Delta-FL"):
-        return compare(self.folder, self.people, method, self.out(name))
+        return compare_with_simulator(self.folder, self.people, method, self.out(name))
 
     def difference_from(self, name, people, method="Delta-FL"):
         """The largest difference from what these clients alone would train, all of them in every round."""

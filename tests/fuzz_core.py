@@ -42,7 +42,7 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.composition import SmallTailWarning
 from fedtail.engine import LocalFleet, blocks, workers
 from fedtail.experiment import Experiment, Source
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
 from fedtail.risk.base import fit_locally
 from fedtail.runs import Interrupted, run
@@ -498,7 +498,7 @@ def experiment_of(case: Case, folder: Path, rounds: int) -> Experiment:
     local["batch_size"] = local["batch_size"] or "none"
     text = tomli_w.dumps({"rounds": rounds, "data": data | ({} if population.group is None else {"group": "group"}), "task": {"module": module},
                           "local": local, "engine": {"kernel": case.kernel, "workers": 1}, **parts})
-    return experiments(Source.parse(text, "case.toml", folder), "case")[0]
+    return build_experiments(Source.parse(text, "case.toml", folder), "case")[0]
 
 
 def in_a_file(part: Any) -> Any:

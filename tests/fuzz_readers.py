@@ -472,7 +472,7 @@ def population_files() -> list[Files]:
 
 def run_files() -> list[Files]:
     """A run of each kind: trained, a family, private; with checkpoints and a ledger."""
-    from fedtail.experiment.experiment import experiments
+    from fedtail.experiment.experiment import build_experiments
     from fedtail.experiment.source import Source
     from fedtail.runs import run
     from run_folders import Onlooker
@@ -481,7 +481,7 @@ def run_files() -> list[Files]:
     family = base.replace("[server]", "[family]\nrisk.tail_fraction = [1.0, 0.5]\n[server]")
     made = []
     for text in (base, family):
-        [one] = experiments(Source.parse(text, "e.toml", Path()), "e")
+        [one] = build_experiments(Source.parse(text, "e.toml", Path()), "e")
         made.append(folder_files(lambda place, one=one: run(one, 0, place / "run", Onlooker(None))))
     return made
 
@@ -521,10 +521,10 @@ def wire_messages() -> list[Files]:
 
 
 def node_messages() -> list[Files]:
-    from fedtail.deployment.node_messages import NodeMessage, Reply, written
+    from fedtail.deployment.node_messages import NodeMessage, Reply, message_bytes
 
     message = NodeMessage(b"run", 3, 5, (b"open", b"close"), b"ask", b"")
-    return [{"m.bin": written(message)}, {"m.bin": written(Reply(bytes(32), b"answer", b"", b"no"))}]
+    return [{"m.bin": message_bytes(message)}, {"m.bin": message_bytes(Reply(bytes(32), b"answer", b"", b"no"))}]
 
 
 def value_files() -> list[Files]:

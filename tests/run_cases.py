@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.experiment import Experiment, Source
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 
 BASE = """\
 rounds = 6
@@ -61,7 +61,7 @@ BITWISE = ("metrics.jsonl", "rounds.jsonl", "clients.parquet", "result.json", "e
 
 
 def experiment(name: str = "delta_fl", *settings: str, more: str = "") -> Experiment:
-    [made] = experiments(Source.parse(BASE + METHODS[name] + more, f"{name}.toml", Path(), settings), name)
+    [made] = build_experiments(Source.parse(BASE + METHODS[name] + more, f"{name}.toml", Path(), settings), name)
     return made
 
 

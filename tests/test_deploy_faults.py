@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedtail import Population
-from fedtail.deployment.flower.loopback import read
+from fedtail.deployment.flower.loopback import read_if_there
 
 from deploy_cases import SAME, Deployment
 
@@ -85,7 +85,7 @@ def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kep
         assert "node-4 has joined, with 8 clients" in deployment.log("joined")
         assert "lost" not in deployment.log("joined")
         assert "node-5" not in "".join(deployment.log(name) for name in ("run", "undisturbed", "joined"))
-        assert "Failed to activate SuperNode" in read(loopback.log("node-5"))
+        assert "Failed to activate SuperNode" in read_if_there(loopback.log_file("node-5"))
 
 
 def test_a_strategy_for_clients_that_know_nothing_of_fedtail(tmp_path):

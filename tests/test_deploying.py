@@ -20,7 +20,7 @@ from fedtail.deployment import RemoteFleet
 from fedtail.deployment.deployed_experiment import channel_for, deployed_experiment, deployed_experiments
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deployment.keys import make_certificates, make_node_key
-from fedtail.deployment.parts import parts_of
+from fedtail.deployment.parts import user_parts
 from fedtail.deployment.registry import NodeInfo, node_info, read_node_info
 from fedtail.deployment.settings import NodeSettings
 from fedtail.runs import find_runs
@@ -168,8 +168,8 @@ def test_what_a_node_says_of_itself_is_checked():
 
 def test_a_users_own_parts_are_found():
     algorithm = replace(fedtail.fedavg(8), risk=Expectile(0.8))
-    assert list(parts_of(algorithm)) == [Expectile]
-    assert list(parts_of(fedtail.Family((algorithm, fedtail.fedavg(8))))) == [Expectile]
+    assert list(user_parts(algorithm)) == [Expectile]
+    assert list(user_parts(fedtail.Family((algorithm, fedtail.fedavg(8))))) == [Expectile]
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_model(tmp_path, file):

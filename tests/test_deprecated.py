@@ -66,7 +66,8 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Guarantee": guarantee([(event, 3)], 1e-5),
+    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
+            "Source": experiment().source, "Guarantee": guarantee([(event, 3)], 1e-5),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}
 

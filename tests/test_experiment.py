@@ -18,9 +18,9 @@ from fedtail.data import Population, label_shift, synthetic
 from fedtail.errors import FieldError
 from fedtail.experiment import ExperimentError, Source, read_experiment, read_experiments, seeds_of
 from fedtail.experiment.data_sources import fingerprint
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.part_tables import SLOTS, PartPlan
-from fedtail.experiment.starter import starter
+from fedtail.experiment.starter import starter_text
 
 BASE = """\
 rounds = 4
@@ -40,13 +40,13 @@ cohort_size = 8
 
 
 def parsed(text: str, *settings: str, folder: Path = Path(), trust: object = ()) -> fedtail.experiment.Experiment:
-    [experiment] = experiments(Source.parse(text, "e.toml", folder, settings, trust), "e")
+    [experiment] = build_experiments(Source.parse(text, "e.toml", folder, settings, trust), "e")
     return experiment
 
 
 def refused(text: str, *settings: str, folder: Path = Path(), trust: object = ("collections", "no_such_module")) -> str:
     with pytest.raises(ExperimentError) as reason:
-        experiments(Source.parse(text, "e.toml", folder, settings, trust), "e")
+        build_experiments(Source.parse(text, "e.toml", folder, settings, trust), "e")
     return str(reason.value)
 
 
@@ -126,7 +126,7 @@ rounds = 9
 [method.local]
 learning_rate = 0.5
 """
-    a, b, c = experiments(Source.parse(text, "e.toml", Path()), "e")
+    a, b, c = build_experiments(Source.parse(text, "e.toml", Path()), "e")
     assert a.algorithm.risk == fedtail.Superquantile(0.5, fedtail.ExactQuantile(16))
     assert b.algorithm.risk == fedtail.Superquantile(0.2, fedtail.ExactQuantile(16))
     assert c.algorithm.risk == fedtail.Worst()
@@ -149,10 +149,10 @@ risk = { part = "Superquantile", tail_fraction = 0.5 }
 rounds = 9
 """
     text = text.replace('risk = "Worst"\n', "").replace("rounds = 4", 'rounds = 4\nrisk = "Worst"')
-    a, b = experiments(Source.parse(text, "e.toml", Path()), "e")
+    a, b = build_experiments(Source.parse(text, "e.toml", Path()), "e")
     assert (a.algorithm.local.learning_rate, a.algorithm.local.epochs, a.algorithm.local.batch_size) == (0.7, 9, 3)
     assert (a.algorithm.risk, b.algorithm.risk) == (fedtail.Worst(), fedtail.Superquantile(0.5))
-    told = experiments(Source.parse(text, "e.toml", Path(), ["rounds=2", "local.learning_rate=0.2"]), "e")
+    told = build_experiments(Source.parse(text, "e.toml", Path(), ["rounds=2", "local.learning_rate=0.2"]), "e")
     assert [(e.rounds, e.algorithm.local.learning_rate) for e in told] == [(2, 0.2), (2, 0.2)]      # --set wins
 
 
@@ -278,7 +278,7 @@ strength = 2
     assert table["risk"]["part"] == "mine_for_tests:Everybody"
     assert table["task"]["metrics"][0]["function"] == "mine_for_tests:half"
     assert table["data"]["seed"] == "run"
-    again = experiments(Source.parse(tomli_w.dumps(table), "e.toml", tmp_path, trust=tmp_path), "e")[0]
+    again = build_experiments(Source.parse(tomli_w.dumps(table), "e.toml", tmp_path, trust=tmp_path), "e")[0]
     assert again.table() == table
 
 
@@ -507,7 +507,7 @@ def test_what_cannot_be_is_refused_with_its_line(text, expected):
 ])
 def test_a_setting_that_cannot_be_is_refused_by_its_name(setting, expected):
     with pytest.raises(ExperimentError, match=re.escape(expected)):
-        experiments(Source.parse(BASE, "e.toml", Path(), [setting]), "e")
+        build_experiments(Source.parse(BASE, "e.toml", Path(), [setting]), "e")
 
 
 def test_missing_files_and_methods_are_refused(tmp_path):
@@ -539,7 +539,7 @@ def test_other_seeds_are_refused(value):
 # The file to start from
 
 def test_the_starter_is_a_valid_experiment_with_its_comments_removed_too(tmp_path):
-    text = starter()
+    text = starter_text()
     experiment = parsed(text)
     assert experiment.algorithm.risk == fedtail.Superquantile(0.5)
     assert {"train", "validation", "test"} == set(experiment.data.load(0))
@@ -548,7 +548,7 @@ def test_the_starter_is_a_valid_experiment_with_its_comments_removed_too(tmp_pat
         assert parsed(uncommented).table() != experiment.table()
     methods = text.replace('# [[method]]\n# name = "FedAvg"\n# risk', '[[method]]\nname = "FedAvg"\nrisk').replace(
         '# [[method]]\n# name = "Delta-FL 0.5"', '[[method]]\nname = "Delta-FL 0.5"')
-    assert [e.algorithm.risk for e in experiments(Source.parse(methods, "e", tmp_path), "e")] == [
+    assert [e.algorithm.risk for e in build_experiments(Source.parse(methods, "e", tmp_path), "e")] == [
         fedtail.Mean(), fedtail.Superquantile(0.5)]
 
 
@@ -558,7 +558,7 @@ def test_a_starter_for_your_data_runs_on_them(tmp_path, clients, numbers):
     x = random.normal(size=(400, 5)).astype("float32")
     y = x.sum(1) if numbers else random.integers(0, 3, 400)
     np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(400) % clients)
-    (tmp_path / "e.toml").write_text(starter(tmp_path / "e.toml", tmp_path / "mine.npz"))
+    (tmp_path / "e.toml").write_text(starter_text(tmp_path / "e.toml", tmp_path / "mine.npz"))
     experiment = read_experiment(tmp_path / "e.toml", ["rounds=1"])
     splits = experiment.data.load(0)
     trained = fedtail.train(experiment.algorithm, experiment.task.make(0), splits["train"], rounds=1)
@@ -568,13 +568,13 @@ def test_a_starter_for_your_data_runs_on_them(tmp_path, clients, numbers):
 def test_lines_are_found_in_every_form_of_toml():
     text = 'a.b = 1\n["x y".z]\n"k k" = 2\n[[m]]\nn = 1\n[m.s]\nt = 2\n[[m]]\n[m.s]\nt = 3\n'
     assert tomllib.loads(text)["m"][1]["s"]["t"] == 3
-    where = Source.parse(text, "f", Path()).where
+    where = Source.parse(text, "f", Path()).location
     assert [where("a", "b"), where("x y", "z", "k k"), where("m", 0, "s", "t"), where("m", 1, "s", "t"), where("m", 1, "s", "u")] == [
         "f, line 1", "f, line 3", "f, line 7", "f, line 10", "f, line 9"]
     assert where("nowhere") == "f"
     several = 'a = [\n  ["b"],\n  "[c]", # [\n]\n[risk]\ntext = """\n[not]\nx = 1\n"""\ny = { z = [1,\n 2] }\nlast = 3\n'
     assert set(tomllib.loads(several)["risk"]) == {"text", "y", "last"}
-    where = Source.parse(several, "f", Path()).where
+    where = Source.parse(several, "f", Path()).location
     assert [where("a"), where("risk", "text"), where("risk", "y"), where("risk", "last"), where("b")] == [
         "f, line 1", "f, line 6", "f, line 10", "f, line 12", "f"]
 
@@ -588,7 +588,7 @@ def test_a_starter_names_the_arrays_it_was_told(tmp_path):
     random = np.random.default_rng(0)
     columns = {"pixels": random.normal(size=(90, 3)).astype("float32"), "digit": np.arange(90) % 3, "writer": np.arange(90) % 30}
     np.savez(tmp_path / 'odd "name".npz', **columns)
-    (tmp_path / "mine.toml").write_text(starter(tmp_path / "mine.toml", tmp_path / 'odd "name".npz', "pixels", "digit", "writer"))
+    (tmp_path / "mine.toml").write_text(starter_text(tmp_path / "mine.toml", tmp_path / 'odd "name".npz', "pixels", "digit", "writer"))
     experiment = read_experiment(tmp_path / "mine.toml")
     assert len(experiment.data.load(0)["train"]) == 18
     assert "fedtail run mine.toml" in (tmp_path / "mine.toml").read_text()
@@ -603,7 +603,7 @@ def test_files_with_several_methods_are_read_whole(tmp_path):
 
 def error_of(text: str, folder: Path = Path()) -> ExperimentError:
     with pytest.raises(ExperimentError) as reason:
-        experiments(Source.parse(text, "e.toml", folder), "e")
+        build_experiments(Source.parse(text, "e.toml", folder), "e")
     return reason.value
 
 

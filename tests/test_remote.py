@@ -13,7 +13,7 @@ import fedtail
 from fedtail import Family, IntegerChannel, SecureChannel, train
 from fedtail.deployment import Node, Site
 from fedtail.deployment.masking import nodes_needed
-from fedtail.deployment.node_messages import NodeMessage, read_message, replied, written
+from fedtail.deployment.node_messages import NodeMessage, message_bytes, read_message, read_reply
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
 
@@ -169,32 +169,32 @@ def test_a_node_that_answers_under_masks_only_says_nothing_in_the_clear():
 
 def test_a_site_is_one_node_in_a_run_and_tells_no_data():
     site = Site(lambda: Node(PEOPLE, TASK, workers=1))
-    first = written(NodeMessage(b"run", 3, 1))
-    assert replied(first, site.handle(first)).problem == b""
-    other = written(NodeMessage(b"run", 4, 2))
-    assert replied(other, site.handle(other)).problem == b"a message is for node 4, and this is node 3."
+    first = message_bytes(NodeMessage(b"run", 3, 1))
+    assert read_reply(first, site.handle(first)).problem == b""
+    other = message_bytes(NodeMessage(b"run", 4, 2))
+    assert read_reply(other, site.handle(other)).problem == b"a message is for node 4, and this is node 3."
     with pytest.raises(Refused, match="answer to another message"):
-        replied(first, site.handle(other))
+        read_reply(first, site.handle(other))
     with pytest.raises(Refused):
-        replied(first, b"rubbish")
-    assert replied(b"rubbish", site.handle(b"rubbish")).problem
+        read_reply(first, b"rubbish")
+    assert read_reply(b"rubbish", site.handle(b"rubbish")).problem
 
     def broken():
         raise ValueError("the patient's value is 17.5")
 
-    ask = written(NodeMessage(b"run", 3, 1, ask=b"question"))
-    said = replied(ask, Site(broken).handle(ask)).problem.decode()
+    ask = message_bytes(NodeMessage(b"run", 3, 1, ask=b"question"))
+    said = read_reply(ask, Site(broken).handle(ask)).problem.decode()
     assert said == "ValueError on the node; its own log says more."
 
 
 def test_a_node_joins_after_the_others():
     registry = replace(registry_of(PEOPLE, 3), group=None)
-    more = registry.joined(3, torch.tensor([100, 101]), torch.ones(2))
+    more = registry.with_node(3, torch.tensor([100, 101]), torch.ones(2))
     assert more.node[-2:].tolist() == [3, 3]
     assert more.place[-2:].tolist() == [0, 1]
     for node, key, text in ((2, [100], "the next number"), (3, [0], "keys others have already")):
         with pytest.raises(ValueError, match=text):
-            registry.joined(node, torch.tensor(key), torch.ones(1))
+            registry.with_node(node, torch.tensor(key), torch.ones(1))
 
 
 @pytest.mark.parametrize(("make", "text"), [

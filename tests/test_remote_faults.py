@@ -13,7 +13,7 @@ import fedtail
 from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.deployment.node import PARTS
-from fedtail.deployment.node_messages import Reply, digest, read_message, replied, written
+from fedtail.deployment.node_messages import Reply, digest, message_bytes, read_message, read_reply
 from fedtail.wire import named, pack, unpack
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
@@ -40,8 +40,8 @@ def with_answer(change):
     def fault(now, node, letter, answer):
         if node != 2:
             return answer
-        sums = unpack(replied(letter, answer).answer, TYPES)
-        return written(Reply(digest(letter), change(sums)))
+        sums = unpack(read_reply(letter, answer).answer, TYPES)
+        return message_bytes(Reply(digest(letter), change(sums)))
     return fault
 
 
@@ -49,7 +49,7 @@ RUBBISH = {
     "no answer": lambda *_: None,
     "bytes": lambda *_: b"rubbish",
     "empty": lambda *_: b"",
-    "another letter": lambda now, node, letter, answer: written(Reply(digest(b"another"), b"", b"")),
+    "another letter": lambda now, node, letter, answer: message_bytes(Reply(digest(b"another"), b"", b"")),
     "a flipped bit": lambda now, node, letter, answer: answer[:60] + bytes([answer[60] ^ 1]) + answer[61:],
 }
 IN_THE_CLEAR = {

@@ -19,8 +19,8 @@ from scipy import stats
 from fedtail.evaluation import Distribution
 from fedtail.report import page_data, write_page
 from fedtail.report.client_errors import LISTED, POINTS
-from fedtail.report.page import embedded
-from fedtail.report.statistics import STATISTICS, bins, classes, shares, summary, thinned
+from fedtail.report.page import script_safe_json
+from fedtail.report.statistics import STATISTICS, bin_edges, bin_shares, quantile_classes, summary_statistics, thinned_positions
 from fedtail.runs import RunError, RunFolder, find_runs
 from run_folders import SEEDS, THETAS, change, once, trained_family, write_folder, write_run
 
@@ -90,7 +90,7 @@ def test_the_best_of_each_column_is_marked(methods):
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=40))
 def test_statistics_without_torch_are_those_of_distribution(values):
-    mine, theirs = summary(np.array(values)), Distribution(torch.tensor(values, dtype=torch.float64)).summary()
+    mine, theirs = summary_statistics(np.array(values)), Distribution(torch.tensor(values, dtype=torch.float64)).summary()
     assert mine == approx({name: theirs[name] for name in STATISTICS}, abs=1e-9)
 
 
@@ -144,7 +144,7 @@ def test_many_clients_are_thinned_but_the_largest_changes_stay(tmp_path):
     assert data["log"]
     shown = dict(zip(data["names"], data["errors"][1], strict=True))
     assert all(error == approx(after[int(name)], abs=1e-4) for name, error in shown.items())
-    assert len(embedded(page_data(runs))) < 400_000
+    assert len(script_safe_json(page_data(runs))) < 400_000
     assert f"{POINTS:,} of {count:,} clients, drawn at random" in write_page(runs, tmp_path).read_text()
 
 
@@ -358,8 +358,8 @@ def test_reading_runs_loads_no_torch():
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=60))
 def test_bins_hold_everybody(values):
-    edges = bins(np.array(values))
-    assert shares(np.array(values), edges).sum() == approx(1)
+    edges = bin_edges(np.array(values))
+    assert bin_shares(np.array(values), edges).sum() == approx(1)
     assert edges[0] <= min(values) + 1e-9
     assert edges[-1] >= max(values) - 1e-9
     assert len(edges) <= 44
@@ -367,7 +367,7 @@ def test_bins_hold_everybody(values):
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 6))
 def test_classes_are_ordered_and_hold_everybody(values, parts):
-    labels, which = classes(np.array(values), parts)
+    labels, which = quantile_classes(np.array(values), parts)
     assert set(which) == set(range(len(labels)))
     assert len(labels) <= parts
     assert all(a <= b for x, a in zip(values, which, strict=True) for y, b in zip(values, which, strict=True) if x < y)
@@ -375,6 +375,6 @@ def test_classes_are_ordered_and_hold_everybody(values, parts):
 
 @given(st.integers(0, 500), st.integers(2, 50))
 def test_thinning_keeps_both_ends(count, most):
-    kept = thinned(count, most)
+    kept = thinned_positions(count, most)
     assert len(kept) == min(count, most)
     assert not count or (kept[0] == 0 and kept[-1] == count - 1)

@@ -527,7 +527,7 @@ class Folders(Sites):
             trainings=self.most))
 
     def column(self):
-        nodes = [self.sites[n]._awake() for n in sorted(self.sites)]
+        nodes = [self.sites[n]._loaded_node() for n in sorted(self.sites)]
         found = [column(node.fleet, people=self.people[n]) for n, node in enumerate(nodes)]
         return torch.cat([rows for rows, _ in found]), torch.cat([has for _, has in found])
 
@@ -581,8 +581,8 @@ def test_a_lost_round_is_not_kept_though_the_server_restarts(tmp_path):
 def test_a_second_node_with_the_same_folder_is_refused(impatient, tmp_path, width):
     sites = Folders(tmp_path)
     train(method(width), task(), fleet=sites.fleet(forgets=False), rounds=2, seed=3)
-    saved = sites.sites[0]._awake().save()
-    second = sites.fresh(0)._awake()
+    saved = sites.sites[0]._loaded_node().save()
+    second = sites.fresh(0)._loaded_node()
     with pytest.raises(RowsError, match="has a writer already"):
         second.recall(saved)
     sites.sites.clear()
@@ -600,7 +600,7 @@ def test_a_node_keeps_its_last_trainings_and_never_removes_one_that_is_open(impa
 
     sites, others = Folders(tmp_path, most=2), Folders(tmp_path, most=2)
     names = [trained(sites, width) for width in (WIDE, 4)]
-    sites.sites[0]._awake().fleet.release()                # it would count as used until the next training begins
+    sites.sites[0]._loaded_node().fleet.release()                # it would count as used until the next training begins
     (tmp_path / "0" / "operator's notes").mkdir()
     (tmp_path / "0" / "abc").mkdir()                       # no number of whole bytes
     (tmp_path / "0" / ".removing-00").mkdir()              # of a node that was killed meanwhile
@@ -620,7 +620,7 @@ def test_a_node_keeps_its_last_trainings_and_never_removes_one_that_is_open(impa
     names.append(trained(others))
     assert [place(name).exists() for name in names] == [False, False, False, True, True]
     with pytest.raises(ValueError, match=r"trainings must be at least 1, got 0\."):
-        Folders(tmp_path, most=0).sites[0]._awake()
+        Folders(tmp_path, most=0).sites[0]._loaded_node()
 
 
 def test_a_node_without_a_folder_says_so_when_it_is_saved(tmp_path):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import fedtail
 from fedtail.experiment import Source
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 from fedtail.privacy import Ledger
 from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
 from fedtail.runs.checkpoint import Checkpoints
@@ -510,7 +510,7 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
 def own(tmp_path: Path, name: str, code: str, *settings: str) -> fedtail.experiment.Experiment:
     """An experiment with a module of the user's own beside it."""
     (tmp_path / f"{name}.py").write_text(code)
-    [made] = experiments(Source.parse(BASE + METHODS["delta_fl"], "own.toml", tmp_path, settings, tmp_path), "own")
+    [made] = build_experiments(Source.parse(BASE + METHODS["delta_fl"], "own.toml", tmp_path, settings, tmp_path), "own")
     return made
 
 

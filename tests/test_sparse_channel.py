@@ -17,7 +17,7 @@ from fedtail.channel import SparseGraph
 from fedtail.deployment.masking import DropoutTolerant
 from fedtail.deployment.node_messages import read_message
 from fedtail.deployment.settings import NodeSettings
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.source import Source
 from fedtail.secure import Client, LocalClients, Refused, Session, SparseSession
 from fedtail.secure.frames import invitation, peek, unbundled
@@ -189,8 +189,8 @@ graph = { corrupted = 0.1, dropped = 0.2 }
 
 
 def test_a_file_names_the_graph():
-    [experiment] = experiments(Source.parse(FILE, "e.toml", Path()), "e")
+    [experiment] = build_experiments(Source.parse(FILE, "e.toml", Path()), "e")
     assert experiment.channel == SecureChannel(8, graph=SparseGraph(0.1, 0.2))
     assert experiment.table()["channel"]["graph"] == {"part": "SparseGraph", "corrupted": 0.1, "dropped": 0.2, "security_bits": 40, "correctness_bits": 20}
-    [bare] = experiments(Source.parse(FILE.rsplit("graph", 1)[0], "e.toml", Path()), "e")
+    [bare] = build_experiments(Source.parse(FILE.rsplit("graph", 1)[0], "e.toml", Path()), "e")
     assert bare.table()["channel"]["graph"] == "none"      # as a field that a file of before does not have

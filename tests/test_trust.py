@@ -17,7 +17,7 @@ import fedtail
 from fedtail.cli import app
 from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment import AS_WRITTEN, ExperimentError, Source, Trust, read_experiment, read_experiments
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.part_tables import SLOTS
 from fedtail.experiment.trust import file_beside
 
@@ -74,7 +74,7 @@ def mine(tmp_path) -> str:
 
 
 def given(text: str, folder: Path, trust: object = ()) -> fedtail.experiment.Experiment:
-    return experiments(Source.parse(text, "e.toml", folder, (), trust), "e")[0]
+    return build_experiments(Source.parse(text, "e.toml", folder, (), trust), "e")[0]
 
 
 def refused(text: str, folder: Path, trust: object = ()) -> str:

@@ -26,11 +26,14 @@ NAMES = {
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AnswerReport": {"asked": "sampled"},
+    "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
+    "Experiment": {"computing": "training_engine"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
     "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Source": {"changed": "with_value", "where": "location"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}
 VALUES = {"schedule": {"together": "all-or-nothing"}}

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedtail.cli import app
 from fedtail.experiment import Source
-from fedtail.experiment.experiment import experiments
+from fedtail.experiment.experiment import build_experiments
 from fedtail.privacy.ledger_file import LedgerError
 from fedtail.runs import run
 from fedtail.runs.execution import Interrupted
@@ -30,8 +30,8 @@ from run_cases import BASE, METHODS, Onlooker
 
 RELEASED = METHODS["private"].replace('noise = { noise_multiplier = 1.5 }',
                                       'noise = { part = "DiscreteNoise", noise_multiplier = 1.5, planned_clients = 1 }')
-[EXPERIMENT] = experiments(Source.parse(BASE + RELEASED.replace("delta = 0.01", 'delta = 0.01\nrandomness = "os"'), "attack.toml",
-                                        Path(), ()), "attack")
+[EXPERIMENT] = build_experiments(Source.parse(BASE + RELEASED.replace("delta = 0.01", 'delta = 0.01\nrandomness = "os"'), "attack.toml",
+                                              Path(), ()), "attack")
 DAMAGES = {
     "deleted": lambda path: path.unlink(),
     "cut after a round": lambda path: path.write_bytes(re.match(rb"(?s).*?(?=\{\"open\": 1)", path.read_bytes()).group()),

@@ -47,21 +47,21 @@ for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name
     app.command(name=added.name)(added.load())
 
 
-def _version(wanted: bool) -> None:
-    """Print the version and end, where `--version` was given."""
+def _print_version(wanted: bool) -> None:
+    """Print the version and end the command with exit code 0, where `--version` was given; otherwise do nothing."""
     if wanted:
         typer.echo(f"fedtail {__version__}")
         raise typer.Exit
 
 
 @app.callback(help=HELP, epilog=MANUAL)
-def options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+def global_options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """What stands before a command."""
+    """Options that stand before a command. Each acts in a callback of its own, so nothing is left to do here."""
 
 
 def main() -> None:
-    """Run the command line; before a run begins, Ctrl-C ends the process at once."""
+    """Run the command line. Until a run is watched, Ctrl-C ends the process at once, because there is nothing to save."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)      # before a run is watched there is nothing to save
     app()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import folder_for, run_all, show_place, show_runs, slug
-from fedtail.cli.terminal import errors_as_sentences
+from fedtail.cli.run import folder_name, output_folder, run_jobs, show_runs, show_saved_folder
+from fedtail.cli.terminal import print_errors_as_sentences
 
 if TYPE_CHECKING:
     from fedtail.cli.run import Job
     from fedtail.experiment import Experiment
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def compare(
     experiments: list[Path] = typer.Argument(..., metavar="EXPERIMENT.toml...", show_default=False,
                                              help="Files with one method each, or one file with [[method]] entries."),
@@ -40,26 +40,31 @@ def compare(
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
-    wanted = [one for file in experiments for one in read_experiments(file, options.with_device(settings, device), trust)]
+    changes = options.settings_with_device(settings, device)
+    wanted = [one for file in experiments for one in read_experiments(file, changes, trust)]
     check_comparable(wanted)
-    numbers = options.seeds_or(seeds, common_seeds(wanted, seeds is None))
+    numbers = options.chosen_seeds(seeds, common_seeds(wanted, seeds is None))
 
     def jobs(folder: Path) -> list[Job]:
-        return [(one, seed, folder / slug(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
+        return [(one, seed, folder / folder_name(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
 
-    folder = out or folder_for(Path("runs") / slug(experiments[0].stem), jobs, resume)
-    runs = run_all(jobs(folder), folder, resume, as_json)
+    folder = out or output_folder(Path("runs") / folder_name(experiments[0].stem), jobs, resume)
+    runs = run_jobs(jobs(folder), folder, resume, as_json)
     less = differences(runs)
-    write_json(folder / COMPARISON, {"methods": [slug(one.name) for one in wanted], "rows": rows(runs), "differences": less})
+    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], "rows": rows(runs),
+                                     "differences": less})
     show_runs(runs, folder, as_json, {"differences": less})
     if not as_json:
         alike = len({repr(one.algorithm.sample) for one in wanted}) == 1
         show_differences(less, "on the same cohorts and batches" if alike else "on the same seeds (other cohorts)")
-        show_place(folder)
+        show_saved_folder(folder)
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:
-    """The seeds of the experiments; refused where files differ in them and the command line names none."""
+    """The seeds of the first experiment; an ExperimentError where files name different ones and `--seeds` does not decide.
+
+    `from_files` is whether the seeds come from the files.
+    """
     from fedtail.experiment import ExperimentError
 
     if from_files and len({one.seeds for one in wanted}) > 1:
@@ -69,7 +74,7 @@ def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, .
 
 
 def check_comparable(wanted: Sequence[Experiment]) -> None:
-    """Refuse what would not be a comparison: fewer than two methods, the same name twice, other data."""
+    """Raise ExperimentError for what would be no comparison: fewer than two methods, equal names, other data or another error."""
     from fedtail.experiment import ExperimentError
 
     if len(wanted) < 2:
@@ -81,7 +86,7 @@ def check_comparable(wanted: Sequence[Experiment]) -> None:
                                   "be one of method.")
         if one.task.table().get("error") != wanted[0].task.table().get("error"):
             raise ExperimentError(f"{one.name} and {wanted[0].name} do not measure the same error.")
-    places = [slug(one.name) for one in wanted]
+    places = [folder_name(one.name) for one in wanted]
     for one, place in zip(wanted, places, strict=True):
         if places.count(place) > 1:
             raise ExperimentError(f"two methods are called {one.name!r} (or nearly so). Give each file another name = \"...\".")

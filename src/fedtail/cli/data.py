@@ -11,14 +11,14 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import errors_as_sentences, print_json
+from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Describe data by client, fetch public sets.")
 _BAR = 40        # characters of the longest bar
 
 
 @data.command("describe")
-@errors_as_sentences
+@print_errors_as_sentences
 def describe(
     path: Path = typer.Argument(..., metavar="FILE", show_default=False,
                                 help=".npz, .parquet, or a folder: LEAF, a saved population, a data set."),
@@ -31,7 +31,7 @@ def describe(
     from fedtail.data.describe import describe as described
     from fedtail.data.opening import open_any
 
-    found = described(open_any(path, options.one_or_more(x), y, client), path.name)
+    found = described(open_any(path, options.name_or_names(x), y, client), path.name)
     if as_json:
         print_json(found)
         return
@@ -41,7 +41,7 @@ def describe(
 
 
 def render_description(description: dict[str, Any]) -> Any:
-    """What `describe` found as something a `rich` console prints: facts, a histogram of sizes, warnings, a suggestion."""
+    """A description of data (`fedtail.data.describe`) for a `rich` console: facts, a histogram of client sizes, warnings."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -64,7 +64,7 @@ def render_description(description: dict[str, Any]) -> Any:
 
 
 def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a description, a title and a text each."""
+    """The facts of a description as (title, text), the suggested model last."""
     sizes, largest = about["sizes"], about["largest"]
     rows = [
         ("clients", f"{about['clients']:,}"),
@@ -82,13 +82,13 @@ def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _input_text(part: dict[str, Any]) -> str:
-    """Shape, type and range of an input."""
+    """Shape, type and range of an input as text: "8 x 8, float32, from 0 to 16"."""
     shape = " x ".join(map(str, part["shape"])) or "one number"
     return f"{shape}, {part['dtype']}, from {part['min']:g} to {part['max']:g}"
 
 
 def _targets_text(targets: dict[str, Any]) -> str:
-    """What is to be predicted: numbers, classes or sequences of them, with their range."""
+    """What is to be predicted as text: numbers, classes or sequences of classes, with their range."""
     if targets["kind"] == "numbers":
         each = "numbers" if targets["outputs"] == 1 else f"{targets['outputs']} numbers for each example"
         return f"{each}, mean {targets['mean']:g}, deviation {targets['std']:g}, from {targets['min']:g} to {targets['max']:g}"
@@ -99,7 +99,7 @@ def _targets_text(targets: dict[str, Any]) -> str:
 
 
 def _difference_text(difference: dict[str, Any]) -> str:
-    """How clients differ in their targets, in a sentence."""
+    """How much clients differ in their targets, as text: by label distribution for classes, by variance for numbers."""
     if "total_variation" in difference:
         distance, shuffled, single = (difference[name] for name in ("total_variation", "if_shuffled", "single_label"))
         return (f"labels are {distance:.3f} from everybody's in total variation ({shuffled:.3f} if they were shuffled); "
@@ -112,7 +112,7 @@ def _difference_text(difference: dict[str, Any]) -> str:
 
 
 def _suggested_call(suggested: dict[str, Any] | None) -> str:
-    """The suggested model as Python would write it."""
+    """The suggested model as Python would write it; a sentence where no built-in model fits the data (None)."""
     if suggested is None:
         return "a module of your own: no linear model or image model of fedtail fits these inputs and targets"
     settings = ", ".join(f"{name}={value}" for name, value in suggested.items() if name != "part")
@@ -120,12 +120,12 @@ def _suggested_call(suggested: dict[str, Any] | None) -> str:
 
 
 def _counts_text(counts: list[int]) -> str:
-    """A few counts one by one, many as their range."""
+    """Up to five counts one by one, more than that as their range."""
     return ", ".join(f"{count:,}" for count in counts) if len(counts) <= 5 else f"{min(counts):,} to {max(counts):,}"
 
 
 def _size_bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
-    """A line for each bin; a bin with anybody in it has a bar."""
+    """For each bin of client sizes its range, a bar and the number of clients; only an empty bin has an empty bar."""
     most = max(part["clients"] for part in histogram)
     spans = [f"{part['from']:,}" if part["from"] == part["to"] else f"{part['from']:,}-{part['to']:,}" for part in histogram]
     return [(span, "█" * -(-_BAR * part["clients"] // most), f"{part['clients']:,}")
@@ -133,7 +133,7 @@ def _size_bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
 
 
 @data.command("fetch")
-@errors_as_sentences
+@print_errors_as_sentences
 def fetch(
     name: str | None = typer.Argument(None, metavar="NAME", help="femnist, shakespeare, sent140 or glove.", show_default=False),
     out: Path | None = typer.Option(None, "--out", metavar="DIR", show_default=False,
@@ -168,11 +168,11 @@ def fetch(
     if as_json:
         print_json(record)
     else:
-        _show_fetched(record)
+        _show_fetch_record(record)
 
 
-def _show_fetched(record: dict[str, Any]) -> None:
-    """Print what a fetched set holds, where it came from, and its licence."""
+def _show_fetch_record(record: dict[str, Any]) -> None:
+    """Print what a fetched data set holds and where it is, the file it came from, and its licence."""
     place = Path(record["folder"])
     if record["populations"]:
         typer.echo(f"Wrote {place}: {record['clients']:,} clients, {record['examples']:,} examples. Look: fedtail data describe "
@@ -184,7 +184,7 @@ def _show_fetched(record: dict[str, Any]) -> None:
 
 
 def _catalogue_entry(public: Any) -> dict[str, Any]:
-    """A public set for `--list --json`."""
+    """One public data set of the catalogue as plain values, for `--list --json`."""
     source = public.source
     return {"name": public.name, "about": public.about, "file": source.file, "urls": list(source.urls), "size": source.size,
             "sha256": source.sha256, "checked_by": source.checked_by, "licence": public.licence, "becomes": public.becomes,
@@ -192,7 +192,7 @@ def _catalogue_entry(public: Any) -> dict[str, Any]:
 
 
 def _show_catalogue(catalogue: Any) -> None:
-    """Print every public set: source, checksum, what it becomes, licence."""
+    """Print every public data set: source, checksum, what it becomes, how much disk that takes, and its licence."""
     for public in catalogue:
         source = public.source
         typer.echo(f"{public.name}: {public.about}\n"
@@ -205,7 +205,10 @@ def _show_catalogue(catalogue: Any) -> None:
 
 @contextmanager
 def _download_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr where that is a terminal; elsewhere a line for every tenth."""
+    """A context that gives a function of (bytes so far, all bytes or 0), called as a download goes on.
+
+    It draws a bar on stderr where that is a terminal, else prints a line for every tenth.
+    """
     if not sys.stderr.isatty():
         yield _Tenths()
         return
@@ -220,12 +223,14 @@ def _download_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 class _Tenths:
-    """Tells of a download without a terminal."""
+    """Prints the progress of a download to stderr, one line for every tenth of it."""
 
     def __init__(self) -> None:
+        """No tenth has been printed yet."""
         self._last = -1
 
     def __call__(self, done: int, total: int) -> None:
+        """Print bytes so far and in all when another tenth is reached; `total` is 0 where the size is unknown."""
         tenth = 10 * done // total if total else 0
         if tenth != self._last:
             typer.echo(f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB", err=True)

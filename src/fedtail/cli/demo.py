@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with, print_json
+from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with_message, print_json
 
 TAIL_FRACTIONS = (None, 0.5, 0.25)
 COLUMNS = (("mean", "mean"), ("90th percentile", "p90"), ("worst 10%", "worst10"))
@@ -30,7 +30,10 @@ def demo(
 
 
 def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
-    """Error over the test clients, in percent, for each method."""
+    """Train FedAvg and two Delta-FL models on the same cohorts; a row for each with its error over test clients, in percent.
+
+    After a Ctrl-C the command ends with exit code 130. `quiet` shows no progress bar.
+    """
     import fedtail
     from fedtail.data import label_shift
     from fedtail.models import SoftmaxRegression
@@ -39,19 +42,19 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, An
     base = fedtail.fedavg(100, learning_rate=0.1, batch_size=None)
     tails = [fedtail.delta_fl(theta, 100, learning_rate=0.1, batch_size=None) for theta in TAIL_FRACTIONS if theta]
     task = fedtail.Task(SoftmaxRegression(20, 10))
-    with Watcher(quiet=quiet).watching() as watcher:
+    with Watcher(quiet=quiet).show_progress() as watcher:
         watcher.begin("three models, one cohort", seed, 0, rounds)
         trained = fedtail.train(fedtail.Family((base, *tails)), task, data.train, rounds=rounds, seed=seed,
                                 on_round=watcher.advance)
     if watcher.stop:
-        exit_with("interrupted; a demo keeps nothing.", INTERRUPTED)
+        exit_with_message("interrupted; a demo keeps nothing.", INTERRUPTED)
     errors = [fedtail.evaluate(module, data.test).error.summary() for module in trained.modules]
     return [{"method": "Delta-FL" if theta else "FedAvg", "tail_fraction": theta, **{key: 100 * error[key] for _, key in COLUMNS}}
             for theta, error in zip(TAIL_FRACTIONS, errors, strict=True)]
 
 
 def show_errors(rows: list[dict[str, Any]], rounds: int) -> None:
-    """Print the table of the demo: each method's error over the test clients."""
+    """Print the demo's table: mean, 90th percentile and worst tenth of the error over test clients, a line for each method."""
     from fedtail.cli.terminal import show_table
 
     cells = [[f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedtail.cli.terminal import errors_as_sentences, print_json
+from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
@@ -18,7 +18,7 @@ MISSING = "fedtail deploy needs Flower. Install it with: pip install 'fedtail[fl
 
 
 @deploy.command(short_help="Write the folder of a deployment, with its keys.")
-@errors_as_sentences
+@print_errors_as_sentences
 def init(
     folder: Path = typer.Argument(..., help="A new folder."),
     experiment: Path = typer.Option(..., "--experiment", help="The experiment file; what it says of data is not used."),
@@ -34,18 +34,18 @@ def init(
     app/pyproject.toml.
     """
     from fedtail.deployment.deployed_experiment import deployed_experiments
-    from fedtail.deployment.flower.folder import commands, write_deployment
+    from fedtail.deployment.flower.folder import startup_commands, write_deployment
     from fedtail.experiment import AS_WRITTEN
 
     held_out = any(evaluates_test(one) for one in deployed_experiments(experiment, trust=AS_WRITTEN))
     names = [f"node-{k}" for k in range(1, int(nodes) + 1)] if nodes.isdigit() else [one.strip() for one in nodes.split(",")]
     made = write_deployment(folder, experiment, names, host, port, minimum=min(minimum, len(names)),
                             test_share=0.2 if held_out else 0.0)
-    typer.echo(commands(made, names, host, port))
+    typer.echo(startup_commands(made, names, host, port))
 
 
 def evaluates_test(experiment: Experiment) -> bool:
-    """Whether the clients of a deployment evaluate on examples that are kept back."""
+    """Whether the clients of a deployment evaluate on test examples that are kept back; False where they do not evaluate."""
     from fedtail.experiment.part_tables import PartPlan
 
     plan: Any = experiment.evaluate.on_nodes
@@ -55,7 +55,7 @@ def evaluates_test(experiment: Experiment) -> bool:
 
 
 @deploy.command(short_help="A whole deployment on this machine, next to the simulator.")
-@errors_as_sentences
+@print_errors_as_sentences
 def local(
     nodes: int = typer.Option(5, min=3, help="Nodes, each with 8 clients."),
     rounds: int = typer.Option(3, min=1, help="Rounds of each method."),
@@ -72,11 +72,11 @@ def local(
     except ImportError:
         raise ImportError(MISSING) from None
     with tempfile.TemporaryDirectory(prefix="fedtail-deploy-", ignore_cleanup_errors=True) as temporary:
-        _local(folder or Path(temporary) / "deployment", nodes, rounds, as_json)
+        _run_local_deployment(folder or Path(temporary) / "deployment", nodes, rounds, as_json)
 
 
-def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
-    """Run the example deployment in a folder, and print how far it is from the simulator."""
+def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
+    """Run the example deployment in `folder`, and print how far its models are from the simulator's, as a table or JSON."""
     from dataclasses import asdict
 
     from fedtail.cli.terminal import show_table
@@ -86,7 +86,7 @@ def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
     if as_json:
         print_json({"rows": [asdict(one) for one in found]})
         return
-    cells = [[one.method, f"{one.difference:.3g}", f"{one.moved:.3g}", _percent(one.error), _percent(one.worst10),
+    cells = [[one.method, f"{one.difference:.3g}", f"{one.moved:.3g}", _percent_text(one.error), _percent_text(one.worst10),
               str(one.exchanges), f"{one.seconds:.1f}"] for one in found]
     show_table(f"{nodes} nodes and the simulator after {rounds} rounds on the same cohorts",
                ["method", "largest difference", "largest step", "error %", "worst tenth %", "exchanges", "s each"], cells)
@@ -94,6 +94,6 @@ def _local(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
     typer.echo(f"What the server saw: {found[0].channel}.")
 
 
-def _percent(error: float | None) -> str:
-    """An error rate in percent; nothing where it was not found."""
+def _percent_text(error: float | None) -> str:
+    """An error rate in percent with one decimal; "" for None."""
     return "" if error is None else f"{100 * error:.1f}"

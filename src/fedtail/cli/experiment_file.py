@@ -7,10 +7,10 @@ from pathlib import Path
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import errors_as_sentences, print_json
+from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def init(
     file: Path = typer.Argument(Path("experiment.toml"), metavar="FILE", help="Where to write it."),
     data: Path | None = typer.Option(None, "--data", metavar="DATA", show_default=False,
@@ -21,17 +21,17 @@ def init(
     force: bool = typer.Option(False, "--force", help="Overwrite a file that is there."),
 ) -> None:
     """Write a commented experiment file to start from; with --data, one that fits your data."""
-    from fedtail.experiment.starter import starter
+    from fedtail.experiment.starter import starter_text
 
     if file.exists() and not force:
         raise FileExistsError(f"{file} is there already. Choose another name, or write --force.")
-    text = starter(file, data, options.one_or_more(x), y, client)
+    text = starter_text(file, data, options.name_or_names(x), y, client)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     typer.echo(f"Wrote {file}.  Look at it, then:  fedtail run {file}")
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def show(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,

@@ -26,24 +26,24 @@ Y = typer.Option(None, "--y", metavar="NAME", help="The array of targets.", show
 CLIENT = typer.Option(None, "--client", metavar="NAME", help="The array of client ids.", show_default=False)
 
 
-def one_or_more(names: list[str] | None) -> str | list[str] | None:
-    """A single name alone, several as a list, none as None: the forms that readers of data take."""
+def name_or_names(names: list[str] | None) -> str | list[str] | None:
+    """The forms that readers of data take: a single name alone, several as a list, None where there is none."""
     return names[0] if names and len(names) == 1 else names or None
 
 
-def with_device(settings: list[str], device: str | None) -> list[str]:
-    """Settings (`--set`) with that of `--device` added."""
+def settings_with_device(settings: list[str], device: str | None) -> list[str]:
+    """The `--set` settings with that of `--device` added, where it was given."""
     return settings if device is None else [*settings, f'device="{device}"']
 
 
-def with_engine(settings: list[str], engine: str | None, address: str | None) -> list[str]:
-    """Settings (`--set`) with those of `--engine` and `--address` added."""
+def settings_with_engine(settings: list[str], engine: str | None, address: str | None) -> list[str]:
+    """The `--set` settings with those of `--engine` and `--address` added, where they were given."""
     given = {"kind": engine, "address": address}
     return [*settings, *(f'engine.{name}="{value}"' for name, value in given.items() if value is not None)]
 
 
-def seeds_or(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """The seeds of `--seeds`, or the default where the option is not given."""
+def chosen_seeds(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    """The seeds of `--seeds` ("0..4" or "0,1,7"), or the default where the option is not given."""
     from fedtail.experiment import seeds_of
 
     return default if seeds is None else seeds_of(seeds)

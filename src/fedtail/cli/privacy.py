@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.privacy_of_run import privacy_of_run
-from fedtail.cli.terminal import errors_as_sentences, print_json
+from fedtail.cli.privacy_of_run import show_privacy_of_run
+from fedtail.cli.terminal import print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.privacy.accounting import Guarantee
@@ -23,7 +23,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 1, 2)      # of the rounds, in the table
 POINTS = 24                                # of the plot
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def privacy(
     run: Path | None = typer.Argument(None, metavar="[RUN]", show_default=False,
                                       help="A run folder: its privacy statement, instead of a plan."),
@@ -63,21 +63,22 @@ def privacy(
     if run is not None or for_release:
         if run is None:
             raise ValueError("--for-release is about a run. Write fedtail privacy RUN --for-release.")
-        privacy_of_run(run, delta, for_release, as_json)
+        show_privacy_of_run(run, delta, for_release, as_json)
         return
     named = {"--population": population, "--rounds": rounds, "--delta": delta,
              **({"--cohort": cohort} if sampling != "none" else {})}
-    request = Request(*_given(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio, models=models,
-                      sampling=sampling, minimum=_minimum(minimum, discrete, sampling, population, cohort),
+    request = Request(*_required_options(named), cohort=cohort, epsilon=epsilon, noise=noise, quantile_ratio=quantile_ratio,
+                      models=models, sampling=sampling,
+                      minimum=_minimum_cohort(minimum, discrete, sampling, population, cohort),
                       adjacency=adjacency, accountant=accountant, discrete=discrete)
-    check(request, anyway)
+    check_request(request, anyway)
     if plot and plot.suffix != ".html":
         raise ValueError(f"--plot writes a page, .html, got {plot}.")
-    found = solved(request)
+    found = solve_request(request)
     if plot:
         plot_epsilon(replace(request, noise=found.whole_round), plot)
     if as_json:
-        print_json(as_dictionary(request, found))
+        print_json(plan_as_json(request, found))
     else:
         show_plan(request, found)
         typer.echo(f"Wrote {plot}." if plot else "", nl=bool(plot))
@@ -102,8 +103,11 @@ class Request:
     discrete: bool = False
 
     @property
-    def event(self) -> Sampling:
-        """How cohorts are sampled, for the accountant."""
+    def sampling_event(self) -> Sampling:
+        """How cohorts are sampled, for the accountant.
+
+        Poisson sampling carries the probability that the minimum cohort reveals a client.
+        """
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
         from fedtail.privacy.minimum_cohort import reveal_probability
 
@@ -115,8 +119,11 @@ class Request:
         return PoissonSampling(rate, reveal_probability(rate, self.population, 1 if self.minimum is None else self.minimum))
 
 
-def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
-    """The minimum cohort: where noise comes in shares, by default one that is rarely missed."""
+def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
+    """The minimum cohort as given; for discrete noise under Poisson sampling, by default one that is rarely missed.
+
+    None where none was given and none is needed.
+    """
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
     from fedtail.privacy.minimum_cohort import minimum_for
@@ -124,16 +131,19 @@ def _minimum(minimum: int | None, discrete: bool, sampling: str, population: int
     return minimum_for(cohort / population, population)
 
 
-def _given(named: dict[str, Any]) -> tuple[int, int, float]:
-    """Population, rounds and delta; refused where one of the needed options is missing."""
+def _required_options(named: dict[str, Any]) -> tuple[int, int, float]:
+    """Population, rounds and delta out of options by name; a ValueError that names all needed options that are missing."""
     missing = [name for name, value in named.items() if value is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given too.")
     return named["--population"], named["--rounds"], named["--delta"]
 
 
-def check(request: Request, anyway: bool) -> None:
-    """Refuse what has no answer before anything is computed."""
+def check_request(request: Request, anyway: bool) -> None:
+    """Raise ValueError for options that have no answer, before anything is computed.
+
+    A population too small for privacy to be of use is refused as well, unless `anyway`.
+    """
     from fedtail.privacy.calibration import check_population
     from fedtail.privacy.concentrated import check_delta
 
@@ -157,11 +167,11 @@ def check(request: Request, anyway: bool) -> None:
             raise ValueError(f"{reason} Write --anyway to see the numbers.") from None
 
 
-def solved(request: Request) -> NoiseLevels:
-    """The noise multipliers of a request, and the guarantee they give: from its epsilon, or from its noise."""
+def solve_request(request: Request) -> NoiseLevels:
+    """The noise multipliers of a request and the guarantee they give: computed from its noise, or calibrated to its epsilon."""
     from fedtail.privacy.calibration import noise_for, noise_levels
 
-    rest = (request.delta, request.rounds, request.event, request.quantile_ratio, request.models, request.adjacency,
+    rest = (request.delta, request.rounds, request.sampling_event, request.quantile_ratio, request.models, request.adjacency,
             request.accountant, request.discrete)
     if request.noise is not None:
         return noise_levels(request.noise, *rest)
@@ -169,8 +179,11 @@ def solved(request: Request) -> NoiseLevels:
     return noise_for(request.epsilon, *rest)
 
 
-def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
-    """One JSON object. With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less."""
+def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
+    """The answer to a request as one JSON object.
+
+    With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less.
+    """
     from fedtail.privacy.calibration import questionable_settings
     from fedtail.privacy.composed_mechanism import sampling_rate
 
@@ -184,12 +197,13 @@ def as_dictionary(request: Request, found: NoiseLevels) -> dict[str, Any]:
         "second_opinion": {"accountant": second[0], "epsilon": second[1]} if second else None,
         "epsilon_without_amplification": bought.without_amplification, "epsilon_one_participation": bought.one_participation,
         "population": request.population, "cohort": request.cohort, "rounds": request.rounds, "models": request.models,
-        "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.event), "minimum": request.minimum,
-        "notes": list(bought.notes), "warnings": questionable_settings(request.population, request.event, request.delta)}
+        "quantile_ratio": request.quantile_ratio or None, "rate": sampling_rate(request.sampling_event),
+        "minimum": request.minimum, "notes": list(bought.notes),
+        "warnings": questionable_settings(request.population, request.sampling_event, request.delta)}
 
 
 def show_plan(request: Request, found: NoiseLevels) -> None:
-    """Print noise and epsilon, epsilon against rounds, and warnings."""
+    """Print noise and epsilon, epsilon against rounds, and warnings (to stderr)."""
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import questionable_settings
 
@@ -197,31 +211,35 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
         f"cohorts of {request.cohort} by {request.sampling} sampling"
     title = f"{request.rounds} rounds, {request.population} clients, {drawn}, {request.adjacency}, delta {request.delta:g}"
     typer.echo(str(found.guarantee))
-    show_table(title, ["what", "value"], [[name, value] for name, value in lines(request, found)])
+    show_table(title, ["what", "value"], [[name, value] for name, value in plan_rows(request, found)])
     shown = sorted({max(1, round(share * request.rounds)) for share in SHARES})
-    rows = [[str(count), _number(bought.epsilon), _number(bought.without_amplification)]
-            for count, bought in zip(shown, at_rounds(replace(request, noise=found.whole_round), shown), strict=True)]
+    rows = [[str(count), _epsilon_text(bought.epsilon), _epsilon_text(bought.without_amplification)]
+            for count, bought in zip(shown, guarantees_after(replace(request, noise=found.whole_round), shown), strict=True)]
     show_table("Epsilon against rounds, at this noise", ["rounds", "epsilon", "without amplification"], rows)
-    for note in (*found.guarantee.notes, *questionable_settings(request.population, request.event, request.delta)):
+    for note in (*found.guarantee.notes, *questionable_settings(request.population, request.sampling_event, request.delta)):
         typer.echo(f"warning: {note}", err=True)
 
 
-def lines(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
-    """The table of an answer."""
+def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
+    """The rows of the printed table, (what, value): noise multipliers rounded up, epsilon with and without amplification."""
     bought = found.guarantee
     second = bought.second_opinion
-    quantile = [("noise multiplier of each histogram", _upwards(found.quantile))] if found.quantile else []
+    quantile = [("noise multiplier of each histogram", _noise_text(found.quantile))] if found.quantile else []
     return [
-        ("noise multiplier of a whole round", _upwards(found.whole_round)), *quantile,
-        ("noise multiplier of each update", _upwards(found.update)),
-        (f"epsilon, by {bought.accountant}", _number(bought.epsilon)),
-        *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
-        ("without amplification, a client in one round", _number(bought.one_participation)),
-        ("without amplification, a client in every round", _number(bought.without_amplification)),
-        *_skipping(request)]
+        ("noise multiplier of a whole round", _noise_text(found.whole_round)), *quantile,
+        ("noise multiplier of each update", _noise_text(found.update)),
+        (f"epsilon, by {bought.accountant}", _epsilon_text(bought.epsilon)),
+        *([(f"second opinion, by {second[0]}", _epsilon_text(second[1]))] if second else []),
+        ("without amplification, a client in one round", _epsilon_text(bought.one_participation)),
+        ("without amplification, a client in every round", _epsilon_text(bought.without_amplification)),
+        *_skip_rows(request)]
 
 
-def _skipping(request: Request) -> list[tuple[str, str]]:
+def _skip_rows(request: Request) -> list[tuple[str, str]]:
+    """Rows about skipped rounds: the probability of one, or without a minimum cohort the largest that is rarely missed.
+
+    Empty unless sampling is Poisson and some minimum exists.
+    """
     from fedtail.privacy.minimum_cohort import minimum_for, skip_probability
 
     if request.sampling != "poisson" or request.cohort is None:
@@ -236,17 +254,17 @@ def _skipping(request: Request) -> list[tuple[str, str]]:
         return []
 
 
-def at_rounds(request: Request, counts: list[int]) -> list[Guarantee]:
-    """The guarantees that the noise of a request gives after so many rounds."""
-    return [solved(replace(request, rounds=count)).guarantee for count in counts]
+def guarantees_after(request: Request, counts: list[int]) -> list[Guarantee]:
+    """The guarantees after each of these numbers of rounds, at the request's noise."""
+    return [solve_request(replace(request, rounds=count)).guarantee for count in counts]
 
 
 def plot_epsilon(request: Request, file: Path) -> None:
-    """A page with epsilon against rounds; plotly's script is in it."""
+    """Write an HTML page with epsilon against rounds, at the request's noise; it holds plotly's script and works offline."""
     from plotly import graph_objects
 
     counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
-    bought = at_rounds(request, counts)
+    bought = guarantees_after(request, counts)
     figure = graph_objects.Figure(layout={
         "template": "simple_white", "xaxis_title": "rounds", "yaxis_title": f"epsilon at delta {request.delta:g}",
         "yaxis_rangemode": "tozero",
@@ -259,11 +277,11 @@ def plot_epsilon(request: Request, file: Path) -> None:
     figure.write_html(str(file), include_plotlyjs=True)
 
 
-def _number(value: float) -> str:
-    """An epsilon for a table."""
+def _epsilon_text(value: float) -> str:
+    """An epsilon for a table: three decimals below 100, none above, or "infinite"."""
     return "infinite" if math.isinf(value) else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 
-def _upwards(noise: float) -> str:
-    """Four decimals, never less noise than was found."""
+def _noise_text(noise: float) -> str:
+    """A noise multiplier with four decimals, rounded up, so that no less noise is printed than was found."""
     return f"{math.ceil(noise * 1e4 - 1e-6) / 1e4:.4f}"

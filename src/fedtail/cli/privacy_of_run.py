@@ -18,13 +18,17 @@ COVERED = "The guarantee covers {models}. metrics.jsonl, result.json and clients
 COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say who participated: do not release them."
 
 
-def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
-    """Print the privacy statement of a run; with `for_release`, refuse where the guarantee is only simulated."""
+def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
+    """Print the privacy statement of a run, at its own delta where `delta` is None.
+
+    With `for_release`, a ValueError says why where the model may not be released: a simulated guarantee, a ledger that cannot be
+    verified.
+    """
     from fedtail.privacy.statement import price_change, release_obstacles, statement
     from fedtail.runs import RunFolder
 
     folder = RunFolder.open(run, also_deployed=True)
-    ledger = ledger_of(folder)
+    ledger = open_ledger(folder)
     doubts = check_ledger(folder, ledger)
     rounds = folder.result["round"] if folder.finished else rounds_so_far(folder)
     found = statement(ledger, rounds, delta, folder.not_charged)
@@ -32,7 +36,7 @@ def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: b
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
     problems = [*doubts, *release_obstacles(ledger)]
     if for_release and problems:
-        raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_advice(problems)}")
+        raise ValueError(f"{run} is not for release. {'; '.join(problems)}. {_release_advice(problems)}")
     if doubts and found["private"]:
         found["notes"] += doubts
     if as_json:
@@ -45,12 +49,12 @@ def privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: b
 
 
 def rounds_so_far(folder: RunFolder) -> int:
-    """Of a run that is not finished: those whose results are on disk."""
+    """Of a run that is not finished, how many rounds have results on disk."""
     return folder.privacy.get("rounds", 0) if folder.deployed else max((line["round"] for line in folder.metrics), default=0)
 
 
-def ledger_of(folder: RunFolder) -> Ledger:
-    """The ledger of a run, with the privacy budget it began with."""
+def open_ledger(folder: RunFolder) -> Ledger:
+    """The ledger of a run, with the privacy budget and the source of randomness that it began with."""
     from fedtail.privacy.ledger import Ledger, PrivacyBudget
     from fedtail.runs.run_folder import LEDGER
 
@@ -59,7 +63,10 @@ def ledger_of(folder: RunFolder) -> Ledger:
 
 
 def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
-    """Refuse a ledger that does not hold what it held at the newest checkpoint and at the end; why that cannot be verified."""
+    """Raise where the ledger does not hold what it held at the newest checkpoint and at the end of the run.
+
+    Returns why that cannot be verified: an empty list, or one text where the run left no digest to compare with.
+    """
     from fedtail.privacy.ledger_file import LedgerMark
     from fedtail.runs.checkpoint import ledger_mark
 
@@ -73,7 +80,7 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
 
 
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
-    """Print the privacy statement of a run: epsilon, what it holds against, and what was released."""
+    """Print a privacy statement: epsilon and what it holds against, what was released, and notes; a short one without privacy."""
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.statement import describe_price_change
 
@@ -84,13 +91,13 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
     second = found["second_opinion"]
     typer.echo(found["statement"])
     lines = [
-        (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _number(found["epsilon"])),
-        *([(f"second opinion, by {second[0]}", _number(second[1]))] if second else []),
+        (f"epsilon at delta {found['delta']:g}, by {found['accountant']}", _epsilon_text(found["epsilon"])),
+        *([(f"second opinion, by {second[0]}", _epsilon_text(second[1]))] if second else []),
         ("what the server sees", found["channel"]), ("unit", f"a {found['unit']}, with all its examples"),
         ("adjacency", f"{found['adjacency']}: {found['neighbours']}"),
         ("sampling", found["sampling"]), ("against", found["observer"]),
-        ("without amplification, a client in one round", _number(found["one_participation"])),
-        ("without amplification, a client in every round", _number(found["without_amplification"])),
+        ("without amplification, a client in one round", _epsilon_text(found["one_participation"])),
+        ("without amplification, a client in every round", _epsilon_text(found["without_amplification"])),
         *((f"released: {release['what']}", f"{release['times']} times") for release in found["releases"])]
     show_table(f"{folder.name}, seed {folder.seed}, {found['rounds']} rounds", ["what", "value"], [list(line) for line in lines])
     typer.echo(found["guarantee"])
@@ -102,8 +109,8 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
         typer.echo(f"note: {note}")
 
 
-def _advice(problems: list[str]) -> str:
-    """What to change so that the model of a run may be released."""
+def _release_advice(problems: list[str]) -> str:
+    """What to change so that the model of a run may be released, a sentence for each kind of problem."""
     from fedtail.privacy.accounting import ONLY
     from fedtail.privacy.statement import FLOATING, SIMULATED, UNTOLD
 
@@ -114,6 +121,6 @@ def _advice(problems: list[str]) -> str:
     return " ".join(advice) or "Use private parts (PrivateMean, Binned)."
 
 
-def _number(value: float | str) -> str:
-    """An epsilon for a table; texts as they are."""
+def _epsilon_text(value: float | str) -> str:
+    """An epsilon for a table: three decimals below 100, none above; a text, "infinite", as it is."""
     return value if isinstance(value, str) else f"{value:.3f}" if value < 100 else f"{value:.0f}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import errors_as_sentences, print_json, show_table
+from fedtail.cli.terminal import print_errors_as_sentences, print_json, show_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedtail.quantiles.private import QuantileRelease
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def quantile(
     values: Path = typer.Argument(..., metavar="VALUES", show_default=False,
                                   help="One number per client: .npy, .csv, .txt, or a column of an .npz or .parquet file."),
@@ -62,7 +62,7 @@ def quantile(
         adjacency=adjacency, colluders=colluders, scale=scale, modulus=modulus, allow_wrap=allow_wrap,
         allow_few=allow_few, max_error=max_error)
     if not as_json:
-        announce_plan(plan)
+        print_plan(plan)
     releases = [release(plan, numbers, release_randomness(seed, k)) for k in range(repeat)]
     if as_json:
         print_json(releases_as_json(releases))
@@ -71,14 +71,17 @@ def quantile(
 
 
 def release_randomness(seed: int | None, k: int) -> Any:
-    """Where the k-th release takes its noise from: the operating system, or a seed."""
+    """Where release number `k` takes its noise from: the operating system, or a stream of its own under a seed."""
     from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 
     return SystemRandomness() if seed is None else SeededRandomness(seed, "quantile", k)
 
 
 def read_values(path: Path, column: str | None) -> np.ndarray:
-    """The numbers of a file, one per client. A table needs the name of a column, unless it has one only."""
+    """The numbers of a file, one per client, as its format gives them; a table with several columns needs the name of one.
+
+    FileNotFoundError where there is no file, ValueError for another ending than .npy, .csv, .txt, .npz or .parquet.
+    """
     from fedtail.data.tables import list_arrays, read_arrays, read_npy
 
     suffix = path.suffix.lower()
@@ -87,7 +90,7 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
     if suffix == ".npy":
         return read_npy(path)
     if suffix in (".csv", ".txt"):
-        return read_text(path, column)
+        return read_text_column(path, column)
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npy, .csv, .txt, .npz or .parquet are "
                          "read.")
@@ -95,8 +98,11 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
     return read_arrays(path, [name])[name]
 
 
-def read_text(path: Path, column: str | None) -> np.ndarray:
-    """A column of numbers, with a line of names above it or without."""
+def read_text_column(path: Path, column: str | None) -> np.ndarray:
+    """A column of a .csv or .txt file as float64, by its name or, without a line of names, by its number.
+
+    Where `column` is None the file must have one column only. A ValueError where a cell of it is no number.
+    """
     import csv
     import io
 
@@ -118,7 +124,7 @@ def read_text(path: Path, column: str | None) -> np.ndarray:
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell of a text file is a number."""
+    """Whether Python reads the text of a cell as a float; "nan" and "inf" are among them."""
     try:
         float(text)
     except ValueError:
@@ -127,36 +133,38 @@ def is_number(text: str) -> bool:
 
 
 def column_index(column: str, names: list[str], path: Path) -> int:
-    """The position of a named column; refused where there is none of that name."""
+    """The position of a named column; a ValueError with the names there are where none is so called."""
     if column not in names:
         raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)[:1000]}.")
     return names.index(column)
 
 
 def only_column(names: list[str], path: Path) -> str:
-    """The name of the only column; refused where there are several and none was chosen."""
+    """The name of the only column; a ValueError where there are several, or none."""
     if len(names) != 1:
         raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names)[:1000] or 'it is empty'}.")
     return names[0]
 
 
 def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
-    """For --json. With one level, numbers; with several, lists over the levels wherever a number was."""
+    """The releases for --json. With one level its values are numbers; with several, lists over the levels."""
     plan = releases[0].plan
     single = len(plan.levels) == 1
 
-    def each(numbers: tuple[float, ...]) -> Any:
+    def number_or_list(numbers: tuple[float, ...]) -> Any:
+        """The number alone where there is one level, else all as a list."""
         return numbers[0] if single else list(numbers)
-    return {"method": plan.method, "level": each(plan.levels), "estimates": [each(one.estimates) for one in releases],
-            "epsilon": plan.epsilon, "delta": plan.delta, "expected_error": each(plan.expected_error),
+    return {"method": plan.method, "level": number_or_list(plan.levels),
+            "estimates": [number_or_list(one.estimates) for one in releases],
+            "epsilon": plan.epsilon, "delta": plan.delta, "expected_error": number_or_list(plan.expected_error),
             "releases": len(releases), "epsilon_of_all_releases": plan.epsilon_of(len(releases)),
             "adjacency": plan.adjacency, "sampling": "none", "accountant": "zcdp", "simulated": releases[0].simulated,
             "clients": plan.clients, "bins": plan.edges.bins, "scale": plan.strategy.scale, "noise": plan.deviation,
             "modulus": plan.ring.modulus, "wrap_probability": plan.wraps}
 
 
-def announce_plan(plan: QuantilePlan) -> None:
-    """What is known before anything is spent."""
+def print_plan(plan: QuantilePlan) -> None:
+    """Print what is known before anything is spent: clients, bins, method and the expected error of each level."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
     typer.echo(f"{plan.clients} clients, {plan.edges.bins} bins from {low:g} to {high:g} (values outside are clipped), method "
@@ -165,7 +173,7 @@ def announce_plan(plan: QuantilePlan) -> None:
 
 
 def show_releases(releases: list[QuantileRelease]) -> None:
-    """The estimates, and what they cost."""
+    """Print the estimates with their expected error, the noise, and the guarantee of one release and of all together."""
     import numpy as np
 
     first, plan = releases[0], releases[0].plan

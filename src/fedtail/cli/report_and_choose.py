@@ -7,10 +7,10 @@ from pathlib import Path
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import errors_as_sentences, print_json, show_table
+from fedtail.cli.terminal import print_errors_as_sentences, print_json, show_table
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def report(
     runs: list[Path] = typer.Argument(..., metavar="RUN...", show_default=False,
                                       help="Run folders, or folders with runs somewhere in them."),
@@ -37,7 +37,7 @@ def report(
         typer.launch(str(page))
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def choose(
     run: Path = typer.Argument(..., metavar="RUN", help="The run folder of a family.", show_default=False),
     mine: Path = typer.Option(..., "--data", metavar="FILE", help="One client's examples, .npz or .parquet.", show_default=False),

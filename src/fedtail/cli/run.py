@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
+from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail.experiment import Experiment
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Job = tuple[Experiment, int, Path]      # an experiment, a seed, and where its run goes
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def run(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,
@@ -42,40 +42,45 @@ def run(
     """
     from fedtail.experiment import read_experiment
 
-    wanted = read_experiment(experiment, options.with_engine(options.with_device(settings, device), engine, address), method,
-                             trust)
-    numbers = options.seeds_or(seeds, wanted.seeds)
+    changes = options.settings_with_engine(options.settings_with_device(settings, device), engine, address)
+    wanted = read_experiment(experiment, changes, method, trust)
+    numbers = options.chosen_seeds(seeds, wanted.seeds)
 
     def jobs(folder: Path) -> list[Job]:
         return [(wanted, seed, folder if len(numbers) == 1 else folder / f"seed-{seed}") for seed in numbers]
 
-    folder = out or folder_for(Path("runs") / slug(wanted.name), jobs, resume)
-    runs = run_all(jobs(folder), folder, resume, as_json)
+    folder = out or output_folder(Path("runs") / folder_name(wanted.name), jobs, resume)
+    runs = run_jobs(jobs(folder), folder, resume, as_json)
     show_runs(runs, folder, as_json)
 
 
-def run_all(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
-    """Run them one after another; data are loaded once for each seed. What would be refused is refused before the first."""
+def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
+    """Run experiments one after another, with a progress bar unless `quiet`; data are loaded once for each seed.
+
+    What would be refused is refused before the first begins. After a Ctrl-C the command ends with exit code 130 and says how to
+    resume.
+    """
     from fedtail.runs import Interrupted
     from fedtail.runs import run as run_one
 
-    watcher, runs, loaded = Watcher(len(jobs), quiet), [], _Loaded()
+    watcher, runs, loaded = Watcher(len(jobs), quiet), [], _LoadedData()
     check_jobs(jobs, folder, loaded)
     if resume and not any((place / "run.json").exists() for _, _, place in jobs):
         watcher.note(f"there is nothing to resume in {folder}: starting at round 0")
-    with watcher.watching():
+    with watcher.show_progress():
         for watcher.job, (wanted, seed, place) in enumerate(jobs, start=1):
             try:
-                runs.append(run_one(wanted, seed, place, watcher, resume, loaded.of(wanted, seed)))
+                runs.append(run_one(wanted, seed, place, watcher, resume, loaded.loader_for(wanted, seed)))
             except Interrupted as stopped:
-                exit_with(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
+                exit_with_message(f"{stopped}.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
             if watcher.stop and len(runs) < len(jobs):
-                exit_with(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
+                exit_with_message(f"stopped after {len(runs)} of {len(jobs)} runs.\nGo on with:  {resume_command(folder)}",
+                                  INTERRUPTED)
     return runs
 
 
-def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
-    """Every method on the data of its first seed that is not finished, and a folder that is free for them."""
+def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
+    """Refuse what cannot run: each method on the data of its first unfinished seed, and a folder that holds something else."""
     from fedtail.runs.execution import refuse_early
     from fedtail.runs.files import RunRefused, refuse_strangers
 
@@ -87,13 +92,16 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _Loaded) -> None:
     checked = set()
     for wanted, seed, place in jobs:
         if wanted.name not in checked and not (place / "result.json").exists():
-            refuse_early(wanted, seed, loaded.of(wanted, seed)())
+            refuse_early(wanted, seed, loaded.loader_for(wanted, seed)())
             checked.add(wanted.name)
 
 
 def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """The table of what was run, or its JSON."""
-    from fedtail.cli.terminal import show_finetuned, show_rows
+    """Print the table of what was run and its privacy, or one JSON object with `more` in it.
+
+    Where `more` is given the caller prints the folder itself.
+    """
+    from fedtail.cli.terminal import show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import rows, unit_of
 
     table = rows(runs)
@@ -105,16 +113,16 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     unit = f", {unit_of(runs[0])}" if unit_of(runs[0]) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
-    show_rows(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
-    show_finetuned(runs)
+    show_statistics(table, f"Error on {clients} after {rounds} rounds{unit}{over}")
+    show_finetuned_errors(runs)
     for promise in privacy_lines(runs):
         typer.echo(promise)
     if more is None:
-        show_place(folder)
+        show_saved_folder(folder)
 
 
 def privacy_lines(runs: list[RunFolder]) -> list[str]:
-    """What private runs have cost; of a method's seeds, one line for each different cost."""
+    """The privacy guarantees of private runs, one line for each different one; equal ones of several seeds are merged."""
     lines = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
     by_cost: dict[str, str] = {}
     for line in lines:
@@ -122,18 +130,18 @@ def privacy_lines(runs: list[RunFolder]) -> list[str]:
     return list(by_cost.values())
 
 
-def show_place(folder: Path) -> None:
+def show_saved_folder(folder: Path) -> None:
     """Print where the runs are, and the command that writes a page about them."""
     typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
 
 
-def slug(name: str) -> str:
-    """A name as a folder."""
+def folder_name(name: str) -> str:
+    """A name as a folder's: lower case, other characters as "-", at most 80 of them, "run" where nothing is left."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()[:80] or "run"
 
 
-def folder_for(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
-    """The first of `place`, `place-2`, ... that is not taken; to resume, the last that holds one of these runs."""
+def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
+    """The first of `place`, `place-2`, ... that does not exist; to resume, the last of them that holds one of the jobs' runs."""
     from fedtail.runs.execution import begun_by
 
     taken = taken_folders(place)
@@ -150,7 +158,7 @@ def free_folder(place: Path) -> Path:
 
 
 def taken_folders(place: Path) -> list[Path]:
-    """`place`, `place-2`, ... as far as they are there."""
+    """`place`, `place-2`, ... up to the first that does not exist; empty where `place` does not."""
     taken = [place] if place.exists() else []
     while taken and (following := place.with_name(f"{place.name}-{len(taken) + 1}")).exists():
         taken.append(following)
@@ -158,22 +166,24 @@ def taken_folders(place: Path) -> list[Path]:
 
 
 def resume_command(folder: Path) -> str:
-    """The command that goes on where this one stopped."""
+    """The command line that goes on where this one stopped: its own words with --out and --resume, quoted for a shell."""
     words = ["fedtail", *sys.argv[1:]]
     words += [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]
     return shlex.join([*words, *([] if "--resume" in words else ["--resume"])])
 
 
-class _Loaded:
+class _LoadedData:
     """The data of the last seed, so that methods on the same data load them once."""
 
     def __init__(self) -> None:
+        """Nothing is loaded yet."""
         self._key: Any = None
         self._splits: Any = None
 
-    def of(self, experiment: Experiment, seed: int) -> Any:
-        """A function that gives the splits of an experiment and seed, loaded unless the last ones are the same."""
+    def loader_for(self, experiment: Experiment, seed: int) -> Any:
+        """A function that gives the splits of an experiment and seed, and loads them only where the last ones were others."""
         def load() -> Any:
+            """The splits by name, from memory or from the experiment's data section."""
             key = (experiment.data.table(), seed if not experiment.data.same_for_all_seeds else None)
             if self._key != key:
                 self._key, self._splits = key, experiment.data.load(seed)

@@ -23,79 +23,86 @@ REFUSALS = (ValueError, TypeError, FileNotFoundError, FileExistsError, Permissio
 P = ParamSpec("P")
 
 
-def errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
-    """A command whose errors are printed as sentences; exit code 2 where it was refused before any work, 1 where a run failed."""
+def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
+    """Decorate a command: errors are printed to stderr without a traceback, and end it with an exit code.
+
+    2 where it was refused before any work, 1 where a run failed, 130 after Ctrl-C. Other exceptions are bugs and pass through.
+    """
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        """Run the command; its errors become a sentence and an exit code."""
         try:
             command(*args, **kwargs)
         except typer.Exit:                             # which is a RuntimeError
             raise
         except REFUSALS as reason:
-            exit_with(str(reason), REFUSED)
+            exit_with_message(str(reason), REFUSED)
         except (RuntimeError, OSError) as reason:      # RunError, and what torch says when memory or a device fails
-            exit_with(str(reason), FAILED)
+            exit_with_message(str(reason), FAILED)
         except KeyboardInterrupt:
-            exit_with("interrupted; what was saved at the last checkpoint is kept.", INTERRUPTED)
+            exit_with_message("interrupted; what was saved at the last checkpoint is kept.", INTERRUPTED)
     return run
 
 
-def exit_with(text: str, code: int) -> None:
-    """Print a text to stderr and end the command with an exit code."""
+def exit_with_message(text: str, code: int) -> None:
+    """Print a text to stderr, after "Error: " unless the code is 130, and end the command with that exit code."""
     typer.echo(f"Error: {text}" if code != INTERRUPTED else text, err=True)
     raise typer.Exit(code)
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON; what is not a finite number is null."""
+    """Print one line of JSON to stdout; numbers that are not finite become null."""
     from fedtail.runs.files import plain
 
     typer.echo(json.dumps(plain(value), allow_nan=False))
 
 
-def show_rows(rows: list[dict[str, Any]], title: str) -> None:
-    """Every method with its statistics; +- is the deviation over seeds."""
-    cells = [[row["method"], *(_mean_and_deviation(row[key]) for _, key in COLUMNS)] for row in rows]
+def show_statistics(rows: list[dict[str, Any]], title: str) -> None:
+    """Print a table with the error statistics of every method; +- is the standard deviation over seeds."""
+    cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
     show_table(title, ["method", *(name for name, _ in COLUMNS)], cells)
 
 
 def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
-    """Every method less the baseline, on the same seeds; +- is the standard error."""
+    """Print a table with every method's paired difference to the baseline; +- is the standard error over seeds.
+
+    `alike` says what the methods have in common. Nothing is printed where no difference is known.
+    """
     if not rows or all(row["mean"]["mean"] is None for row in rows):
         return
-    cells = [[row["method"], *(_difference_and_error(row[key]) for _, key in COLUMNS)] for row in rows]
+    cells = [[row["method"], *(_difference_cell(row[key]) for _, key in COLUMNS)] for row in rows]
     few = "" if any(row["mean"]["stderr"] is not None for row in rows) else "; one seed has no standard error"
     show_table(f"Difference to {rows[0]['baseline']} {alike}, with its standard error over seeds{few}",
           ["method", *(name for name, _ in COLUMNS)], cells)
 
 
-def show_finetuned(runs: list[RunFolder]) -> None:
-    """The error before and after a copy of the model trained on half of each test client's examples, where a run did that."""
+def show_finetuned_errors(runs: list[RunFolder]) -> None:
+    """Print the error before and after fine-tuning on half of each test client's examples; nothing where no run did that."""
     from fedtail.runs.comparison import finetuned_rows
 
     rows = finetuned_rows(runs)
     if rows:
-        cells = [[row["method"], *(_mean_and_deviation(row[key]) for _, key in COLUMNS)] for row in rows]
+        cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
         show_table("Evaluated on half of each client's examples, fine-tuned on the other half",
                    ["method", *(name for name, _ in COLUMNS)], cells)
 
 
-def _mean_and_deviation(cell: dict[str, float | None]) -> str:
-    """A cell with the mean over seeds and its deviation."""
+def _mean_cell(cell: dict[str, float | None]) -> str:
+    """A mean over seeds and its standard deviation as "1.23 +- 0.04"; "not finite" without a mean."""
     if cell["mean"] is None:
         return "not finite"
     return f"{cell['mean']:.2f}" if cell["std"] is None else f"{cell['mean']:.2f} +- {cell['std']:.2f}"
 
 
-def _difference_and_error(cell: dict[str, float | None]) -> str:
-    """A cell with a mean difference and its standard error."""
+def _difference_cell(cell: dict[str, float | None]) -> str:
+    """A mean difference and its standard error as "+0.12 +- 0.03"; "none" without a difference."""
     if cell["mean"] is None:
         return "none"
     return f"{cell['mean']:+.2f}" if cell["stderr"] is None else f"{cell['mean']:+.2f} +- {cell['stderr']:.2f}"
 
 
 def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
-    """Print a table with a title; the first column is text, the others are numbers."""
+    """Print a title and a table; the first column is text, the others are numbers, flush right."""
     from rich.console import Console
     from rich.table import Table
 
@@ -113,13 +120,14 @@ class Watcher:
     """Draws a bar on stderr where that is a terminal; elsewhere only notes are written, a line each."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
+        """`jobs` is how many runs are to come; `quiet` shows no bar. The caller counts `job` up from 1."""
         self.jobs, self.job, self.stop = jobs, 1, False
         self._quiet = quiet or not sys.stderr.isatty()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Start the bar of a run."""
+        """Start the bar of a run at round `round` of `rounds`, in place of the bar before; nothing where no bar is shown."""
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -129,18 +137,18 @@ class Watcher:
         self._task = self._bars.add_task(f"{place}{short}, seed {seed}", total=rounds, completed=round, speed="", now="")
 
     def round(self, round: int) -> None:
-        """Advance the bar to a round."""
+        """Advance the bar to a round, and show how many rounds a second are done."""
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
 
     def advance(self, progress: Any) -> bool:
-        """For `train(on_round=...)`: advance the bar, and stop after a Ctrl-C."""
+        """For `train(on_round=...)`: advance the bar; True, which stops the training, after a Ctrl-C."""
         self.round(progress.round)
         return self.stop
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Show mean and tail of the last evaluation beside the bar."""
+        """Show beside the bar the error of the last model in a metrics line: mean and worst tenth over the `tested` clients."""
         if self._bars is None:
             return
         error = line["members"][-1].get(tested, {}).get("error", {})
@@ -148,37 +156,40 @@ class Watcher:
             self._bars.update(self._task, now=f"mean {error['mean']:.3g} tail {error['worst10']:.3g}")
 
     def note(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar where there is one, else to stderr."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False, markup=False)
         else:
             typer.echo(text, err=True)
 
     @contextmanager
-    def watching(self) -> Iterator[Watcher]:
-        """Show the bar, and let Ctrl-C (or a scheduler's TERM) finish the round and save; a second one ends at once."""
-        handlers = {kind: signal.signal(kind, self._stop_requested) for kind in (signal.SIGINT, signal.SIGTERM)}
+    def show_progress(self) -> Iterator[Watcher]:
+        """A context in which the bar is shown, and Ctrl-C (or a scheduler's TERM) lets the round finish and be saved.
+
+        A second signal ends at once. The handlers before are restored at the end.
+        """
+        handlers = {kind: signal.signal(kind, self._request_stop) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:
             if self._quiet:
                 yield self
                 return
-            with _bars() as self._bars:
+            with _progress_bars() as self._bars:
                 yield self
         finally:
             self._bars = None
             for kind, handler in handlers.items():
                 signal.signal(kind, handler)
 
-    def _stop_requested(self, *_: Any) -> None:
-        """The handler of a signal: the first one stops after the round, a second one at once."""
+    def _request_stop(self, *_: Any) -> None:
+        """Handle SIGINT or SIGTERM: the first one asks to stop after the round, a second one raises KeyboardInterrupt."""
         if self.stop:
             raise KeyboardInterrupt
         self.stop = True
         os.write(2, b"\nfinishing this round, then saving; once more to stop at once\n")      # safe within a signal
 
 
-def _bars() -> Any:
-    """The progress bar, drawn on stderr."""
+def _progress_bars() -> Any:
+    """A `rich` progress display on stderr, which vanishes when it ends; its tasks have fields `speed` and `now`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -8,13 +8,13 @@ from typing import Any
 import typer
 
 from fedtail.cli import options
-from fedtail.cli.run import free_folder, resume_command, slug, taken_folders
-from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
+from fedtail.cli.run import folder_name, free_folder, resume_command, taken_folders
+from fedtail.cli.terminal import FAILED, INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 SHOWN = 10
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def tune(
     experiment: Path = options.EXPERIMENT,
     settings: list[str] = options.SET,
@@ -36,38 +36,38 @@ def tune(
     from fedtail.experiment.tune_section import read_search
     from fedtail.runs.tuning import tune as search_all
 
-    changes = [*options.with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
+    changes = [*options.settings_with_device(settings, device), *([] if trials is None else [f"tune.trials={trials}"])]
     search = read_search(experiment, changes, method, trust)
-    numbers = options.seeds_or(seeds, search.first().seeds)
-    place = Path("runs") / f"{slug(search.name)}-tune"
+    numbers = options.chosen_seeds(seeds, search.first().seeds)
+    place = Path("runs") / f"{folder_name(search.name)}-tune"
     folder = out or (([*taken_folders(place)] or [place])[-1] if resume else free_folder(place))
     watcher = Watcher(quiet=as_json)
-    with watcher.watching():
+    with watcher.show_progress():
         result = search_all(search, numbers, folder, watcher, resume)
     if as_json:
         print_json(result)
     else:
         show_trials(result)
     if result["finished"] and not result["best"] and not result["trials"] and result.get("privacy") and not result["failed"]:
-        exit_with("the random number of trials was zero: nothing was tried, and nothing is released. To search again in another "
-                  "folder costs as much again.", FAILED)
+        exit_with_message("the random number of trials was zero: nothing was tried, and nothing is released. To search again in "
+                          "another folder costs as much again.", FAILED)
     if result["finished"] and not result["best"]:
-        exit_with("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a number is "
-              "enough) and the learning rates.", FAILED)
+        exit_with_message("no trial gave a number: all failed. Check the data, the metric (one client for whom it is not a "
+                          "number is enough) and the learning rates.", FAILED)
     if not result["finished"]:
-        exit_with(f"stopped after {len(result['trials'])} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
+        exit_with_message(f"stopped after {len(result['trials'])} trials.\nGo on with:  {resume_command(folder)}", INTERRUPTED)
 
 
 def show_trials(result: dict[str, Any]) -> None:
-    """Print the best settings of a search, and where the best experiment is."""
+    """Print the SHOWN best trials of a search, where the best experiment is written, and for private searches the guarantee."""
     from fedtail.cli.terminal import show_table
 
     names = list(result["trials"][0]["settings"]) if result["trials"] else []
     best = result["trials"][:SHOWN]
-    cells = [[_short(trial["value"]), *(_short(trial["settings"][name]) for name in names)] for trial in best]
+    cells = [[_cell_text(trial["value"]), *(_cell_text(trial["settings"][name]) for name in names)] for trial in best]
     title = f"{len(result['trials'])} trials, the best by {result['statistic']} of the {result['metric']} over held-out clients"
     unit = f", {result['unit']}" if result["unit"] else ""
-    how = f" ({result['better']} is better{_mean_over(result['seeds'])})"
+    how = f" ({result['better']} is better{_seeds_note(result['seeds'])})"
     show_table(title + unit + how, [result["statistic"], *names], cells)
     if result.get("privacy") and result["best"]:
         typer.echo(f"The best is in {result['file']}, and its model in model.safetensors beside it: release that one. A run of "
@@ -77,11 +77,11 @@ def show_trials(result: dict[str, Any]) -> None:
         typer.echo(f"The best is in {result['file']}.  Run it:  fedtail run {result['file']}")
 
 
-def _mean_over(seeds: list[int]) -> str:
-    """A note for the title where values are means over several seeds."""
+def _seeds_note(seeds: list[int]) -> str:
+    """The end of a title, ", mean over 3 seeds"; "" for one seed."""
     return f", mean over {len(seeds)} seeds" if len(seeds) > 1 else ""
 
 
-def _short(value: Any) -> str:
-    """A setting or value for a table."""
+def _cell_text(value: Any) -> str:
+    """A setting or value for a table, floats with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

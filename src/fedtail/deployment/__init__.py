@@ -24,6 +24,10 @@ __all__ = ["PARTS", "AnswerReport", "ClientRegistry", "Node", "RemoteFleet", "Si
 
 
 def __getattr__(name: str) -> Any:
+    """A public name, imported on its first use.
+
+    An old name gives the new one with a DeprecationWarning, any other AttributeError.
+    """
     if name not in _HOME:
         return old_name(__name__, name)
     return getattr(importlib.import_module(f"fedtail.deployment.{_HOME[name]}"), name)

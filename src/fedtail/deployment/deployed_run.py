@@ -42,13 +42,18 @@ class DeployedRun:
     resume: bool = False
 
     def run(self, fleet: RemoteFleet, between: Callable[[], None] = lambda: None) -> Trained:
-        """Run to the end. `between` is called after every round, to find nodes that have joined."""
+        """Train to the end, recording everything in the folder, and give the trained models; `resume` goes on from a checkpoint.
+
+        `between` is called after every round, to find nodes that have joined. Waits up to PATIENCE for an earlier writer of the
+        folder, and refuses a folder that holds something else.
+        """
         refuse_strangers(self.folder, {"run.json", "log.txt"})
         _wait_for_writer(self.folder)
         with only_writer(self.folder), warnings_to(self.log):
             return self._run(fleet, between)
 
     def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
+        """Train from the newest checkpoint or the start, with the folder locked; a checkpoint is written after every round."""
         channel, checkpoints = channel_for(self.experiment, fleet.population), Checkpoints(self.folder)
         table = deployed_table(self.experiment, channel, self.seed)
         checkpoint, problems = earlier_checkpoint(checkpoints, table, self.resume, "resume=true", "out")
@@ -57,6 +62,7 @@ class DeployedRun:
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
         def after_round(progress: Progress) -> bool:
+            """Record the round, let new nodes join, and start the clock of the next; returns whether to stop."""
             stop = recorder.after_round(progress)
             between()
             records.began = time.monotonic()
@@ -73,7 +79,7 @@ class DeployedRun:
         return trained
 
     def log(self, text: str) -> None:
-        """Add a line to the run's log."""
+        """Add a line to the run's log, log.txt in its folder."""
         write_log(self.folder, text)
 
 
@@ -83,26 +89,32 @@ class DeploymentRecords:
     format, lines, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
+        """`log` writes a line to the run's log. The clock of the first round starts here."""
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
         self.tested = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
         self.began = time.monotonic()
 
     @property
     def clients(self) -> int:
+        """How many clients the nodes hold together."""
         return len(self.fleet.population)
 
     @property
     def about(self) -> dict[str, Any]:
+        """For run.json: the sizes of the evaluated split, where the data are, and whether errors are rates in [0, 1]."""
         evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
         whole = evaluates is not None and evaluates.error_bound == 1
         return {"splits": {self.tested: self.clients} if evaluates else {}, "data": f"at {self.fleet.population.nodes} nodes",
                 "rates": error is misclassification or (error is default_error and whole)}
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> None:
-        """The first cohort evaluates the start."""
+        """Nothing is recorded before the first round: its cohort evaluates the start."""
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Who answered in the round, and what its cohort found about the models it received."""
+        """Write the round's answer reports and a log line; returns the models its cohort received and how it evaluated them.
+
+        None where the cohort evaluated nothing.
+        """
         for report in self.fleet.reports:
             lines["answers.jsonl"].write(report.line())
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
@@ -111,7 +123,7 @@ class DeploymentRecords:
         return None if progress.before is None or found is None else (progress.before, self._by_split(found))
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """What the last cohort found about the models at the end."""
+        """How the last cohort evaluated the final models, its histograms for result.json, and no files; None where it did not."""
         found = trained.evaluation
         if found is None:
             return None, {}, []
@@ -120,6 +132,7 @@ class DeploymentRecords:
         return self._by_split(found), {"histograms": histograms}, []
 
     def _by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
+        """The evaluation of each model under the name of the split that nodes evaluate on."""
         return [{self.tested: evaluation} for evaluation in found]
 
 
@@ -129,20 +142,20 @@ class Unwatched:
     stop = False
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Nothing to show."""
+        """Show nothing when a run begins."""
 
     def round(self, round: int) -> None:
-        """Nothing to show."""
+        """Show nothing after a round: the log says it."""
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Nothing to show."""
+        """Show nothing of an evaluation: metrics.jsonl holds it."""
 
     def note(self, text: str) -> None:
-        """It is in the log already."""
+        """Print nothing: a note is in the run's log already."""
 
 
 def _wait_for_writer(folder: Path) -> None:
-    """Wait until nobody else writes the folder, or PATIENCE is over."""
+    """Wait until nobody else writes the folder, or PATIENCE is over; returns either way, and the lock is not kept."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:

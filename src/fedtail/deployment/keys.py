@@ -18,20 +18,20 @@ SSH = serialization.Encoding.OpenSSH
 
 
 def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
-    """An authority of one's own, `ca.crt`, and a certificate of the server for these names and addresses.
+    """Write `ca.crt`, an authority of one's own, and `server.pem` with `server.key` for these host names and addresses.
 
     The authority's key is not stored: nobody can sign another server for these nodes. To change the server's names, make both
-    anew and give every node the new `ca.crt`.
+    anew and give every node the new `ca.crt`. Valid for `days`; a FileExistsError where there is a key already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    names = x509.SubjectAlternativeName([_host(one) for one in hosts])
-    root = (_begun("fedtail deployment", "fedtail deployment", authority.public_key(), days)
+    names = x509.SubjectAlternativeName([_host_name(one) for one in hosts])
+    root = (_certificate_builder("fedtail deployment", "fedtail deployment", authority.public_key(), days)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(authority=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
             .sign(authority, hashes.SHA256()))
-    issued = (_begun(hosts[0], "fedtail deployment", server.public_key(), days)
+    issued = (_certificate_builder(hosts[0], "fedtail deployment", server.public_key(), days)
               .add_extension(names, critical=False)
               .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
               .add_extension(_key_usage(authority=False), critical=True)
@@ -44,7 +44,10 @@ def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
 
 
 def make_node_key(folder: Path) -> None:
-    """`key`, which stays on the node, and `key.pub`, which the server registers."""
+    """Write `key`, which stays on the node, and `key.pub`, which the server registers.
+
+    FileExistsError where there is a key already.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(folder / "key", key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
@@ -52,23 +55,26 @@ def make_node_key(folder: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A file that only its owner reads."""
+    """Write a new file that only its owner can read; FileExistsError where there is one."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
-def _begun(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate_builder(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    """A certificate that is not signed yet: names, public key, a random serial number, valid from five minutes ago for `days`."""
     now = datetime.now(UTC)
-    return (x509.CertificateBuilder().subject_name(_name(subject)).issuer_name(_name(issuer)).public_key(public)
+    return (x509.CertificateBuilder().subject_name(_common_name(subject)).issuer_name(_common_name(issuer)).public_key(public)
             .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
             .not_valid_after(now + timedelta(days=days)))
 
 
-def _name(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
+    """A distinguished name with this text, cut to 64 characters, as its common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _host(text: str) -> x509.GeneralName:
+def _host_name(text: str) -> x509.GeneralName:
+    """An IP address where the text is one, else a DNS name, for a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:

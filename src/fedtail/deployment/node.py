@@ -74,8 +74,8 @@ class Computed:
     stamp: bytes = b""                             # of what the open round has written there
 
 
-def built_in() -> Iterator[type]:
-    """What a node is willing to build: fedtail's own parts, with those they declare to be sent with them."""
+def built_in_parts() -> Iterator[type]:
+    """The classes that any node builds from messages: messages, questions and fedtail's own parts, with those they declare."""
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
                 *with_declared(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
@@ -85,7 +85,7 @@ def built_in() -> Iterator[type]:
                 yield from with_declared(part)
 
 
-PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in()))      # give a node your own parts as well
+PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a node your own parts as well
 
 
 class Node:
@@ -101,6 +101,10 @@ class Node:
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
                  trainings: int = 3):
+        """Check the task against the data, and hold no round; FieldError for fewer than one training.
+
+        `dtype` and `workers` are those of `LocalFleet`.
+        """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)
@@ -111,6 +115,7 @@ class Node:
         self._forget()
 
     def _forget(self) -> None:
+        """Forget the round that was open: its broadcast and the answers given in it."""
         self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
@@ -118,10 +123,14 @@ class Node:
 
     @property
     def round(self) -> int:
+        """The number of the round that is open; -1 where none is."""
         return -1 if self._broadcast is None else self._broadcast.round
 
     def tell(self, message: bytes) -> None:
-        """A round begins or ends. A message that comes again changes nothing: fresh noise could be averaged away."""
+        """Receive the beginning (`Open`) or end (`Close`) of a round, packed; Refused for anything else.
+
+        The message of the round that is open changes nothing when it comes again: fresh noise could be averaged away.
+        """
         if message == self._opened:
             return
         received = self._read(message)
@@ -135,34 +144,44 @@ class Node:
             raise Refused(f"a node cannot be sent a {type(received).__name__}.")
 
     def _open(self, message: bytes, received: Open) -> None:
+        """Begin a round; noise comes from this machine, never from a seed of the server. `message` is `received` as it came.
+
+        A round that is still open is closed first: finished, unless the server says it was lost or goes back before it.
+        """
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
         if received.training != self._training:
-            self._meet(received.training)
+            self._switch_training(received.training)
         if self.round >= 0:                                    # nobody said how it ended: the server was started again
             self.fleet.close(self.round < broadcast.round and self.round not in received.lost)
         self._forget()
         self.fleet.open(received.cohort, broadcast)
         self._opened, self._broadcast = message, broadcast
 
-    def _meet(self, training: bytes) -> None:
-        """Another training begins, or goes on: its clients remember what they kept in it, if this node has it."""
-        place = self._place(training)
+    def _switch_training(self, training: bytes) -> None:
+        """Go on with another training: clients recall what they kept in it if this node has that, else they remember nothing."""
+        place = self._state_file(training)
         self.recall(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:
             self.fleet.keep_in(place.parent)
         self._training = training
 
-    def _place(self, training: bytes) -> Path | None:
-        """The file with what to go on with in a training."""
+    def _state_file(self, training: bytes) -> Path | None:
+        """The file with the saved state of a training; None without a folder, or for a training without a name."""
         return self.folder / training.hex() / "node.msgpack" if self.folder is not None and training else None
 
     def answer(self, ask: bytes) -> bytes:
-        """The partial sums, or the rows where a question gathers, packed."""
+        """The packed answer to a packed `Ask`: partial sums over this node's clients, or rows where a question gathers.
+
+        Refused where the message is malformed or about another round.
+        """
         return pack(self._sums(ask))
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
-        """All partial sums as one row of integers, and the context digest."""
-        asked = self._asked(ask)
+        """All partial sums of a packed `Ask` joined as one row of integers modulo 2 ** modulus_bits, and its context digest.
+
+        Refused where the question is encoded for another modulus, gathers rows, or is about another round.
+        """
+        asked = self._read_ask(ask)
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
         sums = self._sums(ask)
@@ -170,14 +189,18 @@ class Node:
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
-        """A question asked again is answered as before: fresh noise could be averaged away."""
-        asked, name = self._asked(ask), hashlib.sha256(ask).digest()
+        """The partial sums of a packed `Ask`, one tensor per question.
+
+        Equal bytes get the same answer within a round, because fresh noise could be averaged away.
+        """
+        asked, name = self._read_ask(ask), hashlib.sha256(ask).digest()
         if name not in self._given:
             self._given[name] = tuple(self.fleet.collect(asked.questions, asked.encoding))
             self._private |= {name} if any(one.mechanism.private for one in asked.questions) else set()
         return self._given[name]
 
-    def _asked(self, ask: bytes) -> Ask:
+    def _read_ask(self, ask: bytes) -> Ask:
+        """The question in a message; Refused where it is none, or is not about the round that is open."""
         asked = self._read(ask)
         if not isinstance(asked, Ask):
             raise Refused(f"a node cannot be asked a {type(asked).__name__}.")
@@ -186,16 +209,21 @@ class Node:
         return asked
 
     def _read(self, message: bytes) -> Any:
+        """What a message holds, built from known types only; Refused where it is malformed."""
         try:
             return unpack(message, self.types)
         except (ValueError, TypeError, KeyError) as why:
             raise Refused(f"a message could not be read: {why}") from why      # which is about the message
 
     def save(self) -> bytes:
-        """What to go on with in another process."""
+        """The packed state to go on with in another process, which is also written to the training's folder where there is one.
+
+        Only private answers of the open round are in it: others can be computed again. A RowsError where clients keep more than
+        fits into a message, and the node has no folder.
+        """
         memo, remembered = self.fleet.notes()
         given = tuple((name, sums) for name, sums in self._given.items() if name in self._private)
-        kept, place = self.fleet.memory().kept, self._place(self._training)
+        kept, place = self.fleet.memory().kept, self._state_file(self._training)
         stores = {name: rows.mark for name, rows in kept.items() if isinstance(rows, Rows)}
         if stores and place is None:
             raise RowsError(f"what clients of this node remember ({', '.join(stores)}) is too large to be saved elsewhere. Give "
@@ -208,7 +236,10 @@ class Node:
         return saved
 
     def _write(self, place: Path, saved: bytes, named: set[str]) -> None:
-        """Save beside what clients keep, where a server that is started again will ask for it."""
+        """Write the saved state into the training's folder; older trainings are removed when a new one begins.
+
+        `named` are the row files that the state refers to; others are removed, but for those of the state before.
+        """
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not place.exists():                                 # a training begins
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
@@ -219,7 +250,7 @@ class Node:
             self._named = named
 
     def recall(self, saved: bytes) -> None:
-        """Go on from what was saved; from nothing, where it is empty."""
+        """Go on from a saved state, closing the round that is open; b"" begins without any memory."""
         self.fleet.close(False)
         self._forget()
         self._training, self._named = b"", set()
@@ -227,7 +258,7 @@ class Node:
             self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
             return
         was: Computed = unpack(saved, {**self.types, **named([Computed])})
-        self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._place(was.training)
+        self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._state_file(was.training)
         if place is not None:
             self.fleet.keep_in(place.parent)
             if place.parent.is_dir():
@@ -242,5 +273,5 @@ class Node:
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:
-    """The context digest, of all that nodes received with a question: where it differs between nodes, masks do not cancel."""
+    """SHA-256 of all that nodes received with a question: where it differs between nodes, masks do not cancel."""
     return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params)) + ask).digest()

@@ -37,8 +37,8 @@ class Reply:
     problem: Blob = b""                 # what went wrong or was refused, in words without data
 
 
-def replied(message: bytes, reply: bytes) -> Reply:
-    """The reply to a message; refused where it is malformed, or answers another message."""
+def read_reply(message: bytes, reply: bytes) -> Reply:
+    """The reply to a message; Refused where it is malformed, or answers another message."""
     read = decode(Reply, reply)
     if read.about != digest(message):
         raise Refused("an answer to another message came, too late.")
@@ -46,17 +46,17 @@ def replied(message: bytes, reply: bytes) -> Reply:
 
 
 def digest(message: bytes) -> bytes:
-    """The digest by which a reply names its message."""
+    """The SHA-256 digest by which a reply names its message."""
     return hashlib.sha256(message).digest()
 
 
-def written(value: NodeMessage | Reply) -> bytes:
-    """A message or reply as bytes."""
+def message_bytes(value: NodeMessage | Reply) -> bytes:
+    """A message or reply in its wire format, to be read with `read_message` or `read_reply`."""
     return encode(value)
 
 
 def read_message(content: bytes) -> NodeMessage:
-    """The message that a node received; refused where it is malformed."""
+    """The message that a node received; Refused where it is malformed."""
     return decode(NodeMessage, content)
 
 
@@ -73,6 +73,6 @@ class AnswerReport:
     exchanges: int = 1                  # with the nodes, keys and unmasking included
 
     def line(self) -> dict[str, Any]:
-        """The report as plain values, for answers.jsonl."""
+        """The report as plain values for answers.jsonl, where `sampled` is still called "asked"."""
         return {"round": self.round, "question": self.question, "asked": self.sampled, "answered": self.answered,
                 "exchanges": self.exchanges, "problems": {str(node): why for node, why in self.problems.items()}}

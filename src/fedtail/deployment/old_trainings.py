@@ -15,7 +15,10 @@ REMOVING = ".removing-"      # the name of a folder begins so when it counts no 
 
 
 def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
-    """Remove all but the `most` trainings that were used last; `used` counts as the last, and one with another writer stays."""
+    """Remove the folders of all but the `most` trainings that were used last, `used` being the last of all.
+
+    A training whose folder has another writer stays. A folder is renamed before it is removed, so that a crash leaves no half.
+    """
     trainings = [place for place in folder.iterdir() if place.is_dir() and _is_training(place.name) and place != used]
     for place in sorted(trainings, key=_last_used, reverse=True)[most - 1:]:
         lock = WriterLock(place)
@@ -29,14 +32,14 @@ def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
 
 
 def _is_training(name: str) -> bool:
-    """Whether a folder is named as those of trainings are; others are not ours."""
+    """Whether a folder's name is hexadecimal in lower case, as those of trainings are; others are not ours."""
     with suppress(ValueError):
         return bytes.fromhex(name).hex() == name
     return False
 
 
 def _last_used(place: Path) -> float:
-    """When something was last written there, by the clock of this machine."""
+    """When the folder or a file in it was last written, in seconds by this machine's clock; 0 where it has gone."""
     with suppress(FileNotFoundError):
         return max(path.stat().st_mtime for path in (place, *place.iterdir()))
     return 0.0

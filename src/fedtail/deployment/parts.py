@@ -9,8 +9,8 @@ from fedtail.base_part import classes_sent
 from fedtail.deployment.node import PARTS
 
 
-def parts_of(value: Any) -> Iterator[type]:
-    """The classes that are sent with an algorithm and are not fedtail's own: a user's risk and its helpers, for example."""
+def user_parts(value: Any) -> Iterator[type]:
+    """The classes that are sent with an algorithm and are not fedtail's own, each once: a user's risk and its helpers, say."""
     for kind in dict.fromkeys(classes_sent(value)):
         if kind not in PARTS and not kind.__module__.startswith("fedtail."):
             yield kind

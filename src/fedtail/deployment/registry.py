@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
 from fedtail.draws import hashed
 from fedtail.sampling import Cohort
 from fedtail.wire import pack, unpack
@@ -32,6 +33,7 @@ class NodeInfo:
     group: Tensor | None = None
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless there is a key and a positive mass for each client, and a group for each or for none."""
         count = len(self.key)
         fits = self.key.dtype == torch.int64 and self.mass.dtype == torch.float64 and self.key.ndim == 1 and count > 0
         if not fits or self.mass.shape != (count,) or not bool((self.mass.isfinite() & (self.mass > 0)).all()):
@@ -48,7 +50,10 @@ TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
 
 
 def node_info(settings: NodeSettings) -> bytes:
-    """The node info of a node with these settings, packed."""
+    """The packed node info that a node with these settings sends; reads its data for keys, masses and groups.
+
+    With keys = "name" the clients' keys are hashed with the node's name, so that nodes need not agree on them.
+    """
     population = settings.population()
     key = population.key
     if settings.keys == "name":
@@ -57,7 +62,7 @@ def node_info(settings: NodeSettings) -> bytes:
 
 
 def read_node_info(data: bytes) -> NodeInfo:
-    """The node info that a node sent; refused where it is something else."""
+    """The node info that a node sent; a ValueError where it is something else."""
     info = unpack(data, TYPES)
     if not isinstance(info, NodeInfo):
         raise ValueError(f"a node sent a {type(info).__name__} as its node info.")
@@ -65,10 +70,11 @@ def read_node_info(data: bytes) -> NodeInfo:
 
 
 def name_seed(name: str) -> int:
-    """The seed from which the keys of a node's clients are hashed: a digest of the node's name."""
+    """The seed, in [0, 2 ** 63), from which the keys of a node's clients are hashed: a digest of the node's name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") & LARGEST
 
 
+@with_old_names
 @dataclass(frozen=True)
 class ClientRegistry:
     """The client registry: what a server knows of its clients, enough to sample a cohort and to reach it."""
@@ -88,17 +94,20 @@ class ClientRegistry:
         return len(self.node.unique())
 
     def counts(self, cohort: Cohort) -> dict[int, int]:
-        """How many of a cohort each node holds; nodes without any are left out."""
+        """By node, how many clients of a cohort it holds; nodes without any are left out."""
         nodes, counts = self.node[cohort.ids].unique(return_counts=True)
         return dict(zip(nodes.tolist(), counts.tolist(), strict=True))
 
-    def part(self, cohort: Cohort, node: int) -> Cohort:
-        """The part of a cohort that one node holds, by the clients' places there."""
+    def cohort_at(self, cohort: Cohort, node: int) -> Cohort:
+        """The part of a cohort that one node holds, with ids that are the clients' places at that node."""
         here = self.node[cohort.ids] == node
         return Cohort(self.place[cohort.ids[here]], cohort.key[here], cohort.importance[here], cohort.mass_bound)
 
-    def joined(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> ClientRegistry:
-        """The registry with one more node, after all others: the clients before it keep their places."""
+    def with_node(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> ClientRegistry:
+        """The registry with one more node after all others, so that earlier clients keep their places.
+
+        A ValueError where its number is not above theirs, a key is known already, or only one side has groups.
+        """
         if len(self) and node <= int(self.node[-1]):
             raise ValueError(f"node {node} is registered, or before others that are. A node that joins gets the next number.")
         if len(torch.cat([self.key, key]).unique()) < len(self) + len(key):
@@ -112,6 +121,6 @@ class ClientRegistry:
 
     @classmethod
     def empty(cls) -> ClientRegistry:
-        """A registry without nodes."""
+        """A registry without nodes, to which they are added with `with_node`."""
         whole = torch.zeros(0, dtype=torch.int64)
         return cls(whole, torch.zeros(0, dtype=torch.float64), whole, whole)

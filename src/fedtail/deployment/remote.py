@@ -15,7 +15,7 @@ from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
-from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, replied, written
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import new_value, with_old_names
 from fedtail.fleet import Broadcast
@@ -49,6 +49,7 @@ class RemoteFleet:
     loses_clients = True
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
+        """Begin a run under a fresh random name; nothing is sent. ValueError for an unknown schedule."""
         schedule = new_value("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
@@ -68,21 +69,31 @@ class RemoteFleet:
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round. Where keys travel ahead, the next round's is sampled with it, and stored."""
+        """The cohort of a round, by `draw`.
+
+        Where keys travel ahead, the next round's is sampled too and used when that begins.
+        """
         cohort = self._drawn.pop(round, None) or draw(round)
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Begin a round. Nothing is sent yet: the broadcast travels with the first question."""
+        """Begin a round with a cohort.
+
+        Nothing is sent yet: the broadcast, without its noise seed, travels with the first question.
+        """
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round = self.population.counts(cohort), -1
         for node in self._counts:
-            before, mine = self._unsent.get(node, [])[-1:], self.population.part(cohort, node)      # how its last round ended
+            before, mine = self._unsent.get(node, [])[-1:], self.population.cohort_at(cohort, node)  # how its last round ended
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        ask = self._asks(questions, encoding)
+        """For each question the sum over the nodes that answered, asked in the clear, or their rows where it gathers.
+
+        RoundLost where no node answered; `reports` says which did not and why.
+        """
+        ask = self._pack_question(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
         found = {node: sums for node, reply in replies.items() if (sums := self._sums(node, reply, questions, encoding))}
         self._report(found)
@@ -94,21 +105,26 @@ class RemoteFleet:
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
                        again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
-        """The sums over `threshold` clients or more, none of whose rows is seen here; `again` charges for a retry."""
+        """For each question the sum over `threshold` clients or more, none of whose rows is seen here; RoundLost for fewer.
+
+        `again` is called before a retry, and charges for it. `graph` says which nodes share masks; None: all of them.
+        """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
             threshold = max(threshold, shares + max(self._counts.values()))
-        self._asking = self._asks(questions, encoding)
+        self._asking = self._pack_question(questions, encoding)
 
-        def repeated() -> bytes:
+        def retry_context() -> bytes:
+            """Charge for the retry, mark the question as a second attempt, and give its context digest."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
             return context_digest(self._broadcast, self._asking)
 
         try:
             self._open_masked(threshold, graph)
-            found = self._masking.sum(sum(widths), encoding.modulus_bits, context_digest(self._broadcast, self._asking), repeated)
+            context = context_digest(self._broadcast, self._asking)
+            found = self._masking.sum(sum(widths), encoding.modulus_bits, context, retry_context)
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why
@@ -118,7 +134,7 @@ class RemoteFleet:
         return list(torch.from_numpy(found.total).split(widths))
 
     def close(self, finished: bool) -> None:
-        """End a round. Nothing is sent: it travels with the next round."""
+        """End a round. Nothing is sent: nodes that heard of it learn with their next message whether it was `finished`."""
         if not finished:
             self._nodes = replace(self._nodes, lost=(*self._nodes.lost, self._broadcast.round)[-MOST_LOST:])
         for node in self._counts:
@@ -132,20 +148,24 @@ class RemoteFleet:
         """None: a server has no view of single clients; `reports` says which answered."""
 
     def finish(self) -> None:
-        """Training is over: send nodes how their last round ended, so that they keep what it left."""
+        """Send nodes how their last round ended, once training is over, so that they keep what it left."""
         waiting = {node: b"" for node, broadcasts in self._unsent.items() if broadcasts}
         if waiting:
             self._exchange_messages(waiting, waiting)
 
     def memory(self) -> ClientMemory:
-        """What is sent to nodes so that they find what their clients keep; none of it is seen here."""
+        """What is sent to nodes so that they find what their clients keep, for a checkpoint.
+
+        None of the memory itself is seen here.
+        """
         return ClientMemory(self.population.key, {}, self._nodes if self._broadcast.round >= 0 else None)
 
     def recall(self, memory: ClientMemory) -> None:
-        """Go on with a training whose nodes remember by themselves; in a new one nobody remembers anything."""
+        """Go on with the training of a checkpoint, whose nodes remember by themselves; without one, a new training begins."""
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
     def _open_masked(self, threshold: int, graph: SparseGraph | None) -> None:
+        """Begin the round's secure sums with its first masked question; later calls in the round change nothing."""
         if self._masked_round == self._broadcast.round:
             return
         upcoming = self._drawn.get(self._broadcast.round + 1)
@@ -154,27 +174,32 @@ class RemoteFleet:
             self._masking.begin(tuple(self.population.node.unique().tolist()))
         self._masked_round = self._broadcast.round
 
-    def _asks(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
+    def _pack_question(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
+        """The packed questions of the round, after problems and exchanges of the one before were reset."""
         self._problems, self._exchanges = {}, 0
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Exchange messages of the secure sum; those that ask for a row travel with the question itself."""
+        """Exchange messages of the secure sum, by node; those that ask for a row travel with the question itself."""
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
         return {node: reply.secure for node, reply in self._exchange_messages(contents, asks).items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
-        """Send messages and return the replies in the order of the nodes; a node that failed is left out and noted."""
+        """Send each node its message and give the replies, in the order of the nodes; a node that failed is left out and noted.
+
+        `secure` are messages of the secure sum by node, `asks` the questions; broadcasts go with a question until a node has
+        them.
+        """
         messages = {}
         for node, bundle in secure.items():
             self._messages += 1
             broadcasts = tuple(self._unsent[node]) if node in asks else ()
-            messages[node] = written(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
+            messages[node] = message_bytes(NodeMessage(self._run, node, self._messages, broadcasts, asks.get(node, b""), bundle))
         came, self._exchanges = self.exchange(messages), self._exchanges + 1
         replies = {}
         for node, message in messages.items():
             try:
-                reply = replied(message, came[node]) if node in came else None
+                reply = read_reply(message, came[node]) if node in came else None
             except Refused as why:
                 self._problems[node] = str(why)
                 continue
@@ -189,7 +214,10 @@ class RemoteFleet:
         return replies
 
     def _sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
-        """The sums of a node in the clear; None where the answer is malformed."""
+        """A node's sums in the clear, one per question.
+
+        None where it reported a problem or its answer is malformed, which is noted.
+        """
         if reply.problem:
             return None
         try:
@@ -203,8 +231,8 @@ class RemoteFleet:
         return sums
 
     def _report(self, nodes: Iterable[int]) -> None:
-        """Note whose answers the sums hold."""
-        for node, why in self._masking.refused():
+        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+        for node, why in self._masking.take_refused():
             self._problems.setdefault(node, str(why))
         counts = [self._counts[node] for node in nodes]
         self.answered = answered = sum(counts)
@@ -214,11 +242,15 @@ class RemoteFleet:
 
 
 def asks_for_row(bundle: bytes) -> bool:
+    """Whether a bundle of messages of the secure sum asks for a masked row, so that the question must go with it."""
     return any(peek(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in unbundled(bundle))
 
 
 def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
-    """Refuse an answer that is no sum: another shape or type, numbers that are not finite, integers beyond the modulus."""
+    """Raise Refused for an answer that is no sum: another shape or dtype, numbers that are not finite, or beyond the modulus.
+
+    `lead` is (clients,) where rows are gathered, else ().
+    """
     bits = encoding.modulus_bits
     wanted = torch.float64 if bits is None else torch.int64
     if not isinstance(one, Tensor) or one.dtype != wanted or tuple(one.shape) != (*lead, width):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
-from fedtail.experiment.values import fitted, hints_of
+from fedtail.experiment.values import fit_value, type_hints_of
 from fedtail.reading import TOML_BYTES, read_text, shortly, toml_tables
 from fedtail.secure.sparse_graph import CORRUPTED
 
@@ -49,6 +49,7 @@ class NodeSettings:
     trust: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        """Raise ValueError for a value out of range, or for both of `test` and `test_share`."""
         if self.minimum < 2:
             raise ValueError(f"minimum must be at least 2 nodes, got {self.minimum}: the sum over one node is that node's.")
         if self.keys not in ("name", "data"):
@@ -64,7 +65,7 @@ class NodeSettings:
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
-        """The settings in a file, usually node.toml."""
+        """The settings in a file, usually node.toml; a ValueError says what is missing, unknown or of the wrong type."""
         place = Path(path)
         if not place.is_file():
             raise ValueError(f"there is no file {place}. `fedtail deploy init` writes one to start from.")
@@ -76,46 +77,55 @@ class NodeSettings:
         for name, example in WORDS.items():
             if name not in given:
                 raise ValueError(f"{place.name} does not say {name}. Write {example}.")
-        hints = hints_of(cls)
+        hints = type_hints_of(cls)
         for name, value in given.items():
-            problem, _ = fitted(value, hints[name])
+            problem, _ = fit_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shortly(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
     def site(self, seed: int = 0) -> Site:
-        """The node as the transport sees it; data and model are read when they are first needed."""
+        """The node as a transport sees it; data and model are read when they are first needed. The module is made with `seed`."""
         return Site(lambda: self.node(seed), self.minimum, self.masked_only, corrupted=self.corrupted)
 
     def population(self) -> Population:
-        """The clients of this node, with the data they train on."""
+        """The clients of this node with the examples they train on, read from `data`."""
         return self.splits()[0]
 
     def splits(self) -> tuple[Population, Population | None]:
-        """The clients of this node with the data they train on, and with those that models are evaluated on, if any."""
+        """The clients with the examples they train on, and with those that models are evaluated on, or None.
+
+        The second are those of `test`, or a `test_share` of each client's examples.
+        """
         from fedtail.data.opening import open_any
 
         whole = open_any(self.folder / self.data, **self.columns)
         if self.test:
-            return whole, named_alike(open_any(self.folder / self.test, **self.columns), whole)
+            return whole, match_by_name(open_any(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
     def node(self, seed: int) -> Node:
-        """The part that computes: this node's data, with the model and the parts of its own experiment file."""
+        """The part that computes: this node's data, with the model and the parts of its own experiment file.
+
+        Code of the experiment is imported only from what `trust` lists.
+        """
         from fedtail.deployment.deployed_experiment import deployed_experiments
         from fedtail.deployment.node import Node
-        from fedtail.deployment.parts import parts_of
+        from fedtail.deployment.parts import user_parts
         from fedtail.experiment.trust import Trust
 
         experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.of(self.trust, self.folder))
-        own = {part.__name__: part for one in experiments for part in parts_of(one.algorithm)}
+        own = {part.__name__: part for one in experiments for part in user_parts(one.algorithm)}
         population, test = self.splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings)
 
 
-def named_alike(test: Population, clients: Population) -> Population:
-    """The clients of a population that are among others by their names, with the keys of those."""
+def match_by_name(test: Population, clients: Population) -> Population:
+    """The clients of `test` whose names are among those of `clients`, with the keys they have there.
+
+    A ValueError where a population has no names, or where none match.
+    """
     if test.names is None or clients.names is None:
         raise ValueError("the clients of test are found by their names, which a population without names does not have. Save "
                          "both with names, or write test_share.")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.node_messages import NodeMessage, Reply, digest, read_message, written
+from fedtail.deployment.node_messages import NodeMessage, Reply, digest, message_bytes, read_message
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -25,23 +25,23 @@ class Computing(Protocol):
     """The part of a node that computes: see `Node`."""
 
     def tell(self, message: bytes) -> None:
-        """Take the beginning or the end of a round."""
+        """Receive the packed beginning or end of a round."""
         ...
 
     def answer(self, ask: bytes) -> bytes:
-        """The packed answer to a question, in the clear."""
+        """The packed answer to a packed question, in the clear; Refused where it may not be answered."""
         ...
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
-        """The answer as one row of integers, and the context digest it is masked with."""
+        """The answer to a packed question as a row of integers modulo 2 ** modulus_bits, and the context digest of its mask."""
         ...
 
     def save(self) -> bytes:
-        """The state, for another process."""
+        """The state as bytes, for another process."""
         ...
 
     def recall(self, saved: bytes) -> None:
-        """Take over a saved state; empty is a fresh start."""
+        """Take over a saved state; b"" is a fresh start."""
         ...
 
 
@@ -76,13 +76,16 @@ class Site:
         self._saved_node = b""
 
     def save(self) -> bytes:
-        """The whole state, secrets included: for a place that only this node reads."""
+        """The whole state as bytes, secrets included: for a place that only this node reads."""
         participant = self._participant.save() if self._participant else b""
         return encode(SiteState(self._run, self._me, tuple(self._broadcasts), participant,
                                 self._node.save() if self._node is not None else self._saved_node))
 
     def recall(self, saved: bytes) -> Site:
-        """Take over a saved state."""
+        """Take over a saved state in place of the present one, and give this site.
+
+        The computing part is loaded again when needed.
+        """
         state = decode(SiteState, saved)
         self._run, self._me, self._broadcasts, self._saved_node = state.run, state.me, list(state.broadcasts), state.node
         self._participant = (Participant.restore(state.participant, self._identity, corrupted=self.corrupted)
@@ -98,28 +101,31 @@ class Site:
             self._begin(message)
             self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
             if message.secure:
-                return written(self._masked(about, message))
-            return written(Reply(about, self._in_the_clear(message)))
+                return message_bytes(self._answer_masked(about, message))
+            return message_bytes(Reply(about, self._answer_in_the_clear(message)))
         except Exception as why:
-            return written(Reply(about, problem=in_words(why).encode()))
+            return message_bytes(Reply(about, problem=error_text(why).encode()))
 
     def _begin(self, message: NodeMessage) -> None:
+        """Begin afresh where the message is of another run; Refused where it is for another node."""
         if message.run != self._run:
             self._run, self._me, self._broadcasts = message.run, message.to, []      # what clients keep is of a training
             self._participant = None
         if message.to != self._me:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
-    def _in_the_clear(self, message: NodeMessage) -> bytes:
+    def _answer_in_the_clear(self, message: NodeMessage) -> bytes:
+        """The packed answer to the message's question, b"" without one; Refused where this node answers under masks only."""
         if not message.ask:
             if message.broadcasts:                           # how the last round of a training ended
-                self._awake()
+                self._loaded_node()
             return b""
         if self.masked_only:
             raise Refused("this node answers under masks only (masked_only).")
-        return self._awake().answer(message.ask)
+        return self._loaded_node().answer(message.ask)
 
-    def _masked(self, about: bytes, message: NodeMessage) -> Reply:
+    def _answer_masked(self, about: bytes, message: NodeMessage) -> Reply:
+        """The reply to the message's part of a secure sum; what was refused in it is reported as its problem."""
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
@@ -127,16 +133,18 @@ class Site:
         return Reply(about, b"", answer, "; ".join(map(str, refused)).encode())
 
     def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
+        """The integer row and context digest for a masked question; any error becomes Refused, in words without data."""
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            return self._awake().row(message.ask, ask.modulus_bits)
+            return self._loaded_node().row(message.ask, ask.modulus_bits)
         except Refused:
             raise
         except Exception as why:
-            raise Refused(in_words(why)) from why
+            raise Refused(error_text(why)) from why
 
-    def _awake(self) -> Computing:
+    def _loaded_node(self) -> Computing:
+        """The computing part, made and recalled at the first call, after it has received the broadcasts that waited for it."""
         if self._node is None:
             node = self._make()
             node.recall(self._saved_node)
@@ -146,8 +154,11 @@ class Site:
         return self._node
 
 
-def in_words(why: Exception) -> str:
-    """What may be sent of an error: a refusal is about the message; anything else could hold data, and only its type is sent."""
+def error_text(why: Exception) -> str:
+    """What the server may be told of an error: the text of a refusal, which is about its message; of others only the type.
+
+    Any other error could hold data; it is logged here in full.
+    """
     if isinstance(why, Refused):
         return str(why)
     log.error("a message could not be answered", exc_info=why)

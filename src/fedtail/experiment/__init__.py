@@ -14,7 +14,7 @@ __all__ = ["AS_WRITTEN", "Experiment", "ExperimentError", "Source", "Trust", "re
 
 
 def __getattr__(name: str) -> Any:
-    """What builds parts needs torch, what writes a file to start from does not."""
+    """A public name on its first use: what builds parts needs torch, and writing or reading a file does not."""
     if name not in __all__:
         raise AttributeError(f"module 'fedtail.experiment' has no attribute {name!r}")
     from fedtail.experiment import experiment

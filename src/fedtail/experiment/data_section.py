@@ -14,12 +14,12 @@ from fedtail.data import Population, Splits, partition
 from fedtail.errors import FieldError
 from fedtail.experiment import data_sources
 from fedtail.experiment.data_sources import SplitPlan
-from fedtail.experiment.part_tables import PartPlan, arguments, import_function, toml_value, unread_part
-from fedtail.experiment.source import Key, Source, nearest
+from fedtail.experiment.part_tables import PartPlan, checked_arguments, import_function, plan_target, toml_value
+from fedtail.experiment.source import Key, Source, nearest_hint
 
 READERS: dict[str, Callable[..., Any]] = {
-    "arrays": data_sources.arrays, "leaf": data_sources.leaf, "saved": data_sources.saved,
-    "huggingface": data_sources.huggingface}
+    "arrays": data_sources.read_array_file, "leaf": data_sources.read_leaf, "saved": data_sources.open_saved,
+    "huggingface": data_sources.read_huggingface}
 GENERATORS = ("digits", "label_shift", "synthetic", "synthetic_hybrid", "synthetic_iid", "three_gaussians")
 PARTITIONS = ("by_column", "dirichlet", "label_shards", "quantity_skew")
 FROM_DATA = ("labels", "examples", "values")      # what a partitioner takes from the data, not from the file
@@ -40,7 +40,7 @@ class DataPlan:
 
     @property
     def same_for_all_seeds(self) -> bool:
-        """Whether all seeds of a run have the same data and splits."""
+        """Whether all seeds of a run have the same data and splits: no seed of the section is written "run"."""
         return not self.follows
 
     def __str__(self) -> str:
@@ -50,16 +50,20 @@ class DataPlan:
         return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"
 
     def load(self, seed: int) -> dict[str, Population]:
-        """The clients to train on, to choose with (`validation`), to report (`test`), and what was held out."""
+        """The populations by name: `train` and, where the section gives them, `validation`, `test` and `held_out`.
+
+        Reads or generates the clients, drops those below `at_least` examples, and splits the rest. `seed` is the run's; it is
+        used where the section says seed = "run". An ExperimentError names the key where the data or the split cannot be.
+        """
         population = self._read_population(seed)
         if isinstance(population, Splits):
-            return {name: self._filtered(part) for name, part in population._asdict().items()}
+            return {name: self._drop_small_clients(part) for name, part in population._asdict().items()}
         if not isinstance(population, Population):
             raise self.reader.source.refuse(("data", "kind"), f"{self.reader.name} must give a Population or Splits, got "
                                                               f"{type(population).__name__}.")
         split_seed = seed if "split.seed" in self.follows or self.split is None else self.split.seed
         try:
-            splits = (self.split or SplitPlan(1.0))(self._filtered(population), split_seed)
+            splits = (self.split or SplitPlan(1.0))(self._drop_small_clients(population), split_seed)
         except FieldError as reason:
             file = "Write at_least = 2 below [data]." if reason.field == "at_least" else reason.write      # what helps in a file
             raise self.reader.source.refuse(("data", "split"), str(reason).removesuffix(reason.write) + file) from reason
@@ -67,42 +71,48 @@ class DataPlan:
             raise self.reader.source.refuse(("data", "split"), reason) from reason
         if self.test_path is not None:
             splits |= {"held_out": splits["test"]} if "test" in splits else {}      # kept back within clients
-            splits["test"] = self._filtered(self._read_population(seed, path=self.test_path))
+            splits["test"] = self._drop_small_clients(self._read_population(seed, path=self.test_path))
         return splits
 
     def table(self) -> dict[str, Any]:
-        """As a table with every field, as it would be written in a file."""
+        """The data section with every field, as it would be written in a file; fields that are not set are left out."""
         own = {("kind" if name == "part" else name): value for name, value in self.reader.table().items()}
         if self.partition is not None:
-            own["client"] = self._seeded(self.partition.table(), "client.seed")
+            own["client"] = self._with_run_seed(self.partition.table(), "client.seed")
         if self.split is not None:
             split = {name: value for name, value in toml_value(self.split).items() if name != "part" and value != "none"}
-            own["split"] = self._seeded(split, "split.seed")
+            own["split"] = self._with_run_seed(split, "split.seed")
         if self.test_path is not None:
             own["test_path"] = str(self.test_path)
         own = {name: value for name, value in own.items() if value != "none"}
-        return self._seeded({**own, "at_least": self.at_least}, "seed")
+        return self._with_run_seed({**own, "at_least": self.at_least}, "seed")
 
     def _read_population(self, seed: int, **more: Any) -> Any:
-        """Read or generate the clients, with the seeds that follow the run."""
+        """What the reader or generator gives, a Population or Splits.
+
+        Seeds that follow the run are `seed`, `more` replaces arguments.
+        """
         if "seed" in self.follows:
             more["seed"] = seed
         if self.partition is not None:
             with_seed = {"seed": seed} if "client.seed" in self.follows else {}
-            more["client"] = _dealer(replace(self.partition, arguments={**self.partition.arguments, **with_seed}))
+            more["client"] = _partition_function(replace(self.partition, arguments={**self.partition.arguments, **with_seed}))
         return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
 
-    def _filtered(self, population: Population) -> Population:
-        """The clients with at least `at_least` examples."""
+    def _drop_small_clients(self, population: Population) -> Population:
+        """The population without the clients that have fewer than `at_least` examples."""
         return population if self.at_least <= 1 else population.at_least(self.at_least)
 
-    def _seeded(self, table: dict[str, Any], name: str) -> dict[str, Any]:
-        """A table whose seed is written "run" where it follows the run."""
+    def _with_run_seed(self, table: dict[str, Any], name: str) -> dict[str, Any]:
+        """The table with seed = "run" where the seed called `name` follows the run; else the table itself."""
         return {**table, "seed": RUN} if name in self.follows else table
 
 
 def data_plan(source: Source) -> DataPlan:
-    """The data section of a file, checked."""
+    """The data section of a file, checked: names, fields and paths, but nothing is read.
+
+    An ExperimentError names the key at fault.
+    """
     table, follows = source.table("data"), set()
     for name, inner in (("", table), ("client.", table.get("client")), ("split.", table.get("split"))):
         if isinstance(inner, dict) and inner.get("seed") == RUN:
@@ -111,11 +121,11 @@ def data_plan(source: Source) -> DataPlan:
                 table[name[:-1]] = {**inner, "seed": 0}
             else:
                 table["seed"] = 0
-    reader = _reader(source, table)
+    reader = _plan_reader(source, table)
     client = table.get("client")
-    dealt = _partition(source, client, reader.name) if isinstance(client, dict) else None
+    dealt = _plan_partition(source, client, reader.name) if isinstance(client, dict) else None
     own = {name: value for name, value in table.items() if name not in COMMON and not (dealt and name == "client")}
-    given = arguments(source, ("data",), own, reader.target, reader.name, skip=("client",) if dealt else ())
+    given = checked_arguments(source, ("data",), own, reader.target, reader.name, skip=("client",) if dealt else ())
     if "path" in given:
         given["path"] = _existing_path(source, ("data", "path"), given["path"])
     if reader.name == "leaf" and ":" in str(given.get("encode")):
@@ -127,48 +137,49 @@ def data_plan(source: Source) -> DataPlan:
         raise source.refuse(("data", "at_least"), FieldError("at_least", "a whole number from 1", at_least))
     test = table.get("test_path")
     test_path = None if test is None else _existing_path(source, ("data", "test_path"), test)
-    return DataPlan(replace(reader, arguments=given), dealt, _split(source, table, reader.name), at_least, test_path,
+    return DataPlan(replace(reader, arguments=given), dealt, _plan_split(source, table, reader.name), at_least, test_path,
                     frozenset(follows))
 
 
-def _reader(source: Source, table: dict[str, Any]) -> PartPlan:
-    """The kind of data that a file names: a reader, a generator, or a user's own function."""
+def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:
+    """What [data] kind names: a reader, a generator, or a user's own "module:function", as a plan without arguments yet."""
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
     if not isinstance(kind, str):
         raise source.refuse(("data",), f"[data] needs a kind: {', '.join(known)}, or your own as \"module:function\".")
     if ":" in kind:
-        return PartPlan(kind, unread_part(import_function(source, ("data", "kind"), kind)), {}, source, ("data",))
+        return PartPlan(kind, plan_target(import_function(source, ("data", "kind"), kind)), {}, source, ("data",))
     if kind not in known:
-        raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest(kind, known)}")
+        raise source.refuse(("data", "kind"), f"there is no kind of data {kind!r}. {nearest_hint(kind, known)}")
     target = READERS[kind] if kind in READERS else getattr(generators, kind)
     return PartPlan(kind, target, {}, source, ("data",))
 
 
-def _partition(source: Source, table: dict[str, Any], kind: str) -> PartPlan:
-    """Who deals the examples out: one of ours, or for a Hugging Face data set one of Flower's."""
+def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPlan:
+    """The part that deals examples out to clients: one of fedtail's partitioners or, for a Hugging Face data set, of Flower's."""
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}
     if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
-        return PartPlan(name, _flower, fields, source, key)
+        return PartPlan(name, _flower_settings, fields, source, key)
     if name not in PARTITIONS:
         raise source.refuse((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
-                                            f"{nearest(str(name), PARTITIONS)}")
+                                            f"{nearest_hint(str(name), PARTITIONS)}")
     target = getattr(partition, name)
     named = ("values",) if name == "by_column" else ()
-    given = arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in named))
+    given = checked_arguments(source, key, fields, target, name, skip=tuple(n for n in FROM_DATA if n not in named))
     return PartPlan(name, target, given, source, key)
 
 
-def _flower(**settings: Any) -> Any:
-    """Stands for one of Flower's partitioners, which are made where the data set is."""
+def _flower_settings(**settings: Any) -> Any:
+    """Stands for one of Flower's partitioners in a plan, which are made where the data set is: gives back its fields."""
     return settings
 
 
-def _dealer(plan: PartPlan) -> data_sources.Deal:
-    """What a reader calls to have its examples dealt out to clients."""
+def _partition_function(plan: PartPlan) -> data_sources.Deal:
+    """A function that a reader calls to have its examples dealt out to clients by the planned partitioner."""
     def deal(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
-        if plan.target is _flower:
+        """The client of each example, (examples,) int; `read` gives a column by name, `y` names the labels."""
+        if plan.target is _flower_settings:
             from fedtail.data.hub import partition_ids
             return partition_ids(dataset, plan.name, plan.arguments)
         if plan.name == "by_column":
@@ -178,8 +189,11 @@ def _dealer(plan: PartPlan) -> data_sources.Deal:
     return deal
 
 
-def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
-    """How clients are split, from the file or by default; None where the data come split."""
+def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
+    """How clients are split, by the file or by default; where it leaves out train, that is the rest.
+
+    None for data that come split.
+    """
     split = table.get("split")
     if kind == "label_shift":
         if split is not None:
@@ -191,7 +205,7 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
     if not isinstance(split, dict):
         raise source.refuse(("data", "split"), f"split must be a table, got {split!r}. Write "
                                                "split = { train = 0.8, test = 0.2, seed = 0 }.")
-    given = arguments(source, ("data", "split"), split, SplitPlan, "split")
+    given = checked_arguments(source, ("data", "split"), split, SplitPlan, "split")
     if "test_path" in table and given.get("test") is not None:
         raise source.refuse(("data", "split"), "test clients are those of test_path. Remove split's test, or test_path.")
     if "train" not in given:
@@ -201,7 +215,7 @@ def _split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None
 
 
 def _existing_path(source: Source, key: Key, value: Any) -> Path:
-    """A path beside the experiment file, refused where there is nothing."""
+    """A path relative to the experiment file; an ExperimentError where nothing is there."""
     path = source.folder / str(value)
     if not path.exists():
         raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")

@@ -21,9 +21,12 @@ Read = Callable[[str], Any]                            # an array or column by i
 Deal = Callable[[str, Read, Any], np.ndarray]          # (labels' name, how to read them, data set of the hub) -> client ids
 
 
-def arrays(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal = "client", group: str | None = None,
-           mass: str | None = None) -> Population:
-    """Arrays of an `.npz` file or columns of a `.parquet` file."""
+def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal = "client", group: str | None = None,
+                    mass: str | None = None) -> Population:
+    """[data] kind = "arrays": a population from the arrays of an `.npz` file or the columns of a `.parquet` file.
+
+    `client` names an array of client ids, or is a function that deals the examples out.
+    """
     from fedtail.data.tables import read_arrays, suffix_of
 
     read = Population.from_parquet if suffix_of(path) == ".parquet" else Population.from_npz
@@ -31,21 +34,27 @@ def arrays(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal
     return read(path, x, y, dealt, group, mass)
 
 
-def leaf(path: str, encode: str | None = None) -> Population:
-    """A folder of LEAF's json files; `encode` is "characters" for its Shakespeare, or your own as `module:function`."""
+def read_leaf(path: str, encode: str | None = None) -> Population:
+    """[data] kind = "leaf": a population from a folder of LEAF's json files.
+
+    `encode` is "characters" for its Shakespeare, a function of your own (`module:function` in a file), or None for numbers.
+    """
     if isinstance(encode, str) and encode != "characters":
         raise FieldError("encode", '"characters" or "module:function"', encode)
     return Population.from_leaf(path, encode_characters if isinstance(encode, str) else encode)
 
 
-def saved(path: str) -> Population:
-    """A folder that `population.save` wrote; the arrays stay on disk."""
+def open_saved(path: str) -> Population:
+    """[data] kind = "saved": a population from a folder that `population.save` wrote; the arrays stay on disk."""
     return Population.open(path)
 
 
-def huggingface(dataset: str, x: str | list[str], y: str, client: str | Deal, hub_split: str | None = None,
-                subset: str | None = None, group: str | None = None, mass: str | None = None) -> Population:
-    """A data set by its name on the hub, or a folder written with `save_to_disk`; `hub_split` and `subset` are the hub's."""
+def read_huggingface(dataset: str, x: str | list[str], y: str, client: str | Deal, hub_split: str | None = None,
+                     subset: str | None = None, group: str | None = None, mass: str | None = None) -> Population:
+    """[data] kind = "huggingface": a population from a data set on the hub, or from a folder written with `save_to_disk`.
+
+    `hub_split` and `subset` are the hub's. `client` names a column, or is a function that deals the examples out.
+    """
     from fedtail.data.hub import open_dataset, read_columns
 
     found = open_dataset(dataset, hub_split, subset)
@@ -67,6 +76,7 @@ class SplitPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        """Raise FieldError unless all shares are positive and together at most 1, and `within` is in (0, 1)."""
         shares = [s for s in (self.train, self.validation, self.test) if s is not None]
         if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
             raise FieldError("train", "a fraction of the clients", shares,
@@ -75,6 +85,11 @@ class SplitPlan:
             raise FieldError("within", "in (0, 1)", self.within, "It is the part of a client's examples kept back.")
 
     def __call__(self, population: Population, seed: int) -> dict[str, Population]:
+        """The population split by clients, and by examples where `within` is set: populations by name, always with `train`.
+
+        Examples kept back within clients are `held_out`, or `test` where no clients are kept for that. `seed` replaces the plan's
+        own.
+        """
         named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
         splits = {"train": population}
         if len(named) > 1 or self.train < 1:
@@ -86,7 +101,7 @@ class SplitPlan:
 
 
 def fingerprint(splits: dict[str, Population]) -> str:
-    """A digest of the data themselves, so that a run does not go on with others."""
+    """A hexadecimal digest of all tensors and names of the splits, so that a run does not go on with other data."""
     digest, known = hashlib.blake2b(digest_size=16), set()
     for name, population in sorted(splits.items()):
         inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}

@@ -34,6 +34,7 @@ class EnginePlan:
     address: str | None = None
 
     def __post_init__(self) -> None:
+        """Raise FieldError for `shards` or `address` without Ray, fewer than one shard, or a negative number of workers."""
         stray = [name for name in ("shards", "address") if getattr(self, name) is not None and self.kind == "local"]
         if stray:
             raise FieldError(stray[0], "left out", getattr(self, stray[0]),
@@ -45,7 +46,10 @@ class EnginePlan:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
     def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None) -> AbstractContextManager[Any]:
-        """Actors that train. `folder` is that of the experiment, whose modules are sent along."""
+        """A fleet of Ray actors, to be used in a `with` block. `folder` is the experiment's, whose modules are sent along.
+
+        In the folder `memory`, if any, clients keep what is large between rounds.
+        """
         from fedtail.engine.ray import RayFleet
 
         return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder),

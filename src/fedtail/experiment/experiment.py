@@ -15,6 +15,7 @@ import torch
 from fedtail.algorithm import Family, FederatedAlgorithm
 from fedtail.channel import Channel
 from fedtail.data.population import Population
+from fedtail.deprecated import with_old_names
 from fedtail.engine.engine import Engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.errors import FieldError
@@ -22,8 +23,8 @@ from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.evaluation.federated import FederatedEvaluation
 from fedtail.experiment.data_section import DataPlan, data_plan
 from fedtail.experiment.engine_section import UNSET, EnginePlan
-from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, build_part, own_file, toml_value
-from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest
+from fedtail.experiment.part_tables import SLOTS, PartPlan, build_part, checked_arguments, own_file, toml_value
+from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
 from fedtail.experiment.task_section import TaskPlan, task_plan
 from fedtail.local import LocalSGD
 from fedtail.privacy.ledger import PrivacyBudget
@@ -60,6 +61,7 @@ class EvaluationPlan:
     on_nodes: FederatedEvaluation | None = None
 
     def __post_init__(self) -> None:
+        """Raise FieldError for an unknown statistic in `keep_best`, or fewer than one round between evaluations."""
         if self.keep_best is not None:
             parse_keep_best(self.keep_best)
         if self.every is not None and self.every < 1:
@@ -74,6 +76,7 @@ class FamilyPlan:
     values: tuple[Any, ...]
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Experiment:
     """One method or family on one population, for some seeds."""
@@ -94,41 +97,44 @@ class Experiment:
 
     @property
     def members(self) -> list[str]:
-        """The names of its models."""
+        """The names of its models: its own, or for a family the field and value of each."""
         if self.family is None:
             return [self.name]
         return [f"{self.family.field.rpartition('.')[2]} {value}" for value in self.family.values]
 
     @property
-    def computing(self) -> Engine:
-        """Where and how it is computed, for `train`."""
+    def training_engine(self) -> Engine:
+        """Where and how the experiment trains, as `train(engine=...)` takes it."""
         plan = self.engine
         return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
 
     def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
-        """Who trains. Nothing is started before the first round; in the folder `memory` clients keep what is large."""
+        """Who trains, to be used in a `with` block: processes of this machine or Ray actors, started with the first round.
+
+        In the folder `memory` clients keep what is large between rounds. An ExperimentError where Ray is to compute on a GPU.
+        """
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
                                                          "device = \"cpu\", or kind = \"local\" below [engine].")
         if self.engine.kind == "local":
-            at = self.computing
+            at = self.training_engine
             return LocalFleet(population, task, at.device, workers=at.workers, kernel=at.kernel, precision=at.precision,
                               folder=memory)
         return self.engine.ray_fleet(task, population, self.source.folder, memory)
 
     @property
     def evaluating(self) -> Engine:
-        """Where it is computed, for `evaluate` and `finetune`, which have full precision always."""
+        """Where the experiment evaluates and fine-tunes, which is always in full precision."""
         return Engine(self.device, workers=self.engine.workers)
 
     @property
     def evaluate_every(self) -> int:
-        """Rounds between evaluations; by default a twentieth of the run."""
+        """Rounds between evaluations; by default a twentieth of the run, at least 1."""
         return self.evaluate.every or max(1, self.rounds // 20)
 
     def table(self, seed: int | None = None) -> dict[str, Any]:
-        """Everything, with every default, as a file that gives this experiment again."""
-        method = {name: toml_value(part) for name, part in _parts_of_first(self.algorithm).items()}
+        """All sections with every default, as tables that read back as this experiment; with `seed`, for that seed alone."""
+        method = {name: toml_value(part) for name, part in _parts_of_first_model(self.algorithm).items()}
         family = {}
         if self.family is not None:
             varied: Any = [toml_value(value) for value in self.family.values]
@@ -145,7 +151,7 @@ class Experiment:
                 "device": self.device, **folder, **sections}
 
     def own_code(self) -> dict[str, str]:
-        """A digest of each of the user's own files that the experiment names."""
+        """By file name, a hexadecimal digest of each of the user's own files that the experiment names."""
         files = own_files(self.table(), self.source.folder)
         return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(files)}
 
@@ -158,7 +164,7 @@ def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str 
     such a file is refused.
     """
     if method is not None:
-        return experiment_of(pick_method(Source.read(path, settings, trust), method), Path(path).stem)
+        return build_experiment(pick_method(Source.read(path, settings, trust), method), Path(path).stem)
     found = read_experiments(path, settings, trust)
     if len(found) > 1:
         raise ExperimentError(f"{path} holds {len(found)} methods: {', '.join(e.name for e in found)}. Compare them with "
@@ -167,28 +173,32 @@ def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str 
 
 
 def read_experiments(path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> list[Experiment]:
-    """All methods of a file: its `[[method]]` entries, or the file itself as one. `trust` is as for `read_experiment`."""
-    return experiments(Source.read(path, settings, trust), Path(path).stem)
+    """All methods of a file: its `[[method]]` entries, or the file itself as one.
+
+    `settings` are changes as with `--set`. Code of your own that the file names is imported only from the folders and packages in
+    `trust`; without it such a file is refused.
+    """
+    return build_experiments(Source.read(path, settings, trust), Path(path).stem)
 
 
-def experiments(source: Source, name: str) -> list[Experiment]:
-    """All methods of a file that was read."""
+def build_experiments(source: Source, name: str) -> list[Experiment]:
+    """The experiments of a source that was read, one for each `[[method]]` entry, or one; `name` is for those without a name."""
     names = method_names(source)
     views = [source.for_method(index, DEFAULTS) for index in range(len(names))] if names else [source]
-    return [experiment_of(view, name) for view in views]
+    return [build_experiment(view, name) for view in views]
 
 
 def pick_method(source: Source, method: str) -> Source:
-    """The view that one of a file's methods has of it."""
+    """The source as the method called `method` sees it; an ExperimentError with the nearest name where there is none."""
     names = method_names(source)
     if method not in names:
-        hint = nearest(method, names) if names else "It has one only, without a name."
+        hint = nearest_hint(method, names) if names else "It has one only, without a name."
         raise ExperimentError(f"{source.name} has no method {method!r}. {hint}")
     return source.for_method(names.index(method), DEFAULTS)
 
 
 def method_names(source: Source) -> list[str]:
-    """The names of the `[[method]]` entries, checked; none where the file is one method itself."""
+    """The names of the `[[method]]` entries, after their keys were checked; empty where the file is one method itself."""
     _check_keys(source, source.tables, (*SETTINGS, *SECTIONS, "method"), ())
     entries = source.tables.get("method", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -204,7 +214,7 @@ def method_names(source: Source) -> list[str]:
 
 
 def own_files(table: Any, folder: Path) -> set[Path]:
-    """The files beside an experiment that its parts, functions or data come from."""
+    """The existing files beside an experiment that its tables name as "module:name": parts, functions or data."""
     if isinstance(table, dict):
         return set().union(*(own_files(value, folder) for value in table.values()))
     if isinstance(table, list):
@@ -214,7 +224,7 @@ def own_files(table: Any, folder: Path) -> set[Path]:
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
-    """Seeds as 3, [0, 1], "0..4" (both ends) or "0,1,7"."""
+    """The distinct seeds of 3, [0, 1], "0..4" (both ends) or "0,1,7"; a FieldError, which is a ValueError, for anything else."""
     if isinstance(value, str):
         low, dots, high = value.partition("..")
         try:
@@ -229,8 +239,11 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(seeds))
 
 
-def experiment_of(source: Source, name: str) -> Experiment:
-    """One method, checked section by section."""
+def build_experiment(source: Source, name: str) -> Experiment:
+    """The experiment of a source, each section checked in turn; an ExperimentError names the key at fault.
+
+    `name` is what it is called where the file does not say.
+    """
     rounds = source.tables.get("rounds")
     if type(rounds) is not int or rounds < 1:
         came = "nothing" if rounds is None else repr(rounds)
@@ -243,38 +256,41 @@ def experiment_of(source: Source, name: str) -> Experiment:
     given = source.tables.get("name", name)
     if not isinstance(given, str) or not given.strip():
         raise source.refuse(("name",), FieldError("name", "text", given))
-    algorithm, family = _algorithm(source)
-    return Experiment(given, rounds, seeds, _device(source), data_plan(source), task_plan(source), algorithm,
+    algorithm, family = _build_algorithm(source)
+    return Experiment(given, rounds, seeds, _checked_device(source), data_plan(source), task_plan(source), algorithm,
                       build_part(source, ("channel",), source.table("channel"), SLOTS["channel"]),
-                      _section(source, "privacy", PrivacyBudget), family, _section(source, "engine", EnginePlan),
-                      _section(source, "evaluate", EvaluationPlan), source)
+                      _build_section(source, "privacy", PrivacyBudget), family, _build_section(source, "engine", EnginePlan),
+                      _build_section(source, "evaluate", EvaluationPlan), source)
 
 
-def _algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
-    """The method of a file, or the family of methods that differ in one field."""
+def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
+    """The method of a file and None, or the family of methods that differ in one field and what they differ in.
+
+    Where code was read as names only, a plan stands for the method.
+    """
     if "family" not in source.tables:
-        return _member(source), None
-    varied = list(_leaves(source.table("family")))
+        return _build_method(source), None
+    varied = list(_leaf_values(source.table("family")))
     if len(varied) != 1 or varied[0][0][0] not in METHOD or not isinstance(varied[0][1], list) or len(varied[0][1]) < 2:
         raise source.refuse(("family",), "a family varies one field of a part over two values or more. Write "
                                          "[family] and below it risk.tail_fraction = [1.0, 0.5, 0.2].")
     key, values = varied[0]
     if len(set(map(repr, values))) < len(values):
         raise source.refuse(("family",), f"the models of a family differ, got {values}. Name each value once.")
-    by = source.where("family", *key)
-    members = tuple(_member(source.changed(key, value, by)) for value in values)
-    family = PartPlan("family", Family, {"members": members}, source, ("family",)).made()
+    by = source.location("family", *key)
+    members = tuple(_build_method(source.with_value(key, value, by)) for value in values)
+    family = PartPlan("family", Family, {"members": members}, source, ("family",)).part_or_plan()
     return family, FamilyPlan(".".join(key), tuple(values))
 
 
-def _leaves(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What stands in nested tables: ("risk", "tail_fraction"), [1.0, 0.5]."""
+def _leaf_values(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values in nested tables with their keys: (("risk", "tail_fraction"), [1.0, 0.5])."""
     for name, value in table.items():
-        yield from _leaves(value, (*key, name)) if isinstance(value, dict) else [((*key, name), value)]
+        yield from _leaf_values(value, (*key, name)) if isinstance(value, dict) else [((*key, name), value)]
 
 
-def _member(source: Source) -> FederatedAlgorithm:
-    """One method: each of its parts built from its section."""
+def _build_method(source: Source) -> FederatedAlgorithm:
+    """One method with each of its parts built from its section; a plan where code was read as names only."""
     parts = {}
     for name in METHOD:
         table = source.table(name)
@@ -282,11 +298,11 @@ def _member(source: Source) -> FederatedAlgorithm:
             raise source.refuse(("sample",), "who takes part in a round? Write [sample] and below it cohort_size = 100, or "
                                              "part = \"Everyone\".")
         parts[name] = build_part(source, (name,), table, SLOTS[name])
-    return PartPlan("method", FederatedAlgorithm, parts, source, ()).made()
+    return PartPlan("method", FederatedAlgorithm, parts, source, ()).part_or_plan()
 
 
-def _parts_of_first(algorithm: Any) -> dict[str, Any]:
-    """The parts of a method, or of the first of a family; of one that was read as names only, as far as they were made."""
+def _parts_of_first_model(algorithm: Any) -> dict[str, Any]:
+    """By section, the parts of a method or of the first model of a family; plans where code was read as names only."""
     if isinstance(algorithm, PartPlan) and "members" in algorithm.arguments:
         algorithm = algorithm.arguments["members"][0]
     if isinstance(algorithm, PartPlan):
@@ -294,15 +310,15 @@ def _parts_of_first(algorithm: Any) -> dict[str, Any]:
     return {name: getattr(algorithm.members[0], name) for name in METHOD}
 
 
-def _section(source: Source, name: str, kind: type) -> Any:
-    """A section whose fields are those of a dataclass."""
-    given = arguments(source, (name,), source.table(name), kind, f"[{name}]")
+def _build_section(source: Source, name: str, kind: type) -> Any:
+    """A section whose keys are the fields of the dataclass `kind`, made and checked."""
+    given = checked_arguments(source, (name,), source.table(name), kind, f"[{name}]")
     plan = PartPlan(name, kind, given, source, (name,))
-    return kind(**given) if plan.unread else plan.make()      # a section can hold parts as names only, and does not use them
+    return kind(**given) if plan.is_unread else plan.make()      # a section can hold parts as names only, and does not use them
 
 
-def _device(source: Source) -> str:
-    """The device a file names, refused where PyTorch has none such."""
+def _checked_device(source: Source) -> str:
+    """The device a file names, "cpu" by default; an ExperimentError for other than cpu and cuda, or where PyTorch sees no GPU."""
     device = source.tables.get("device", "cpu")
     try:
         kind = torch.device(device).type if isinstance(device, str) else ""
@@ -316,9 +332,12 @@ def _device(source: Source) -> str:
 
 
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:
-    """Refuse keys that no section or setting has, with the nearest that one has."""
+    """Raise ExperimentError for a key of `table` that is not in `known`, with the nearest that is.
+
+    `key` is where the table stands.
+    """
     for name in table:
         if name in NOT_YET:
             raise source.refuse((*key, name), f"{NOT_YET[name]}. Remove [{name}].")
         if name not in known:
-            raise source.refuse((*key, name), f"there is no section or setting {name!r}. {nearest(name, known)}")
+            raise source.refuse((*key, name), f"there is no section or setting {name!r}. {nearest_hint(name, known)}")

@@ -15,9 +15,9 @@ from typing import Any
 
 from fedtail.deprecated import new_keywords
 from fedtail.errors import FieldError
-from fedtail.experiment.source import Key, Source, nearest
-from fedtail.experiment.trust import Unread, attribute_of, file_beside, home_of, is_ours
-from fedtail.experiment.values import NONE, fitted, hints_of
+from fedtail.experiment.source import Key, Source, nearest_hint
+from fedtail.experiment.trust import Unread, defining_module, file_beside, find_attribute, is_ours
+from fedtail.experiment.values import NONE, fit_value, type_hints_of
 from fedtail.reading import shortly
 
 
@@ -31,7 +31,7 @@ class Slot:
     without: str = ""                    # a method that says it belongs elsewhere
 
     def candidates(self) -> dict[str, Any]:
-        """The public parts of the room that fit here."""
+        """By name, the public classes of the room that fit this slot; for ANYTHING, those of all slots."""
         import fedtail
 
         if self is ANYTHING:
@@ -42,7 +42,7 @@ class Slot:
         return {name: value for name, value in made.items() if self.fits(value)}
 
     def fits(self, kind: type) -> bool:
-        """Whether a class has the method, itself or from a base."""
+        """Whether a class has the method this slot needs, itself or from a base, and not one that belongs to another slot."""
         if self is ANYTHING:
             return any(slot.fits(kind) for slot in SLOTS.values())
         own = {name for base in kind.__mro__[:-1] for name in vars(base)}
@@ -83,17 +83,17 @@ class PartPlan:
     key: Key
 
     @property
-    def unread(self) -> bool:
-        """Whether it is the user's own code, or holds some, and names were not looked up: then it cannot be made."""
-        return self.target is _unread or any(_holds_unread(value) for value in self.arguments.values())
+    def is_unread(self) -> bool:
+        """Whether it is, or holds, code of the user's that was read as a name only: then it cannot be made."""
+        return self.target is _unread_part or any(_holds_unread(value) for value in self.arguments.values())
 
-    def made(self) -> Any:
-        """The part; itself where names were not looked up, so that it can be shown as it is written."""
-        return self if self.unread else self.make()
+    def part_or_plan(self) -> Any:
+        """The part, made; the plan itself where code was read as names only, so that it can be shown as it is written."""
+        return self if self.is_unread else self.make()
 
     def make(self, **more: Any) -> Any:
-        """Call it; an error says which key of the file it is about."""
-        if self.unread:
+        """Call the target with its arguments and `more`. An error becomes an ExperimentError that names the key of the file."""
+        if self.is_unread:
             raise self.source.refuse(self.key, f"{self.name} was read as a name only, so it cannot be made.")
         try:
             return self.target(**self.arguments, **more)
@@ -107,7 +107,7 @@ class PartPlan:
             raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
     def _fields_of(self, reason: Exception) -> list[str]:
-        """The arguments that an error is about: by its field, by the value that came, or (a user's own part) by its words."""
+        """The arguments that an error is about: by its field, by the value that came, or by the names and values in its text."""
         if isinstance(reason, FieldError):
             holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
             return [reason.field] if reason.field else holding
@@ -115,38 +115,48 @@ class PartPlan:
         return quoted + [name for name in self.arguments if re.search(rf"\b{re.escape(name)}\b", str(reason))]
 
     def table(self) -> dict[str, Any]:
-        """As a table with every field, as it would be written in a file."""
+        """The part as a table with its name and every field, defaults included, as it would be written in a file."""
         defaults = {name: parameter.default for name, parameter in parameters_of(self.target).items()
                     if parameter.default is not parameter.empty}
         return {"part": self.name, **{name: toml_value(value) for name, value in {**defaults, **self.arguments}.items()}}
 
 
 def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
-    """The part that a table describes."""
-    return plan_part(source, key, table, slot).made()
+    """Make the part that a table describes; a plan instead where code was read as names only.
+
+    An ExperimentError names the key.
+    """
+    return plan_part(source, key, table, slot).part_or_plan()
 
 
 def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
-    """What a table describes, checked as far as it can be without making it."""
+    """What a table describes as a plan: name and fields are checked, the part is not made yet.
+
+    A text is a part without fields.
+    """
     table = {"part": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
-        raise source.refuse(key, f"a part is needed, got {table!r}. Write {{ part = \"{_example(slot)}\" }} with its fields.")
+        raise source.refuse(key, f"a part is needed, got {table!r}. Write {{ part = \"{_example_part(slot)}\" }} with its "
+                                 "fields.")
     name = table.get("part", slot.default)
     if not isinstance(name, str):
         came = "nothing" if name is None else repr(name)
-        raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example(slot)}\"; there are "
+        raise source.refuse(key, f"part must be a name, got {came}. Write part = \"{_example_part(slot)}\"; there are "
                                  f"{', '.join(slot.candidates())}.")
     target = find_part(source, (*key, "part"), name, slot)
     given = new_keywords(name, {field: value for field, value in table.items() if field != "part"})
-    return PartPlan(name, target, arguments(source, key, given, target, name), source, key)
+    return PartPlan(name, target, checked_arguments(source, key, given, target, name), source, key)
 
 
 def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
-    """A part by its public name, or a user's own by `module:Class`, checked before anything of it is called."""
+    """The class or function of a part: one of the slot's by its public name, or a user's own by "module:Class".
+
+    Importing a user's own needs trust. An ExperimentError says where the name is unknown or the class does not fit the slot.
+    """
     if ":" in name:
         own = import_named(source, key, name)
         if isinstance(own, Unread):
-            return unread_part(own)
+            return plan_target(own)
         if not isinstance(own, type) and not (slot is SLOTS["module"] and callable(own)):
             raise source.refuse(key, f"{name} is not a class, and {key[-2]} needs one with a method {slot.needs or 'of a part'}.")
         if isinstance(own, type) and not slot.fits(own):
@@ -155,18 +165,18 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
         if isinstance(own, type) and not (is_dataclass(own) or hasattr(own, "forward")):
             raise source.refuse(key, f"{name} must be a dataclass, so that its fields can be checked and written down. Put "
                                      "@dataclass(frozen=True) above it.")
-        return own if isinstance(own, type) else _own_function(source, key, name, own)
+        return own if isinstance(own, type) else _check_own_function(source, key, name, own)
     known = slot.candidates()
     if name not in known:
-        raise source.refuse(key, f"{slot.room} has no part {name!r} for {key[-2]}. {nearest(name, known)} "
+        raise source.refuse(key, f"{slot.room} has no part {name!r} for {key[-2]}. {nearest_hint(name, known)} "
                                  "Your own is written \"module:Class\".")
     return known[name]
 
 
 def import_function(source: Source, key: Key, name: str) -> Any:
-    """A user's own function, `module:function`."""
+    """A user's own function by "module:function"; `Unread` where names are not looked up."""
     found = import_named(source, key, name)
-    return found if isinstance(found, Unread) else _own_function(source, key, name, found)
+    return found if isinstance(found, Unread) else _check_own_function(source, key, name, found)
 
 
 def import_named(source: Source, key: Key, name: str) -> Any:
@@ -185,7 +195,7 @@ def import_named(source: Source, key: Key, name: str) -> Any:
             return Unread(name)
         _refuse_untrusted(source, key, name, beside)
     try:
-        with _importable(source.folder) if beside else nullcontext():
+        with _on_import_path(source.folder) if beside else nullcontext():
             found = importlib.import_module(module)
     except ImportError as reason:
         where = source.folder if beside else "the installed packages"
@@ -197,7 +207,7 @@ def import_named(source: Source, key: Key, name: str) -> Any:
         raise source.refuse(key, f"{own} is not what was imported: a module of the same name is loaded from "
                                  f"{getattr(found, '__file__', 'elsewhere')}. Give the file another name.")
     try:
-        return attribute_of(found, attribute, source.trust)
+        return find_attribute(found, attribute, source.trust)
     except AttributeError:
         raise source.refuse(key, f"module {module} has no {attribute}.") from None
     except PermissionError as through:
@@ -206,12 +216,15 @@ def import_named(source: Source, key: Key, name: str) -> Any:
 
 
 def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) -> None:
-    """Refuse code that the user has not allowed: what would be imported, and what to write."""
+    """Raise ExperimentError for code that the user has not allowed: what would be imported, and what to write to allow it.
+
+    `beside` is the file it would be imported from; None for an installed package.
+    """
     module = name.partition(":")[0]
     if beside is not None and not source.trust.allows_file(beside):
         place = beside.resolve().parent
         folder = next((above for above in (place, *place.parents) if source.folder.resolve() == above), place)
-        shown = _from_here(folder)
+        shown = _typed_folder(folder)
         raise source.refuse(key, f"{name!r} is not fedtail's: it would import {beside}, and that runs the code in it. If you "
                                  f"trust what is in that folder, write --trust {shlex.quote(shown)} (in Python trust={shown!r}; "
                                  f"in node.toml trust = [\".\"] for the node's own folder).")
@@ -222,19 +235,19 @@ def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) 
                                  f"write --trust {package} (in Python trust={package!r}; in node.toml trust = [\"{package}\"]).")
 
 
-def _from_here(folder: Path) -> str:
-    """A folder as it can be typed: relative where it is below the present one."""
+def _typed_folder(folder: Path) -> str:
+    """A folder as one would type it in a command: "." or "./..." where it is below the present one, else in full."""
     here = Path.cwd()
     inner = folder.relative_to(here) if folder.is_relative_to(here) else folder
     text = str(inner)
     return text if text == "." or inner.is_absolute() else f"./{text}"
 
 
-def _own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
-    """A function that a file names, refused where it is none, or was written in a module that is not trusted."""
+def _check_own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
+    """The function itself; an ExperimentError where it cannot be called, or was written in a module that is not trusted."""
     if not callable(found):
         raise source.refuse(key, f"{name} is a {type(found).__name__}, a function is needed.")
-    home = home_of(found)
+    home = defining_module(found)
     if not (home == "fedtail.losses" or source.trust.allows(home)):
         raise source.refuse(key, f"{name} is a function of {home}, which is not trusted. Define one of your own that calls it, "
                                  f"or write --trust {home.partition('.')[0]} too.")
@@ -242,60 +255,69 @@ def _own_function(source: Source, key: Key, name: str, found: Any) -> Callable[.
 
 
 def own_file(folder: Path, name: str) -> Path | None:
-    """The file beside an experiment that `module:name` is in; None for an installed package."""
+    """The file beside an experiment that "module:name" or "module" is in.
+
+    None where there is none, as for an installed package.
+    """
     inner = folder.joinpath(*name.partition(":")[0].split("."))
     return next((file for file in (inner.with_suffix(".py"), inner / "__init__.py") if file.is_file()), None)
 
 
-def arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callable[..., Any], name: str,
-              skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a table as arguments for `target`: known, all there, of the right kind."""
+def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callable[..., Any], name: str,
+                      skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a table as arguments for `target`: known, none missing, each of the annotated type; parts in them are built.
+
+    Parameters in `skip` are given by the caller. "none" is None where that is the default. An ExperimentError names the key.
+    """
     known = {field: p for field, p in parameters_of(target).items() if field not in skip}
     for field in table:
-        if field not in known and not _takes_any(target):
-            raise source.refuse((*key, field), f"{name} has no field {field!r}. {nearest(field, known)}")
+        if field not in known and not _takes_any_field(target):
+            raise source.refuse((*key, field), f"{name} has no field {field!r}. {nearest_hint(field, known)}")
     for field, parameter in known.items():
         if parameter.default is parameter.empty and field not in table:
             raise source.refuse(key, f"{name} needs {field}, which is missing. Write {field} = ... there.")
-    hints = hints_of(target)
+    hints = type_hints_of(target)
     empty = [field for field, value in table.items() if value == NONE and field in known and known[field].default is None]
-    return {field: None if field in empty else _argument(source, (*key, field), value, hints.get(field, Any))
+    return {field: None if field in empty else _checked_argument(source, (*key, field), value, hints.get(field, Any))
             for field, value in table.items()}
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or function that have a name, without *args and **kwargs."""
+    """The named parameters of a class or function, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
 
 def toml_value(value: Any) -> Any:
-    """A value as an experiment file would hold it."""
+    """A value as an experiment file would hold it: parts as tables, functions by name, None as "none", tuples as lists."""
     if value is None:
         return NONE
     if isinstance(value, PartPlan):
         return value.table()
     if is_dataclass(value) and not isinstance(value, type):
         own = {field.name: toml_value(getattr(value, field.name)) for field in fields(value) if field.init}
-        return {"part": name_of(type(value)), **own}
+        return {"part": written_name(type(value)), **own}
     if isinstance(value, (list, tuple)):
         return [toml_value(entry) for entry in value]
     if callable(value) and hasattr(value, "__qualname__"):
-        return name_of(value)
+        return written_name(value)
     plain = isinstance(value, (bool, int, float, str, dict)) and not isinstance(value, Unread)
     return value if plain else str(value)
 
 
-def name_of(value: Any) -> str:
-    """How a file names a class or a function: alone if it is one of ours, else `module:name`."""
+def written_name(value: Any) -> str:
+    """How a file names a class or a function: alone if it is one of fedtail's, else "module:name"."""
     ours = value.__module__.startswith("fedtail.")
     return value.__name__ if ours else f"{value.__module__}:{value.__qualname__}"
 
 
-def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
-    """A value of a file as an argument: a part, a function, a path, or a plain value of the right kind."""
+def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
+    """One value of a file as an argument that fits its type hint: a part, a function, a path or a plain value.
+
+    Relative paths start at the file's folder. An ExperimentError names the key.
+    """
     field = str(key[-1])
-    if value == NONE and fitted(value, hint)[1] is None:
+    if value == NONE and fit_value(value, hint)[1] is None:
         return None
     if field in SLOTS and (isinstance(value, Mapping) or (isinstance(value, str) and hint is not str)):
         return build_part(source, key, value, SLOTS[field])
@@ -303,56 +325,56 @@ def _argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
         return tuple(build_part(source, key, one, SLOTS[field]) for one in value)
     if isinstance(value, Mapping) and "part" in value:
         return build_part(source, key, value, ANYTHING)
-    problem, result = fitted(value, hint, lambda name: _function(source, key, name))
+    problem, result = fit_value(value, hint, lambda name: _find_function(source, key, name))
     if problem:
         raise source.refuse(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
     return source.folder / result if isinstance(result, Path) else result
 
 
-def _function(source: Source, key: Key, name: str) -> Callable[..., Any]:
-    """A function by its name in `fedtail.losses`, or a user's own by `module:function`."""
+def _find_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
+    """A function of `fedtail.losses` by its name, or a user's own by "module:function"."""
     if ":" in name:
         return import_function(source, key, name)
     losses = importlib.import_module("fedtail.losses")
     known = [name for name, value in vars(losses).items()
              if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["outputs", "targets"]]
     if name not in known:
-        raise source.refuse(key, f"fedtail.losses has no {name!r}. {nearest(name, known)} Your own is \"module:function\".")
+        raise source.refuse(key, f"fedtail.losses has no {name!r}. {nearest_hint(name, known)} Your own is \"module:function\".")
     return getattr(losses, name)
 
 
-def _example(slot: Slot) -> str:
-    """A part to name in an error text."""
+def _example_part(slot: Slot) -> str:
+    """The name of a part that fits the slot, for an error text."""
     return slot.default or next(iter(slot.candidates()), "module:Class")
 
 
-def unread_part(found: Any) -> Callable[..., Any]:
-    """What a plan calls: what was found, or where its name was not looked up, what stands for it."""
-    return _unread if isinstance(found, Unread) else found
+def plan_target(found: Any) -> Callable[..., Any]:
+    """What a plan is to call: the function or class that was found, or a stand-in where its name was not looked up."""
+    return _unread_part if isinstance(found, Unread) else found
 
 
-def _unread(**fields: Any) -> Any:
-    """Stands for a part of the user's own that was not imported: it takes any fields, and is never called."""
+def _unread_part(**fields: Any) -> Any:
+    """Stands in a plan for a user's part that was not imported: it takes any fields, and raises ValueError if it is called."""
     raise ValueError("a part that was read as a name only cannot be made.")
 
 
 def _holds_unread(value: Any) -> bool:
-    """Whether a value is, or holds, a part whose name was not looked up."""
+    """Whether a value is, or holds in lists and tables, a plan whose name was not looked up."""
     if isinstance(value, (list, tuple)):
         return any(map(_holds_unread, value))
     if isinstance(value, Mapping):
         return any(map(_holds_unread, value.values()))
-    return isinstance(value, PartPlan) and value.unread
+    return isinstance(value, PartPlan) and value.is_unread
 
 
-def _takes_any(target: Callable[..., Any]) -> bool:
-    """Whether a function takes fields of any name, **kwargs."""
+def _takes_any_field(target: Callable[..., Any]) -> bool:
+    """Whether a function takes arguments of any name (**kwargs)."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Modules beside the experiment file can be imported."""
+def _on_import_path(folder: Path) -> Iterator[None]:
+    """A context in which modules in `folder` can be imported, before any of the same name elsewhere."""
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.experiment.trust import Trust
 from fedtail.reading import TOML_BYTES, Unreadable, read_text, shortly, toml_tables
@@ -33,12 +34,14 @@ class ExperimentError(ValueError):
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
+        """`problem` is the part's own error, whose fields are taken over; the text is cut to LONGEST characters."""
         super().__init__(shortly(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Source:
     """The tables of an experiment file after `--set`, and the line of every key."""
@@ -54,7 +57,10 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """Read an experiment file, and apply what `--set` changes. Nothing it names is imported here."""
+        """Read an experiment file and apply the changes of `--set`, "risk.tail_fraction=0.3". Nothing it names is imported here.
+
+        An ExperimentError where there is no such file, or it is not TOML.
+        """
         path = Path(path)
         if path.is_dir():
             raise ExperimentError(f"{path} is a folder, an experiment file is needed. `fedtail init` writes one.")
@@ -68,20 +74,23 @@ class Source:
 
     @classmethod
     def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """From the text of a file in `folder`; a resolved experiment with parts of its own says in which folder they are."""
+        """A source from the text of a file in `folder`; errors call it `name`.
+
+        A resolved experiment with code of its user's own says itself in which folder that is.
+        """
         try:
             tables = toml_tables(text, name)
         except Unreadable as reason:
             raise ExperimentError(str(reason)) from None
         elsewhere = tables.pop("folder", None)
         folder = folder / elsewhere if isinstance(elsewhere, str) else folder
-        source = cls(name, folder, tables, dict(_lines(text)), {}, trust=Trust.of(trust))
+        source = cls(name, folder, tables, dict(_key_lines(text)), {}, trust=Trust.of(trust))
         for setting in settings:
-            source = source.changed(*_setting(setting), f"--set {setting}")
+            source = source.with_value(*_parse_setting(setting), f"--set {setting}")
         return source
 
-    def changed(self, key: Key, value: Any, by: str) -> Source:
-        """A copy with one key set; errors about that key say by what (`by`)."""
+    def with_value(self, key: Key, value: Any, by: str) -> Source:
+        """A copy with the key set to a value, tables made as needed; errors about the key then say that it came from `by`."""
         tables = copy.deepcopy(self.tables)
         place: Any = tables
         for part in key[:-1]:
@@ -94,23 +103,23 @@ class Source:
         return replace(self, tables=tables, set_by={**self.set_by, key: by})
 
     def for_method(self, index: int, defaults: Mapping[str, str | None]) -> Source:
-        """The view of one of the file's methods: its own sections over the common ones, and --set over both.
+        """The source as its method number `index` sees it: the method's own sections over the common ones, and --set over both.
 
         `defaults` are the parts that are meant where a section names none.
         """
         merged = {key: value for key, value in self.tables.items() if key != "method"}
         for key, value in self.tables["method"][index].items():
-            merged[key] = _merged(merged.get(key), value, defaults.get(key))
+            merged[key] = _merge_section(merged.get(key), value, defaults.get(key))
         view = replace(self, tables=merged, method=index, own=self.tables["method"][index])
         for key, by in self.set_by.items():
-            view = view.changed(key, _value_at(self.tables, key), by)
+            view = view.with_value(key, _value_at(self.tables, key), by)
         return view
 
-    def where(self, *key: str | int) -> str:
-        """Where a key stands: `experiment.toml, line 12`, or the --set it came from."""
+    def location(self, *key: str | int) -> str:
+        """Where a key stands, or the nearest table around it: "experiment.toml, line 12", or the --set it came from."""
         if key in self.set_by:
             return self.set_by[key]
-        place: Key = ("method", self.method) if _holds(self.own, key) else ()
+        place: Key = ("method", self.method) if _mentions_key(self.own, key) else ()
         for size in range(len(key), -1, -1):
             if key[:size] in self.set_by and not place:
                 return self.set_by[key[:size]]
@@ -119,11 +128,17 @@ class Source:
         return self.name
 
     def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
-        """The error for a key, to be raised; of a `FieldError` it keeps what came, what is needed and what to write."""
-        return ExperimentError(f"{self.where(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
+        """An ExperimentError about a key, for the caller to raise.
+
+        Of a FieldError it keeps what came, what is needed, what to write.
+        """
+        return ExperimentError(f"{self.location(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
 
     def table(self, section: str) -> dict[str, Any]:
-        """A section; empty where it is absent. `section = "Name"` is short for a part without fields."""
+        """A copy of a section, {} where it is absent; `section = "Name"` is short for a part without fields.
+
+        An ExperimentError where it is neither text nor a table.
+        """
         value = self.tables.get(section, {})
         if isinstance(value, str):
             return {"part": value}
@@ -132,16 +147,19 @@ class Source:
         return dict(value)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a name that is not known: the nearest one, or all."""
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """A sentence for an unknown name: "Did you mean ...?" with the closest of `known`, or all of them where none is close."""
     known = list(known)
     close = get_close_matches(name, known, 1) or get_close_matches(name.lower(), [k.lower() for k in known], 1)
     close = [k for k in known if close and k.lower() == close[0].lower()]
     return f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}." if known else "It takes none."
 
 
-def _setting(text: str) -> tuple[Key, Any]:
-    """`risk.tail_fraction=0.3` as a key and a value; what is not TOML is text."""
+def _parse_setting(text: str) -> tuple[Key, Any]:
+    """The key and value of a `--set`, (("risk", "tail_fraction"), 0.3); a value that is not TOML is text.
+
+    An ExperimentError where there is no key or no "=".
+    """
     name, equals, value = text.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):
@@ -152,18 +170,21 @@ def _setting(text: str) -> tuple[Key, Any]:
         return key, value.strip()
 
 
-def _merged(common: Any, own: Any, default: str | None = None) -> Any:
-    """A method's section over the common one: another part replaces it, fields alone change some of it."""
+def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
+    """A method's section over the common one: a different part replaces it, fields alone change some of it.
+
+    `default` is the part that is meant where the common section names none.
+    """
     common = {"part": common} if isinstance(common, str) and isinstance(own, dict) else common
     if not isinstance(common, dict) or not isinstance(own, dict):
         return own
     if "part" in own and own["part"] != common.get("part", default):
         return own
-    return {**common, **{key: _merged(common.get(key), value) for key, value in own.items()}}
+    return {**common, **{key: _merge_section(common.get(key), value) for key, value in own.items()}}
 
 
-def _holds(table: Any, key: Key) -> bool:
-    """Whether a table says something about a key: the key itself, or the part it belongs to."""
+def _mentions_key(table: Any, key: Key) -> bool:
+    """Whether a table says something about a key: it holds the key itself, or names the part that the key belongs to."""
     for place, name in enumerate(key):
         if not isinstance(table, Mapping) or name not in table:
             return place > 0 and isinstance(table, Mapping) and "part" in table
@@ -172,23 +193,23 @@ def _holds(table: Any, key: Key) -> bool:
 
 
 def _value_at(tables: Any, key: Key) -> Any:
-    """The value under a key of nested tables."""
+    """The value under a key of nested tables, which must be there."""
     for part in key:
         tables = tables[part]
     return tables
 
 
-def _lines(text: str) -> Iterator[tuple[Key, int]]:
-    """Every key that begins a line, with its line; entries of an array of tables are numbered from 0."""
+def _key_lines(text: str) -> Iterator[tuple[Key, int]]:
+    """Every key that begins a line of TOML with its line number from 1; entries of an array of tables are numbered from 0."""
     table: Key = ()
     entries: dict[Key, int] = {}
     inside = ""                              # the quotes or brackets that are open where a line begins
     for number, line in enumerate(text.splitlines(), start=1):
-        began, inside = inside, _open_after(line, inside)
+        began, inside = inside, _open_brackets(line, inside)
         if began:
             continue
         if header := _HEADER.match(line):
-            table = _numbered(_key_words(header[2]), entries, header[1] == "[[")
+            table = _header_key(_key_words(header[2]), entries, header[1] == "[[")
             yield table, number
             if isinstance(table[-1], int):
                 yield table[:-1], number
@@ -198,8 +219,11 @@ def _lines(text: str) -> Iterator[tuple[Key, int]]:
                 yield (*table, *words[:size]), number
 
 
-def _open_after(line: str, inside: str) -> str:
-    """What a line leaves open: triple quotes, or brackets of a list over several lines."""
+def _open_brackets(line: str, inside: str) -> str:
+    """What is still open after a line: triple quotes, or the brackets of a list over several lines.
+
+    `inside` is what was before.
+    """
     for token in _TOKENS.findall(line):
         if inside in ('"""', "'''"):
             inside = "" if token == inside else inside
@@ -214,8 +238,11 @@ def _open_after(line: str, inside: str) -> str:
     return inside
 
 
-def _numbered(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
-    """The key of a table header, with the number of the current entry after each array of tables."""
+def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
+    """The key of a table header, with the number of the current entry after each array of tables.
+
+    `entries` counts them by key and is changed in place; `another` says that the header begins a new entry, [[...]].
+    """
     key: Key = ()
     for place, word in enumerate(words):
         key = (*key, word)
@@ -227,5 +254,5 @@ def _numbered(words: tuple[str, ...], entries: dict[Key, int], another: bool) ->
 
 
 def _key_words(dotted: str) -> tuple[str, ...]:
-    """The parts of a dotted key, without quotes."""
+    """The words of a dotted key, without quotes."""
     return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))

@@ -113,34 +113,41 @@ classes = 10
 '''
 
 
-def starter(file: Path = Path("experiment.toml"), data: Path | None = None, x: str | list[str] | None = None,
-            y: str | None = None, client: str | None = None) -> str:
-    """The text of a commented file; for a user's own data, whose arrays can be named, one that fits them."""
+def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None, x: str | list[str] | None = None,
+                 y: str | None = None, client: str | None = None) -> str:
+    """The text of a commented experiment file, as `fedtail init` writes it.
+
+    Without `data` it is about the digits. With a user's own it fits them: kind, path, split, cohort and model; `x`, `y` and
+    `client` name their arrays or columns.
+    """
     if data is None:
-        return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample(60), rate=0.1,
-                           every=10)
+        return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
+                           rate=0.1, every=10)
     from fedtail.data.describe import describe
     from fedtail.data.opening import open_any
 
     population = open_any(data, x, y, client)
     about = describe(population, data.name)
     section = _data_section(data, file.parent, len(population), int(population.size.min()), {"x": x, "y": y, "client": client})
-    return HEAD.format(name=file.name, rounds=100, data=section,
-                       module=_module_section(about["suggested"]), sample=_sample(int(0.6 * len(population))), rate=0.1, every=10)
+    return HEAD.format(name=file.name, rounds=100, data=section, module=_module_section(about["suggested"]),
+                       sample=_sample_fields(int(0.6 * len(population))), rate=0.1, every=10)
 
 
-def _sample(train: int) -> str:
-    """Half of the clients a round, at most 50; all where there are few."""
+def _sample_fields(train: int) -> str:
+    """The fields of [sample] for `train` clients: half of them a round, at most 50; everyone where there are fewer than 20."""
     return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 20 else 'part = "Everyone"'
 
 
 def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: dict[str, Any]) -> str:
-    """The data section for a user's own data."""
+    """The [data] section for a user's own data, with paths relative to `folder`; few clients are split by examples.
+
+    `clients` is how many there are, `smallest` the examples of the smallest, `names` those of the arrays that were given.
+    """
     kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
     place = "dataset" if kind == "huggingface" else "path"
-    lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml(os.path.relpath(data, folder))}"]
+    lines = ["[data]", f'kind = "{kind}"', f"{place} = {_toml_literal(os.path.relpath(data, folder))}"]
     if kind in ("arrays", "huggingface"):
-        lines += [f"{name} = {_toml(given or name)}" for name, given in names.items()]
+        lines += [f"{name} = {_toml_literal(given or name)}" for name, given in names.items()]
     if clients < 10 and smallest < 2:
         lines.append("at_least = 2            # clients with one example cannot be split")
     lines.append("split = { train = 0.6, validation = 0.2, test = 0.2, seed = 0 }" if clients >= 10 else
@@ -148,15 +155,15 @@ def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: 
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
+def _toml_literal(value: Any) -> str:
+    """A value as TOML writes it, on one line."""
     import tomli_w
 
     return tomli_w.dumps({"value": value}, multiline_strings=False).partition("=")[2].strip()
 
 
 def _folder_kind(data: Path) -> str:
-    """What kind of data a folder holds."""
+    """The [data] kind of a folder: a saved population, a Hugging Face data set, or else LEAF's files."""
     from fedtail.data.hub import is_dataset_folder
 
     if (data / "population.json").is_file():
@@ -165,7 +172,7 @@ def _folder_kind(data: Path) -> str:
 
 
 def _module_section(suggested: dict[str, Any] | None) -> str:
-    """The section of the model that fits the data, or a place for the user's own."""
+    """The [task.module] section with the suggested model; None is a place for the user's own."""
     if suggested is None:
         return '[task.module]\npart = "mine:Net"      # a torch.nn.Module of yours, in mine.py beside this file\n'
     values = (f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in suggested.items())

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fedtail.errors import FieldError
-from fedtail.experiment.part_tables import SLOTS, PartPlan, arguments, parameters_of, plan_part, toml_value
-from fedtail.experiment.source import Source, nearest
+from fedtail.experiment.part_tables import SLOTS, PartPlan, checked_arguments, parameters_of, plan_part, toml_value
+from fedtail.experiment.source import Source, nearest_hint
 from fedtail.task import Metric, Task, in_precision
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -24,7 +24,10 @@ class TaskPlan:
     dtype: str = "float32"
 
     def make(self, seed: int) -> Task:
-        """The task of a run: PyTorch's generator starts at the seed, so that all methods start from the same module."""
+        """The task with a new module for this seed; PyTorch's global generator is seeded for it and restored afterwards.
+
+        All methods of one seed start from equal modules. An ExperimentError where the part gives no torch.nn.Module.
+        """
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             module = self.module.make()
@@ -43,11 +46,12 @@ class TaskPlan:
 
 
 def task_plan(source: Source) -> TaskPlan:
-    """The task section of a file, checked."""
+    """The task section of a file, checked; the module is made later, for each seed. An ExperimentError names the key at fault."""
     table = source.table("task")
     for name in table:
         if name not in ("dtype", *parameters_of(Task)):
-            raise source.refuse(("task", name), f"[task] has no field {name!r}. {nearest(name, ['dtype', *parameters_of(Task)])}")
+            hint = nearest_hint(name, ["dtype", *parameters_of(Task)])
+            raise source.refuse(("task", name), f"[task] has no field {name!r}. {hint}")
     module = table.pop("module", None)
     if module is None:
         raise source.refuse(("task",), "which model? Write [task.module] and below it part = \"SoftmaxRegression\", "
@@ -59,15 +63,15 @@ def task_plan(source: Source) -> TaskPlan:
     listed = table.pop("metrics", [])
     if not isinstance(listed, list):
         raise source.refuse(("task", "metrics"), FieldError("metrics", "a list of tables", listed))
-    metrics = tuple(_metric(source, index, entry) for index, entry in enumerate(listed))
-    rest = arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
+    metrics = tuple(_build_metric(source, index, entry) for index, entry in enumerate(listed))
+    rest = checked_arguments(source, ("task",), table, Task, "[task]", skip=("module", "metrics"))
     return TaskPlan(plan_part(source, ("task", "module"), module, SLOTS["module"]), {**rest, "metrics": metrics}, dtype)
 
 
-def _metric(source: Source, index: int, table: Any) -> Metric:
-    """A metric from an entry of `metrics`."""
+def _build_metric(source: Source, index: int, table: Any) -> Metric:
+    """The metric of entry number `index` of `metrics`; an ExperimentError names its key."""
     if not isinstance(table, dict):
         raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
                                                  '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')
     key = ("task", "metrics", index)
-    return PartPlan("Metric", Metric, arguments(source, key, table, Metric, "a metric"), source, key).make()
+    return PartPlan("Metric", Metric, checked_arguments(source, key, table, Metric, "a metric"), source, key).make()

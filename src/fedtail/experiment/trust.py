@@ -38,7 +38,10 @@ class Trust:
 
     @classmethod
     def of(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
-        """From folders (a `Path`, ".", or text with a slash) and names of packages; folders are relative to `beside`."""
+        """A trust in folders (a `Path`, ".", or text with a slash) and in packages by name; a Trust itself as it is.
+
+        Folders are relative to `beside`, by default the present one. A ValueError where a folder does not exist.
+        """
         if isinstance(given, Trust):
             return given
         folders, packages = [], []
@@ -58,16 +61,16 @@ class Trust:
         return cls(tuple(folders), tuple(packages))
 
     def allows_file(self, file: Path) -> bool:
-        """Whether a file, where its links lead, is in a trusted folder."""
+        """Whether a file, after its links are followed, is in a trusted folder or below one."""
         place = file.resolve()
         return any(place.is_relative_to(folder) for folder in self.folders)
 
     def allows_package(self, module: str) -> bool:
-        """Whether a module is of a trusted package, by its name."""
+        """Whether a module belongs to a trusted package, by its name alone."""
         return any(module == package or module.startswith(f"{package}.") for package in self.packages)
 
     def allows(self, module: str) -> bool:
-        """Whether a module that is loaded is of a trusted package, or was loaded from a trusted folder."""
+        """Whether a loaded module belongs to a trusted package, or was loaded from a trusted folder."""
         file = getattr(sys.modules.get(module), "__file__", None)
         return self.allows_package(module) or (file is not None and self.allows_file(Path(file)))
 
@@ -79,11 +82,12 @@ class Unread(str):
     """The name of a function that was not looked up; it stands where the function would, and cannot be called."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        """Always a ValueError: the name was not looked up, so there is nothing to call."""
         raise ValueError(f"{str(self)!r} was read as a name only, so it cannot be called.")
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module is one of fedtail's."""
+    """Whether a module is fedtail or inside it, by its name."""
     return module == OURS or module.startswith(f"{OURS}.")
 
 
@@ -100,8 +104,11 @@ def file_beside(folder: Path, module: str) -> Path | None:
     return next((file for file in (inner.with_suffix(".py"), inner / "__init__.py") if file.is_file()), None)
 
 
-def attribute_of(module: ModuleType, path: str, trust: Trust) -> Any:
-    """`Outer.Inner` of a module; a walk into another module is refused (PermissionError) unless that is trusted too."""
+def find_attribute(module: ModuleType, path: str, trust: Trust) -> Any:
+    """What a dotted path ("Outer.Inner") leads to in a module; AttributeError where there is nothing.
+
+    A PermissionError with the module's name where the path leads into another module that is not trusted.
+    """
     found: Any = module
     for name in path.split("."):
         found = getattr(found, name)
@@ -110,8 +117,11 @@ def attribute_of(module: ModuleType, path: str, trust: Trust) -> Any:
     return found
 
 
-def home_of(function: Any) -> str:
-    """The module that a function, or an object that can be called, was written in."""
+def defining_module(function: Any) -> str:
+    """The name of the module that a function, or what a `functools.partial` wraps, was written in.
+
+    "builtins" where it has none.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__module__", None) or "builtins"

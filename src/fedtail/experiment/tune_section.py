@@ -14,9 +14,9 @@ import torch
 
 from fedtail.errors import FieldError
 from fedtail.evaluation import Distribution
-from fedtail.experiment.experiment import METHOD, Experiment, experiment_of, method_names, pick_method
-from fedtail.experiment.part_tables import PartPlan, arguments
-from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest
+from fedtail.experiment.experiment import METHOD, Experiment, build_experiment, method_names, pick_method
+from fedtail.experiment.part_tables import PartPlan, checked_arguments
+from fedtail.experiment.source import ExperimentError, Source, Trusted, nearest_hint
 
 if TYPE_CHECKING:
     from fedtail.privacy.noise import Noise
@@ -36,16 +36,17 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
+        """Raise FieldError unless low < high, and both are positive on a logarithmic scale."""
         if not self.low < self.high or (self.log and self.low <= 0):
             needed = "less than high, and positive with log = true"
             raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
 
     def ends(self) -> list[Any]:
-        """The ends of the range, which are tried when the file is checked."""
+        """Both ends of the range, each of which must give an experiment when the file is checked."""
         return [self.low, self.high]
 
     def suggest(self, trial: Any, name: str) -> Any:
-        """Let an optuna trial choose a number of the range."""
+        """A number of the range that an optuna trial chooses for the field `name`; whole where both ends are."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
 
@@ -57,11 +58,11 @@ class Choices:
     values: tuple[Any, ...]
 
     def ends(self) -> list[Any]:
-        """All values: each is tried when the file is checked."""
+        """All values, each of which must give an experiment when the file is checked."""
         return list(self.values)
 
     def suggest(self, trial: Any, name: str) -> Any:
-        """Let an optuna trial choose one of the values."""
+        """One of the values, which an optuna trial chooses for the field `name`."""
         return trial.suggest_categorical(name, self.values)
 
 
@@ -86,6 +87,7 @@ class TuneSettings:
     noise: Noise | None = None
 
     def __post_init__(self) -> None:
+        """Raise FieldError for a value out of range, an unknown statistic, or noise without a private search."""
         if self.trials < 1:
             raise FieldError("trials", "at least 1", self.trials)
         if not 0 < self.holdout < 1:
@@ -107,32 +109,39 @@ class Search:
 
     @cached_property
     def metrics(self) -> dict[str, Better]:
-        """What may be chosen by, and which values of it are better."""
+        """The metrics that may be chosen by, and whether lower or higher values of each are better."""
         return {metric.name: metric.better for metric in self.first().task.make(0).all_metrics}
 
     @property
     def statistic(self) -> str:
-        """The statistic to choose by: as written, or the percentile of the clients who do worst."""
+        """The statistic to choose by: as written, or the percentile at the end of the clients who do worst."""
         return self.settings.statistic or TAIL[self.metrics[self.settings.metric]]
 
     @property
     def better(self) -> Better:
-        """Which values of the statistic are better."""
+        """Whether "lower" or "higher" values of the statistic are better; a spread is better lower."""
         return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
 
     def experiment(self, chosen: dict[str, Any]) -> Experiment:
-        """The experiment with the chosen values of the searched fields."""
+        """The experiment with chosen values of the searched fields, by dotted name.
+
+        An ExperimentError names the field at fault.
+        """
         source = self.source
         for name, value in chosen.items():
-            source = source.changed(tuple(name.split(".")), value, f"{self.source.where('tune', 'search')}, {name} = {value!r}")
-        return experiment_of(source, self.name)
+            by = f"{self.source.location('tune', 'search')}, {name} = {value!r}"
+            source = source.with_value(tuple(name.split(".")), value, by)
+        return build_experiment(source, self.name)
 
     def first(self) -> Experiment:
-        """One of the experiments: data, metrics and device are those of all."""
+        """The experiment with the first value of every searched field; data, metrics and device are those of all trials."""
         return self.experiment({name: field.ends()[0] for name, field in self.space.items()})
 
     def combinations(self) -> list[dict[str, Any]] | None:
-        """All settings there are, where every field has choices and they are no more than the trials."""
+        """All settings there are, by field name, where every field has choices and they are no more than the trials.
+
+        Else None.
+        """
         if not all(isinstance(field, Choices) for field in self.space.values()):
             return None
         if math.prod(len(field.ends()) for field in self.space.values()) > self.settings.trials:
@@ -142,7 +151,11 @@ class Search:
 
 
 def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None, trust: Trusted = ()) -> Search:
-    """The search of a file; where it has several methods, of the one called `method`. `trust` is as for `read_experiment`."""
+    """The checked [tune] section of a file; where it has several methods, for the one called `method`.
+
+    `settings` are changes as with `--set`, `trust` allows code of your own as for `read_experiment`. An ExperimentError names the
+    key at fault, also where an end of a range gives no experiment.
+    """
     source, name = Source.read(path, settings, trust), Path(path).stem
     if method is not None:
         source = pick_method(source, method)
@@ -151,21 +164,21 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
     if "family" in source.tables:
         raise source.refuse(("family",), "a family is several models; one is tuned at a time. Remove [family], or use a copy.")
     table = source.table("tune")
-    found = dict(_fields(source, table.pop("search", None)))
-    given = arguments(source, ("tune",), table, TuneSettings, "[tune]")
+    found = dict(_searched_fields(source, table.pop("search", None)))
+    given = checked_arguments(source, ("tune",), table, TuneSettings, "[tune]")
     search = Search(source, name, PartPlan("[tune]", TuneSettings, given, source, ("tune",)).make(), found)
     if search.settings.metric not in search.metrics:
         raise source.refuse(("tune", "metric"), f"there is no metric {search.settings.metric!r}. "
-                                                f"{nearest(search.settings.metric, [*search.metrics])}")
-    _refuse_good_end(search)
+                                                f"{nearest_hint(search.settings.metric, [*search.metrics])}")
+    _check_percentile_side(search)
     for field, values in found.items():
         for value in values.ends():
             search.experiment({field: value})           # refused here, not in the middle of the search
     return search
 
 
-def _refuse_good_end(search: Search) -> None:
-    """Refuse to choose by a percentile of the clients who do well."""
+def _check_percentile_side(search: Search) -> None:
+    """Raise ExperimentError where the search would choose by a percentile of the clients who do well."""
     metric, statistic, better = search.settings.metric, search.statistic, search.better
     percent = float(statistic[1:]) if statistic[0] == "p" else 50.0
     if (percent < 50 and better == "lower") or (percent > 50 and better == "higher"):
@@ -174,8 +187,11 @@ def _refuse_good_end(search: Search) -> None:
             f"For those who do worst write p{100 - percent:g}, or worst10 for their mean; for the best write best10.")
 
 
-def _fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:
-    """The fields to search, by dotted name."""
+def _searched_fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:
+    """The fields below [tune.search] by dotted name, a list as choices and a table with low and high as a range.
+
+    `key` is the table that `table` is; an ExperimentError where it is empty, or names what all trials share.
+    """
     at = ("tune", "search", *key)
     if not isinstance(table, dict) or not table:
         raise source.refuse(at, "what is to be searched? Write [tune.search] and below it local.learning_rate = { low = 0.01, "
@@ -187,7 +203,7 @@ def _fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[t
             yield ".".join((*key, name)), Choices(tuple(value))
         elif isinstance(value, dict) and "low" in value:
             ends = {field: number for field, number in value.items() if field in ("low", "high")}      # whole ones stay whole
-            checked = arguments(source, (*at, name), value, Range, "a range")
+            checked = checked_arguments(source, (*at, name), value, Range, "a range")
             yield ".".join((*key, name)), PartPlan("range", Range, {**checked, **ends}, source, (*at, name)).make()
         else:
-            yield from _fields(source, value, (*key, name))
+            yield from _searched_fields(source, value, (*key, name))

@@ -22,8 +22,8 @@ ELSE = "a part, { part = ... }"
 FindFunction = Callable[[str], Any]
 
 
-def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a class's fields or a function's arguments; none where they cannot be read."""
+def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a class's fields or a function's arguments, evaluated; {} where they cannot be."""
     own = target if is_dataclass(target) or not isinstance(target, type) else target.__init__  # type: ignore[misc]
     try:
         return typing.get_type_hints(own)
@@ -31,8 +31,11 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def fitted(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
-    """(what is needed instead, or nothing; the value to pass on)."""
+def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
+    """Check a value from a file against a type hint: (what is needed in words, or "" where it fits; the value to pass on).
+
+    `function` looks up what a name stands for where a callable is needed. Numbers become float, lists tuples, "none" None.
+    """
     if hint is None or hint is type(None):
         return ("", None) if value == NONE else (f'"{NONE}"', value)
     origin = typing.get_origin(hint)
@@ -55,17 +58,17 @@ def fitted(value: Any, hint: Any, function: FindFunction | None = None) -> tuple
 
 
 def _fit_plain(value: Any, hint: type) -> tuple[str, Any]:
-    """A number, whole number, truth value or text; whole numbers fit where numbers are needed."""
+    """Fit a number, whole number, truth value or text; whole numbers fit where numbers are needed, NaN never does."""
     right = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
     right = right and value == value      # NaN is no number
     return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
 
 
 def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
-    """The first of several types that a value fits."""
+    """Fit the first of several types that a value fits, None first; else what each of them needs."""
     needed = []
     for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
-        problem, result = fitted(value, arm, function)
+        problem, result = fit_value(value, arm, function)
         if not problem:
             return "", result
         needed.append(problem)
@@ -74,13 +77,13 @@ def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None)
 
 
 def _fit_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
-    """A list whose entries fit."""
+    """Fit a list whose entries fit, given on as a tuple; a tuple type without ... also fixes its length."""
     if not isinstance(value, (list, tuple)):
         return "a list", value
     fixed = origin is tuple and arms and arms[-1] is not Ellipsis
     if fixed and len(arms) != len(value):
         return f"a list of {len(arms)}", value
     of = arms if fixed else [arms[0] if arms else Any] * len(value)
-    fits = [fitted(entry, arm, function) for entry, arm in zip(value, of, strict=True)]
+    fits = [fit_value(entry, arm, function) for entry, arm in zip(value, of, strict=True)]
     problem = next((text for text, _ in fits if text), "")
     return (f"a list with {problem} in each place" if problem else ""), tuple(entry for _, entry in fits)

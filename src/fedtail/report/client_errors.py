@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bins, distribution_function, mean_over, page_numbers, shares, thinned
+from fedtail.report.statistics import bin_edges, bin_shares, distribution_function, mean_of_rows, page_numbers, thinned_positions
 from fedtail.runs import RunFolder
 
 POINTS = 1500                                # in a scatter plot; more would hide each other and slow the page
@@ -33,12 +33,15 @@ class PageClients:
         return len(self.names)
 
     @property
-    def shared(self) -> bool:
-        """Whether every seed has the same clients."""
+    def same_in_all_seeds(self) -> bool:
+        """Whether every seed has the same clients, so that a row is one client in all of them."""
         return not any(self.first.values())
 
-    def place(self, seed: int, values: np.ndarray) -> np.ndarray:
-        """One seed's numbers in the rows of all clients; NaN for the clients of other seeds."""
+    def place_values(self, seed: int, values: np.ndarray) -> np.ndarray:
+        """Put one seed's numbers, (its clients,), into an array over all rows, (clients,) float64.
+
+        NaN for the clients of other seeds.
+        """
         rows = np.full(len(self), np.nan)
         rows[self.first[seed]:self.first[seed] + self.count[seed]] = values
         return rows
@@ -46,69 +49,80 @@ class PageClients:
 
 @dataclass(frozen=True)
 class _Identity:
+    """Who the clients of one run are in one split, in the order of their ids."""
     names: np.ndarray
     sizes: np.ndarray
     groups: np.ndarray
     data: str                                # the run's mark of its data; "" where it left none
 
-    def is_same(self, other: _Identity) -> bool:
-        """Whether two runs have the same clients: names, sizes and groups."""
+    def has_same_clients(self, other: _Identity) -> bool:
+        """Whether two runs have equal names, sizes and groups, in the same order; the data's fingerprint is not compared."""
         pairs = ((self.names, other.names), (self.sizes, other.sizes), (self.groups, other.groups))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
 def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
-    """Everybody in the split, from the finished runs of the simulator; None where there is none."""
+    """All clients of a split, from the runs that have a table over clients; None where no run has one.
+
+    A ValueError where two runs of one seed have other clients, because their errors could not be compared.
+    """
     known: dict[int, tuple[RunFolder, _Identity]] = {}
-    for run in {run.path: run for m in methods for run in m.tabled.values()}.values():
-        mine = _identity(run, split)
+    for run in {run.path: run for m in methods for run in m.runs_with_table.values()}.values():
+        mine = _client_identity(run, split)
         first, theirs = known.setdefault(run.seed, (run, mine))
-        if not mine.is_same(theirs):
+        if not mine.has_same_clients(theirs):
             raise ValueError(f"{run.path} and {first.path} have the same seed but other {split} clients, so that clients cannot "
                              "be compared. Write a page for each, or run both on the same data.")
-    return _joined(split, {seed: identity for seed, (_, identity) in sorted(known.items())})
+    return _join_seeds(split, {seed: identity for seed, (_, identity) in sorted(known.items())})
 
 
-def column(run: RunFolder, split: str, member: int, name: str) -> np.ndarray:
-    """One column for one split and model, in the order of the clients, as numbers; NaN where the file has none."""
+def client_column(run: RunFolder, split: str, member: int, name: str) -> np.ndarray:
+    """One column of a run's table over clients, for a split and a model (`member`): (clients,) float64, by client id.
+
+    NaN where a client has no value; all NaN where the table has no such column.
+    """
     rows = run.of_clients(split, member)
     if name not in rows:
         return np.full(len(rows["client"]), np.nan)
     return np.array([np.nan if v is None else v for v in rows[name][np.argsort(rows["client"])].tolist()], float)
 
 
-def by_seed(method: Method, clients: PageClients, name: str) -> dict[int, np.ndarray]:
-    """A column of each finished run, in the rows of all clients."""
-    return {seed: clients.place(seed, column(run, clients.split, method.member, name)) for seed, run in method.tabled.items()}
+def column_by_seed(method: Method, clients: PageClients, name: str) -> dict[int, np.ndarray]:
+    """By seed, a column of the method's runs that have a table over clients, placed in the rows of all clients, (clients,)."""
+    return {seed: clients.place_values(seed, client_column(run, clients.split, method.member, name))
+            for seed, run in method.runs_with_table.items()}
 
 
 def mean_by_client(values: Mapping[int, np.ndarray], clients: PageClients) -> np.ndarray:
-    """Each client's mean over seeds; NaN where it has no number."""
-    return mean_over(list(values.values())) if values else np.full(len(clients), np.nan)
+    """Each client's mean over the seeds in `values`, (clients,); NaN where it has no finite number in any."""
+    return mean_of_rows(list(values.values())) if values else np.full(len(clients), np.nan)
 
 
-def pooled_over_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
-    """The finite numbers of all seeds in one list."""
+def values_of_all_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
+    """The finite numbers of all seeds in one array, seed after seed; empty where there are no seeds."""
     everything = np.concatenate([np.zeros(0), *values.values()])
     return everything[np.isfinite(everything)]
 
 
-def _identity(run: RunFolder, split: str) -> _Identity:
-    """Names, sizes and groups of a run's clients in a split, and the fingerprint of its data."""
+def _client_identity(run: RunFolder, split: str) -> _Identity:
+    """Names, sizes and groups of a run's clients in a split, by client id, and the fingerprint of its data ("" without one)."""
     rows = run.of_clients(split)
     order = np.argsort(rows["client"])
     named = [str(client) if name is None else str(name) for name, client in zip(rows["name"], rows["client"], strict=True)]
-    groups, mark = column(run, split, 0, "group"), str(run.about.get("fingerprint", ""))
+    groups, mark = client_column(run, split, 0, "group"), str(run.about.get("fingerprint", ""))
     return _Identity(np.array(named, dtype=object)[order], rows["size"][order], groups, mark)
 
 
-def _joined(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
-    """The clients of all seeds: once where every seed has the same, else one after another."""
+def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
+    """The clients of all seeds: one row each where all seeds have the same clients and data, else seed after seed.
+
+    None without seeds.
+    """
     if not by_seed:
         return None
     each = list(by_seed.values())
     count = {seed: len(identity.names) for seed, identity in by_seed.items()}
-    if all(identity.is_same(each[0]) and identity.data == each[0].data for identity in each):
+    if all(identity.has_same_clients(each[0]) and identity.data == each[0].data for identity in each):
         return PageClients(split, each[0].names, each[0].sizes, each[0].groups, dict.fromkeys(by_seed, 0), count)
     names = [f"{name} (seed {seed})" for seed, identity in by_seed.items() for name in identity.names]
     starts = np.cumsum([0, *count.values()])[:-1].tolist()
@@ -116,60 +130,73 @@ def _joined(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
     return PageClients(split, np.array(names, dtype=object), sizes, groups, dict(zip(by_seed, starts, strict=True)), count)
 
 
-def distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
-    """Histogram and distribution function, the clients of all seeds pooled; None where no run is finished.
+def error_distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
+    """Histograms and distribution functions of the error for all methods on common bins; None where no method has errors.
 
-    Of a run on a deployment a histogram is known, and clients are spread evenly within its bins.
+    The clients of all seeds are pooled. Of a run on a deployment only a histogram is known: its clients are spread evenly within
+    each bin.
     """
-    values = [_pooled(m, clients) for m in methods]
+    values = [_pooled_errors(m, clients) for m in methods]
     if not any(map(len, values)):
         return None
-    edges = bins(np.concatenate(values))
-    return {"edges": page_numbers(edges), "shares": [page_numbers(shares(v, edges)) for v in values],
+    edges = bin_edges(np.concatenate(values))
+    return {"edges": page_numbers(edges), "shares": [page_numbers(bin_shares(v, edges)) for v in values],
             "functions": [distribution_function(v) for v in values], "clients": [len(v) for v in values]}
 
 
-def _pooled(method: Method, clients: PageClients | None) -> np.ndarray:
-    """The errors of all clients of a method's finished runs."""
-    known = by_seed(method, clients, "error") if clients else {}
-    deployed = [run.from_histogram("error", method.member) for run in method.finished.values() if run.deployed]
-    return np.concatenate([pooled_over_seeds(known), *deployed])
+def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
+    """The finite errors of all clients over a method's finished runs in one array.
+
+    Deployed runs give values spread over histogram bins.
+    """
+    known = column_by_seed(method, clients, "error") if clients else {}
+    deployed = [run.from_histogram("error", method.member) for run in method.finished_runs.values() if run.deployed]
+    return np.concatenate([values_of_all_seeds(known), *deployed])
 
 
-def by_client(methods: Sequence[Method], baseline: int, clients: PageClients) -> dict[str, Any]:
-    """Every client's error and its difference to the baseline, for those on the page; `points` of them are drawn."""
-    errors = [by_seed(m, clients, "error") for m in methods]
+def client_comparison(methods: Sequence[Method], baseline: int, clients: PageClients) -> dict[str, Any]:
+    """For the page: each listed client's mean error under every method and its difference to the baseline, which is a position.
+
+    Of many clients only some are listed; `points` are the positions, among those listed, of the ones a scatter plot shows.
+    """
+    errors = [column_by_seed(m, clients, "error") for m in methods]
     means = [mean_by_client(mine, clients) for mine in errors]
     gains = [differences_to_baseline(mine, errors[baseline], clients) for mine in errors]
-    kept, points = _kept(gains, len(clients))
+    kept, points = _listed_clients(gains, len(clients))
     return {
-        "total": len(clients), "averaged": clients.shared and len(clients.first) > 1,
+        "total": len(clients), "averaged": clients.same_in_all_seeds and len(clients.first) > 1,
         "names": clients.names[kept].tolist(), "sizes": clients.sizes[kept].tolist(),
         "points": np.flatnonzero(np.isin(kept, points)).tolist(), "log": spans_decades(clients.sizes),
         "errors": [page_numbers(mine[kept]) for mine in means], "differences": [page_numbers(mine[kept]) for mine in gains],
-        "changes": [_change(mine, means[baseline]) for mine in gains],
+        "changes": [_change_summary(mine, means[baseline]) for mine in gains],
     }
 
 
 def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.ndarray], clients: PageClients) -> np.ndarray:
-    """Error minus the baseline's, each client averaged over the seeds both have; NaN where there is none."""
+    """Error minus the baseline's, (clients,), each client averaged over the seeds that both have; NaN where they share none."""
     common = [seed for seed in mine if seed in baseline]
-    return mean_over([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
+    return mean_of_rows([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
 
 
 def spans_decades(sizes: np.ndarray) -> bool:
-    """Whether sizes differ so much that an axis should be logarithmic."""
+    """Whether the largest size is more than ten times the smallest, so that an axis should be logarithmic.
+
+    False for a size of zero.
+    """
     return bool(len(sizes) and sizes.min() > 0 and sizes.max() > 10 * sizes.min())
 
 
-def sample(count: int, most: int = POINTS) -> np.ndarray:
-    """Which of `count` clients are drawn: all, or the same random ones each time."""
+def plotted_clients(count: int, most: int = POINTS) -> np.ndarray:
+    """Ascending positions of the clients that a scatter plot shows: all `count`, or always the same `most` at random."""
     return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-def _kept(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which clients are on the page, and which of them are drawn."""
-    points = sample(count)
+def _listed_clients(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the clients on the page, and of those a scatter plot shows; both ascending, the second among the first.
+
+    Up to LISTED clients are all on the page. Of more, those plotted and for each method the EXTREMES that gained and lost most.
+    """
+    points = plotted_clients(count)
     if count <= LISTED:
         return np.arange(count), points
     ranks = [np.argsort(mine)[:np.isfinite(mine).sum()] for mine in gains]          # NaN sorts last
@@ -177,12 +204,15 @@ def _kept(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarr
     return np.unique(np.concatenate([points, *extremes])), points
 
 
-def _change(difference: np.ndarray, baseline: np.ndarray) -> dict[str, Any]:
-    """How many gained and lost, and the sorted differences."""
+def _change_summary(difference: np.ndarray, baseline: np.ndarray) -> dict[str, Any]:
+    """How many clients improved, stayed the same or got worse, and the sorted differences as a curve; NaN is left out.
+
+    Differences within SAME of the baseline's size are no change.
+    """
     known = np.isfinite(difference)
     values, scale = difference[known], np.maximum(1, np.abs(baseline[known]))
     same = np.abs(values) <= SAME * scale
     ranked = np.sort(values)
-    kept = thinned(len(ranked), 400)
+    kept = thinned_positions(len(ranked), 400)
     return {"improved": int((~same & (values < 0)).sum()), "same": int(same.sum()), "worse": int((~same & (values > 0)).sum()),
             "x": page_numbers((kept + 0.5) / max(len(ranked), 1)), "y": page_numbers(ranked[kept])}

@@ -23,19 +23,19 @@ class Method:
     value: Any = None                        # of the family's field
 
     @property
-    def finished(self) -> dict[int, RunFolder]:
-        """By seed, the runs that have ended."""
+    def finished_runs(self) -> dict[int, RunFolder]:
+        """By seed, the runs that have ended and left their results."""
         return {run.seed: run for run in self.runs if is_finished(run)}
 
     @property
-    def tabled(self) -> dict[int, RunFolder]:
+    def runs_with_table(self) -> dict[int, RunFolder]:
         """By seed, the runs that have a table over clients: those that ended, in the simulator."""
         return {run.seed: run for run in self.runs if run.tabled}
 
     @property
-    def averaged(self) -> tuple[RunFolder, ...]:
-        """The finished runs; where there is none, all: half a run must not bend the average of whole ones."""
-        return tuple(self.finished.values()) or self.runs
+    def averaged_runs(self) -> tuple[RunFolder, ...]:
+        """The runs that averages are taken over: the finished ones, or all where none is finished."""
+        return tuple(self.finished_runs.values()) or self.runs
 
 
 @dataclass(frozen=True)
@@ -48,79 +48,91 @@ class MethodFamily:
 
 
 def is_finished(run: RunFolder) -> bool:
-    """Whether a run ended and left its table over clients, or on a deployment what its clients found."""
+    """Whether a run ended and left its table over clients or, on a deployment, the histograms of its clients' errors."""
     return run.finished and (run.tabled or run.deployed)
 
 
 def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
-    """One for each distinct name, in the order they come; for a family, one for each member."""
+    """A method for each distinct name among the runs, in the order they come; for a family, one for each of its models.
+
+    A ValueError where there are no runs, where two have the same name and seed, or where their errors cannot be compared.
+    """
     if not runs:
         raise ValueError("a page needs at least one run, got none. find_runs([folder]) gives the runs in a folder.")
     by_name: dict[str, list[RunFolder]] = {}
     for run in runs:
         by_name.setdefault(run.name, []).append(run)
-    _check_alike(runs)
+    _check_comparable(runs)
     several = len(by_name) > 1
-    return [method for name, own in by_name.items() for method in _members(name, own, several)]
+    return [method for name, own in by_name.items() for method in _methods_of_name(name, own, several)]
 
 
 def families_of(methods: Sequence[Method]) -> list[MethodFamily]:
-    """The families among the methods, members by rising value of the field."""
+    """The families among the methods, each with its members by rising value of the field that they differ in."""
     names = dict.fromkeys(m.name for m in methods if len(m.runs[0].members) > 1)
-    return [_family(name, methods) for name in names]
+    return [_ordered_family(name, methods) for name in names]
 
 
 def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
-    """The method of that name, by default the first; of a family by tail fraction, the member with the largest."""
+    """The position of the method to compare with: the one of that name or label, by default the first.
+
+    Of a family that differs in its tail fraction it is the member with the largest. A ValueError where no method is so called.
+    """
     name = methods[0].name if name is None else name
     own = [k for k, m in enumerate(methods) if name in (m.name, m.label)]
     if not own:
         raise ValueError(f"there is no method {name!r} to be the baseline; there are "
                          f"{', '.join(dict.fromkeys(repr(m.name) for m in methods))}.")
     numbers = all(isinstance(methods[k].value, (int, float)) for k in own)
-    by_tail = numbers and _field(methods[own[0]].runs[0]) == TAIL_FRACTION
+    by_tail = numbers and _varied_field(methods[own[0]].runs[0]) == TAIL_FRACTION
     return max(own, key=lambda k: methods[k].value) if by_tail else own[0]
 
 
-def tick(value: Any) -> str:
-    """The value of a family's field, as the slider shows it."""
+def tick_label(value: Any) -> str:
+    """The value of a family's field as the slider shows it: numbers in short form, anything else as text."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def _family(name: str, methods: Sequence[Method]) -> MethodFamily:
-    """The members of a family in the order of the slider."""
+def _ordered_family(name: str, methods: Sequence[Method]) -> MethodFamily:
+    """The family called `name`, members by rising value of their field where all values are numbers, else as they come."""
     own = [k for k, m in enumerate(methods) if m.name == name]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):
         own.sort(key=lambda k: methods[k].value)
-    return MethodFamily(name, _field(methods[own[0]].runs[0]), tuple(own))
+    return MethodFamily(name, _varied_field(methods[own[0]].runs[0]), tuple(own))
 
 
-def _members(name: str, runs: list[RunFolder], several: bool) -> list[Method]:
-    """The methods of one name: the runs' one model, or each model of a family."""
+def _methods_of_name(name: str, runs: list[RunFolder], several: bool) -> list[Method]:
+    """The methods of the runs of one name, runs by seed: one method, or for a family one for each model.
+
+    With `several` names on the page the label of a member begins with the name.
+    """
     _check_seeds(name, runs)
     ordered, first = tuple(sorted(runs, key=lambda run: run.seed)), runs[0]
     if len(first.members) == 1:
         return [Method(name, name, 0, ordered)]
     values = first.about["family"]["values"] if first.about.get("family") else first.members
-    labels = [_label(_field(first), value) for value in values]
+    labels = [_member_label(_varied_field(first), value) for value in values]
     return [Method(name, f"{name}, {label}" if several else label, k, ordered, value)
             for k, (label, value) in enumerate(zip(labels, values, strict=True))]
 
 
-def _field(run: RunFolder) -> str | None:
-    """The last part of a family's field: tail_fraction of risk.tail_fraction."""
+def _varied_field(run: RunFolder) -> str | None:
+    """The last part of the field that a family's models differ in, tail_fraction of risk.tail_fraction.
+
+    None for a single model.
+    """
     family = run.about.get("family")
     return family["field"].rsplit(".", 1)[-1] if family else None
 
 
-def _label(field: str | None, value: Any) -> str:
-    """How the page calls a member of a family."""
-    return f"{SYMBOLS.get(field, field)} = {tick(value)}" if field else str(value)
+def _member_label(field: str | None, value: Any) -> str:
+    """How the page calls a member of a family: "θ = 0.5", or the value alone where the field has no name."""
+    return f"{SYMBOLS.get(field, field)} = {tick_label(value)}" if field else str(value)
 
 
 def _check_seeds(name: str, runs: list[RunFolder]) -> None:
-    """Refuse two runs of one name and seed, and runs of one name with other models."""
+    """Raise ValueError where two runs of this name have the same seed, or where its runs hold different models."""
     by_seed: dict[int, RunFolder] = {}
     for run in runs:
         if run.seed in by_seed:
@@ -132,8 +144,8 @@ def _check_seeds(name: str, runs: list[RunFolder]) -> None:
         by_seed[run.seed] = run
 
 
-def _check_alike(runs: Sequence[RunFolder]) -> None:
-    """Errors are compared, so they must be the same kind of number, on the same kind of clients."""
+def _check_comparable(runs: Sequence[RunFolder]) -> None:
+    """Raise ValueError where runs evaluate other splits or another kind of error: rates and numbers cannot be on one page."""
     first = runs[0]
     for run in runs[1:]:
         for what, mine, theirs in (("clients", run.tested, first.tested), ("rates", run.about["rates"], first.about["rates"])):

@@ -8,47 +8,60 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.report.client_errors import PageClients, by_seed, column
-from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick
-from fedtail.report.statistics import STATISTICS, classes, mean_and_std_over_seeds, page_numbers, paired, summary
+from fedtail.report.client_errors import PageClients, client_column, column_by_seed
+from fedtail.report.methods import SYMBOLS, TAIL_FRACTION, Method, MethodFamily, is_finished, tick_label
+from fedtail.report.statistics import (
+    STATISTICS,
+    mean_and_std_over_seeds,
+    page_numbers,
+    paired_difference,
+    quantile_classes,
+    summary_statistics,
+)
 from fedtail.runs import RunFolder
 
 JUDGED = ("mean", "p90", "worst10")
 
 
-def facts(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """The header: what ran on what."""
+def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
+    """The page's header, a text by title: data, clients, rounds, seeds, privacy, device and versions.
+
+    What runs differ in is joined.
+    """
     splits = [{split.replace("_", "-"): count for split, count in run.about["splits"].items()} for run in runs]
-    sizes = _distinct(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
-    versions = _distinct(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
-    return {"Data": _distinct(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
-            "Rounds": _distinct(str(run.about["rounds"]) for run in runs),
+    sizes = _join_distinct(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
+    versions = _join_distinct(", ".join(f"{k} {v}" for k, v in run.about.get("versions", {}).items()) for run in runs)
+    return {"Data": _join_distinct(str(run.about.get("data", "")) for run in runs), "Clients": sizes,
+            "Rounds": _join_distinct(str(run.about["rounds"]) for run in runs),
             "Seeds": ", ".join(map(str, sorted({run.seed for run in runs}))),
-            **({"Privacy": promised} if (promised := _distinct(_privacy_line(run) for run in runs)) else {}),
-            "Device": _distinct(str(run.about.get("device", "")) for run in runs), "Versions": versions}
+            **({"Privacy": promised} if (promised := _join_distinct(_privacy_line(run) for run in runs)) else {}),
+            "Device": _join_distinct(str(run.about.get("device", "")) for run in runs), "Versions": versions}
 
 
 def _privacy_line(run: RunFolder) -> str:
-    """The privacy guarantee of a run with its name; nothing where it has none."""
+    """The privacy guarantee of a run after its name; "" where it has none."""
     return f"{run.name}: {run.promise}" if run.promise else ""
 
 
-def notes(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
-    """What a reader must know before believing the page."""
-    found = [_unfinished(run) for run in runs if not is_finished(run)]
-    found += [text for run in runs if run.deployed and (text := _from_sums(run))]
+def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
+    """Sentences a reader must know before believing the page: unfinished runs, results from histograms, differing clients."""
+    found = [_unfinished_note(run) for run in runs if not is_finished(run)]
+    found += [text for run in runs if run.deployed and (text := _deployed_note(run))]
     if clients is None and not any(run.deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
-    elif clients is not None and not clients.shared:
+    elif clients is not None and not clients.same_in_all_seeds:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
                     "each is shown on its own, with its seed.")
     return found
 
 
 def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, Any]]:
-    """A row for each method: the statistics of the error over test clients, over seeds and against the baseline."""
-    by_seed = [{run.seed: last_summary(run, m.member) for run in m.averaged} for m in methods]
-    rows = [_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
+    """A row for each method: the statistics of the error over test clients, over seeds and against the baseline (a position).
+
+    For each statistic `best` marks the smallest mean among the finished methods, where there are two or more.
+    """
+    by_seed = [{run.seed: last_summary(run, m.member) for run in m.averaged_runs} for m in methods]
+    rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
     for name in STATISTICS:
         whole = [row["statistics"][name]["mean"] for row in rows if row["finished"]]
         best = min((value for value in whole if value is not None), default=None)
@@ -58,33 +71,40 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
 
 
 def last_summary(run: RunFolder, member: int) -> dict[str, float]:
-    """The error over the clients a page is about, at the last evaluated round: the run's own numbers."""
+    """Statistics of the error over the page's clients at the last evaluated round; all NaN before the first evaluation.
+
+    They are the run's own numbers, or computed from its table over clients where it recorded none.
+    """
     line = run.metrics[-1]["members"][member].get(run.tested, {}) if run.metrics else {}
     if "error" in line:
         return {name: math.nan if line["error"].get(name) is None else line["error"][name] for name in STATISTICS}
     if run.tabled:
-        return summary(column(run, run.tested, member, "error"))
+        return summary_statistics(client_column(run, run.tested, member, "error"))
     return dict.fromkeys(STATISTICS, math.nan)
 
 
-def _row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """The row of a method: statistics over seeds, and paired differences to the baseline."""
+def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """The table row of a method, from the statistics by seed of itself and of the baseline.
+
+    The difference to the baseline is paired over common seeds; it is None for fewer than two, and so for the baseline itself
+    ({}).
+    """
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
     for name, cell in statistics.items():
-        cell["difference"] = paired([mine[s][name] for s in common], [baseline[s][name] for s in common])
-    last = max((run.metrics[-1]["round"] for run in method.averaged if run.metrics), default=None)
-    return {"statistics": statistics, "finished": bool(method.finished), "round": last}
+        cell["difference"] = paired_difference([mine[s][name] for s in common], [baseline[s][name] for s in common])
+    last = max((run.metrics[-1]["round"] for run in method.averaged_runs if run.metrics), default=None)
+    return {"statistics": statistics, "finished": bool(method.finished_runs), "round": last}
 
 
-def _unfinished(run: RunFolder) -> str:
-    """A note about a run that is not finished."""
+def _unfinished_note(run: RunFolder) -> str:
+    """A sentence that a run is not finished, and how far it is."""
     done = f"round {run.metrics[-1]['round']} of {run.about['rounds']}" if run.metrics else "before its first evaluation"
     return f"{run.name}, seed {run.seed}, is not finished ({done}); it joins no average of finished runs."
 
 
-def _from_sums(run: RunFolder) -> str:
-    """What a reader must know of a run whose clients are known by sums only."""
+def _deployed_note(run: RunFolder) -> str:
+    """A sentence about a run on a deployment, whose errors are known as a histogram only; "" before its first evaluation."""
     about = next((line["members"][0][run.tested].get("error") for line in reversed(run.metrics) if line["members"]), None)
     if not about:
         return ""
@@ -94,23 +114,27 @@ def _from_sums(run: RunFolder) -> str:
             f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested]} clients.")
 
 
-def _distinct(texts: Iterable[str]) -> str:
-    """Distinct texts in one line."""
+def _join_distinct(texts: Iterable[str]) -> str:
+    """The distinct texts, in the order they come, joined by semicolons; empty ones are left out."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
 def family_slider(family: MethodFamily, methods: Sequence[Method], clients: PageClients | None, percent: bool) -> dict[str, Any]:
-    """The slider over the models of a family, and how many clients pick each."""
+    """The slider over the models of a family; under `choice`, what each client picked, None where nothing is known of clients."""
     members = [methods[k] for k in family.order]
-    slider = {"name": family.name, "methods": list(family.order), "ticks": [tick(m.value) for m in members],
+    slider = {"name": family.name, "methods": list(family.order), "ticks": [tick_label(m.value) for m in members],
             "symbol": SYMBOLS.get(family.field, family.field) if family.field else "", "tail": family.field == TAIL_FRACTION}
-    return slider | {"choice": choice(members, clients, percent) if clients else None}
+    return slider | {"choice": model_choice(members, clients, percent) if clients else None}
 
 
-def choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
-    """What each client picked by one half of its examples, evaluated on the other half; None where no client picked."""
-    picks = [by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
-    judged = [by_seed(m, clients, "judged") for m in members]
+def model_choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
+    """How many clients picked each model of a family by one half of their examples, and the errors on the other half.
+
+    None where no client picked. A client without a finite error under every model is left out. With `percent`, classes are
+    labelled in percent.
+    """
+    picks = [column_by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
+    judged = [column_by_seed(m, clients, "judged") for m in members]
     seeds = [seed for seed in picks[0] if np.isfinite(picks[0][seed]).any()]
     if not seeds:
         return None
@@ -125,20 +149,26 @@ def choice(members: Sequence[Method], clients: PageClients, percent: bool) -> di
         "counts": np.bincount(which, minlength=len(members)).tolist(), "clients": len(which), "seeds": len(seeds),
         "judged": [_summary_over_seeds([errors[s][k, clean[s]] for s in seeds]) for k in range(len(members))],
         "own": _summary_over_seeds([own[s][clean[s]] for s in seeds]),
-        "by_error": _split(which, widest, 5, len(members), "{:.0f}%" if percent else "{:.3g}", 100 if percent else 1),
-        "by_size": _split(which, sizes, 4, len(members), "{:,.0f}", 1),
+        "by_error": _shares_by_class(which, widest, 5, len(members), "{:.0f}%" if percent else "{:.3g}", 100 if percent else 1),
+        "by_size": _shares_by_class(which, sizes, 4, len(members), "{:,.0f}", 1),
     }
 
 
 def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Statistics over clients, each as its mean and deviation over seeds."""
-    each = [summary(v) for v in values]
+    """The JUDGED statistics over clients, each as mean and standard deviation over seeds.
+
+    `values` has one array of errors per seed.
+    """
+    each = [summary_statistics(v) for v in values]
     return {name: mean_and_std_over_seeds([numbers[name] for numbers in each]) for name in JUDGED}
 
 
-def _split(which: np.ndarray, by: np.ndarray, parts: int, members: int, show: str, scale: float) -> dict[str, Any]:
-    """In each class of clients, the share that picked each member."""
-    labels, of_class = classes(by, parts, show, scale)
+def _shares_by_class(which: np.ndarray, by: np.ndarray, parts: int, members: int, show: str, scale: float) -> dict[str, Any]:
+    """In each of at most `parts` classes of clients by the numbers `by`, the share of clients that picked each model.
+
+    `which` is the model each client picked; `show` and `scale` format the ends of a class for its label.
+    """
+    labels, of_class = quantile_classes(by, parts, show, scale)
     counts = np.zeros((len(labels), members))
     np.add.at(counts, (of_class, which), 1)
     return {"labels": labels, "clients": counts.sum(1).astype(int).tolist(),

@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedtail.report.client_errors import PageClients, by_client, distributions, page_clients
-from fedtail.report.curves import contributors, curves, metrics, splits
+from fedtail.report.client_errors import PageClients, client_comparison, error_distributions, page_clients
+from fedtail.report.curves import contributors_by_round, evaluated_splits, learning_curves, metric_names
 from fedtail.report.methods import Method, MethodFamily, baseline_of, families_of, methods_of
-from fedtail.report.overview import facts, family_slider, methods_table, notes
-from fedtail.report.tail import tail
+from fedtail.report.overview import caveats, family_slider, header_facts, methods_table
+from fedtail.report.tail import tail_membership
 from fedtail.runs import RunFolder
 from fedtail.runs.files import plain, write_whole
 
@@ -33,14 +33,17 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
     The page appears whole or not at all: it is written next to its place and renamed.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
-    text = render(page_data(runs, baseline), title)
+    text = render_page(page_data(runs, baseline), title)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path
 
 
-def render(data: dict[str, Any], title: str) -> str:
-    """The page as text. What users named is escaped: by the template in the text, by `embedded` in the data."""
+def render_page(data: dict[str, Any], title: str) -> str:
+    """The page as HTML text. What users named is escaped, by the template or, in the embedded data, by `script_safe_json`.
+
+    An ImportError says what to install where plotly or jinja2 is missing.
+    """
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
@@ -50,70 +53,82 @@ def render(data: dict[str, Any], title: str) -> str:
 
     rules = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return rules.from_string(_page_file(TEMPLATE)).render(
-        title=title, data=data, embedded=Markup(embedded(data)), style=Markup(_page_file(STYLE)),
+        title=title, data=data, embedded=Markup(script_safe_json(data)), style=Markup(_page_file(STYLE)),
         plotly=Markup(plotly.replace("</script", r"<\/script")), scripts=Markup("\n".join(map(_page_file, SCRIPTS))))
 
 
-def embedded(data: Any) -> str:
-    """JSON that may stand inside a script element: no character in it can end the element."""
+def script_safe_json(data: Any) -> str:
+    """Data as JSON that may stand inside a script element: no character in it can end the element.
+
+    Not finite numbers are null.
+    """
     text = json.dumps(plain(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
 def _page_file(name: str) -> str:
-    """The text of a file that belongs to the page."""
+    """The text of one of the package's own files that a page is made of: style, script or template."""
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
 
 def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
-    """What `write_page` puts on the page; numbers are raw, so an error rate is a fraction."""
+    """Everything on the page as plain lists and numbers, as `write_page` embeds it; an error rate is a fraction, not percent.
+
+    `baseline` names the method to compare with, by default the first. A ValueError where the runs cannot be on one page.
+    """
     methods = methods_of(runs)
     first, families = baseline_of(methods, baseline), families_of(methods)
     tested = runs[0].tested
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
-    percent, rounds = bool(runs[0].about["rates"]), [contributors(m) for m in methods]
+    percent, rounds = bool(runs[0].about["rates"]), [contributors_by_round(m) for m in methods]
     return {
-        "deployed": any(run.deployed for run in runs), "facts": facts(runs), "notes": notes(runs, clients),
+        "deployed": any(run.deployed for run in runs), "facts": header_facts(runs), "notes": caveats(runs, clients),
         "tested": tested, "percent": percent,
-        "methods": _method_entries(methods, families), "baseline": first, "focus": _first_focus(methods, first, families),
+        "methods": _method_entries(methods, families), "baseline": first, "focus": _initial_focus(methods, first, families),
         "table": methods_table(methods, first),
-        "splits": splits(methods), "metrics": metrics(methods), "curves": [curves(m) for m in methods],
+        "splits": evaluated_splits(methods), "metrics": metric_names(methods), "curves": [learning_curves(m) for m in methods],
         "contributors": rounds, "thresholds": any(value is not None for mine in rounds if mine for value in mine["threshold"]),
         "families": [family_slider(f, methods, clients, percent) for f in families],
-        **_over_clients(methods, first, clients, training),
+        **_client_sections(methods, first, clients, training),
     }
 
 
-def _over_clients(methods: Sequence[Method], baseline: int, clients: PageClients | None,
-                  training: PageClients | None) -> dict[str, Any]:
-    """What needs the table over clients; nothing where no run is finished."""
+def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClients | None,
+                     training: PageClients | None) -> dict[str, Any]:
+    """The parts of the page that need a table over clients; None for those that no run gives data for."""
     return {
-        "distributions": distributions(methods, clients),
-        "clients": by_client(methods, baseline, clients) if clients else None,
-        "tail": tail(methods, training) if training else None,
+        "distributions": error_distributions(methods, clients),
+        "clients": client_comparison(methods, baseline, clients) if clients else None,
+        "tail": tail_membership(methods, training) if training else None,
     }
 
 
 def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:
-    """Label, colour, family and seeds of every method."""
+    """Label, colour, family (its position or None) and seeds of every method, in order.
+
+    The members of a family share a colour ramp.
+    """
     family_of = {k: number for number, family in enumerate(families) for k in family.order}
-    colour = {k: _ramp(place / max(len(f.order) - 1, 1)) for f in families for place, k in enumerate(f.order)}
+    colour = {k: _ramp_colour(place / max(len(f.order) - 1, 1)) for f in families for place, k in enumerate(f.order)}
     alone = [k for k in range(len(methods)) if k not in family_of]
     colour |= dict(zip(alone, (BESIDE_A_FAMILY if families else PALETTE) * len(methods), strict=False))
     return [{"label": m.label, "name": m.name, "family": family_of.get(k), "colour": colour[k],
-             "seeds": [run.seed for run in m.averaged]} for k, m in enumerate(methods)]
+             "seeds": [run.seed for run in m.averaged_runs]} for k, m in enumerate(methods)]
 
 
-def _first_focus(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
-    """The page opens on something to compare with the baseline: the middle of its family, or the next method."""
+def _initial_focus(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
+    """The position of the method that the page first compares with the baseline: the middle of its family, or the next method.
+
+    The baseline itself where there is no other.
+    """
     others = [k for f in families if baseline in f.order for k in f.order if k != baseline]
     if others:
         return others[len(others) // 2]
     return next((k for k in range(len(methods)) if k != baseline), baseline)
 
 
-def _ramp(place: float) -> str:
-    """A colour between the tail's (0) and everybody's (1)."""
+def _ramp_colour(place: float) -> str:
+    """A colour as "#rrggbb" on the ramp from the tail's (`place` 0) to everybody's (1), linear between its stops."""
     at = place * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)
     mixed = (round(a + (at - low) * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))

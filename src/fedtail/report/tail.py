@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.report.client_errors import PageClients, by_seed, sample, spans_decades
+from fedtail.report.client_errors import PageClients, column_by_seed, plotted_clients, spans_decades
 from fedtail.report.methods import Method
-from fedtail.report.statistics import bins, classes, page_numbers, shares
+from fedtail.report.statistics import bin_edges, bin_shares, page_numbers, quantile_classes
 from fedtail.runs import RunFolder
 
 WINDOWS = 24                                 # of rounds
@@ -29,11 +29,14 @@ class Participation:
     contributed: np.ndarray                  # (windows, clients)
 
 
-def tail(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
-    """Everything about tail membership, and what does not depend on the method once."""
-    sizes, of_size = classes(clients.sizes, 4, "{:,.0f}")
+def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
+    """For the page: how often which clients contributed, for every method, and sizes and classes of clients once for all.
+
+    `methods` has an entry per method, None where its runs did not record it.
+    """
+    sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
-    drawn_ids = sample(len(clients))
+    drawn_ids = plotted_clients(len(clients))
     each = [_tail_of_method(m, clients, drawn_ids, {"size": (sizes, of_size), "group": (groups, of_group)}) for m in methods]
     return {"total": len(clients), "points": len(drawn_ids), "names": clients.names[drawn_ids].tolist(),
             "sizes": clients.sizes[drawn_ids].tolist(), "log": spans_decades(clients.sizes),
@@ -41,7 +44,10 @@ def tail(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
 
 
 def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
-    """The largest groups by name, the rest as one; no class where clients have no group."""
+    """Labels of the GROUPS largest groups, with the rest as one class, and the class of each client.
+
+    No labels where one has no group.
+    """
     if not len(clients) or np.isnan(clients.groups).any():
         return [], np.zeros(len(clients), int)
     names, which, count = np.unique(clients.groups, return_inverse=True, return_counts=True)
@@ -53,8 +59,11 @@ def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
 
 
 def participation(method: Method, clients: PageClients) -> Participation | None:
-    """Participation over the finished runs that recorded their rounds; None where there is none."""
-    runs = [run for run in method.tabled.values() if run.rounds]
+    """Counts of sampled and contributing clients by window, over the method's runs that recorded their rounds; None without such.
+
+    Windows divide the rounds of the longest run, at most WINDOWS of them.
+    """
+    runs = [run for run in method.runs_with_table.values() if run.rounds]
     if not runs:
         return None
     rounds = max(run.about["rounds"] for run in runs)
@@ -67,7 +76,10 @@ def participation(method: Method, clients: PageClients) -> Participation | None:
 
 
 def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: np.ndarray, contributed: np.ndarray) -> None:
-    """Add the rounds of a run to the windows they fall in."""
+    """Add the rounds of a run to `sampled` and `contributed`, (windows, clients), in place.
+
+    `first` is the row of its first client.
+    """
     for line in run.rounds:
         window = (line["round"] - 1) * len(sampled) // rounds
         np.add.at(sampled[window], first + np.array(line["asked"], int), 1)
@@ -75,34 +87,40 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
 
 
 def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
-    """Tail membership under one method; None where it was not recorded."""
+    """Tail membership under one method: shares by client, composition by class, frequent contributors; None if not recorded.
+
+    `points` are the clients whose shares are plotted; `kinds` are the classes of clients by name.
+    """
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
     if not len(known):
         return None
-    edges = bins(np.array([0.0, 1.0] * 100), 20)
+    edges = bin_edges(np.array([0.0, 1.0] * 100), 20)
     found = participation(method, clients)
-    return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(shares(known, edges)),
+    return {"everybody": bool((known == 1).all()), "edges": page_numbers(edges), "shares": page_numbers(bin_shares(known, edges)),
             "points": page_numbers(share[points]), "mean": float(known.mean()), "never": float((known == 0).mean()),
-            "composition": {kind: _composition(found, *made) for kind, made in kinds.items() if found and len(made[0]) > 1},
+            "composition": {kind: _tail_composition(found, *made) for kind, made in kinds.items() if found and len(made[0]) > 1},
             "ends": found.ends.tolist() if found else [],
             "frequent": _most_frequent_contributors(found, clients) if found else None}
 
 
 def tail_share(method: Method, clients: PageClients) -> np.ndarray:
-    """Of the rounds for which a client was sampled, the share to which it contributed; NaN for one that was never sampled."""
-    sampled = _total(by_seed(method, clients, "asked"), len(clients))
-    contributed = _total(by_seed(method, clients, "in_tail"), len(clients))
+    """Of the rounds for which a client was sampled, the share to which it contributed, (clients,); NaN for one never sampled."""
+    sampled = _total_over_seeds(column_by_seed(method, clients, "asked"), len(clients))
+    contributed = _total_over_seeds(column_by_seed(method, clients, "in_tail"), len(clients))
     return np.divide(contributed, sampled, out=np.full(len(clients), np.nan), where=sampled > 0)
 
 
-def _total(values: dict[int, np.ndarray], count: int) -> np.ndarray:
-    """The sum over seeds for each client."""
+def _total_over_seeds(values: dict[int, np.ndarray], count: int) -> np.ndarray:
+    """The sum over seeds for each client, (count,), NaN being nothing; zeros where there are no seeds."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
-def _composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
-    """The share of each class among the contributors, by window, and among all who were sampled."""
+def _tail_composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
+    """The share of each class among the contributors, by window (None for a window without any), and among all sampled clients.
+
+    `which` is the class of each client, a position in `labels`.
+    """
     member = np.eye(len(labels))[which]                                              # (clients, classes)
     contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
     total = contributed.sum(1, keepdims=True)
@@ -111,7 +129,7 @@ def _composition(found: Participation, labels: list[str], which: np.ndarray) -> 
 
 
 def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
-    """The clients that contributed most often: the share of the rounds they were sampled for, by window."""
+    """The FREQUENT clients that contributed most often, with the share of the rounds they were sampled for, by window."""
     often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]
     part = np.divide(contributed, sampled, out=np.full(contributed.shape, np.nan), where=sampled > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtail.experiment.source import nearest
+from fedtail.experiment.source import nearest_hint
 from fedtail_studies.emnist.convnet import EMNIST_CONVNET
 from fedtail_studies.emnist.linear import TABLE2
 from fedtail_studies.private.quantiles import PRIVATE_QUANTILES
@@ -48,5 +48,5 @@ def study_called(name: str) -> Study:
     """The study of that name; refused with the nearest one."""
     names = [study.name for study in STUDIES]
     if name not in names:
-        raise ValueError(f"there is no study {name!r}. {nearest(name, names)} `fedtail reproduce list` shows them all.")
+        raise ValueError(f"there is no study {name!r}. {nearest_hint(name, names)} `fedtail reproduce list` shows them all.")
     return STUDIES[names.index(name)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedtail.cli.options import JSON
-from fedtail.cli.terminal import INTERRUPTED, Watcher, errors_as_sentences, exit_with, print_json
+from fedtail.cli.terminal import INTERRUPTED, Watcher, exit_with_message, print_errors_as_sentences, print_json
 
 if TYPE_CHECKING:
     from fedtail_studies import Data, Results, Study
@@ -18,7 +18,7 @@ COMMITTED = Path(__file__).parents[3] / "experiments"      # committed with the 
 HERE = Path("reproduced")
 
 
-@errors_as_sentences
+@print_errors_as_sentences
 def reproduce(
     name: str = typer.Argument(..., metavar="NAME",
                                help="A study; or `list`, to see them all; or `verdicts`, how every claim came out."),
@@ -68,11 +68,11 @@ def _run(study: Study, plan: Any, folder: Path, data: Path | None, quick: bool, 
     from fedtail_studies import reproduce as run_study
 
     read = _data(study, plan, folder, data, quick)
-    with Watcher(quiet=quiet).watching() as watcher:
+    with Watcher(quiet=quiet).show_progress() as watcher:
         try:
             return run_study(study, plan, folder, read, quick, device, watcher, command)
         except Stopped:
-            exit_with(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
+            exit_with_message(f"stopped; what is finished is saved in {folder}. The same command goes on.", INTERRUPTED)
     raise AssertionError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedtail.experiment.source import nearest
+from fedtail.experiment.source import nearest_hint
 
 
 def with_fields(plan: Any, values: Mapping[str, Any]) -> Any:
@@ -21,7 +21,7 @@ def with_settings(plan: Any, settings: Iterable[str]) -> Any:
     for setting in settings:
         name, _, text = setting.partition("=")
         if name not in known:
-            raise ValueError(f"--set {setting}: the plan of this study has no field {name!r}. {nearest(name, known)}")
+            raise ValueError(f"--set {setting}: the plan of this study has no field {name!r}. {nearest_hint(name, known)}")
         plan = replace(plan, **{name: _value(setting, text, known[name])})
     return plan
 

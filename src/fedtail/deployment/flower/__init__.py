@@ -15,6 +15,7 @@ __all__ = ["TailStrategy"]
 
 
 def __getattr__(name: str) -> Any:
+    """`TailStrategy`, imported on its first use, because it needs Flower; AttributeError for any other name."""
     if name != "TailStrategy":
         raise AttributeError(f"fedtail.deployment.flower has no {name!r}.")
     from fedtail.deployment.flower.strategy import TailStrategy

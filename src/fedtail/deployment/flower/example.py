@@ -70,7 +70,10 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
-    """A deployment on the digits, a `share` of whose clients is sampled; the data of each node are beside its settings."""
+    """Write a deployment on the digits into a new folder, each node's data beside its settings; gives it and all clients.
+
+    A `share` of the clients is sampled each round. With `evaluates`, nodes hold out examples and evaluate on them.
+    """
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)
     path.mkdir(parents=True, exist_ok=True)
@@ -80,23 +83,26 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
     written = path.parent / f"{path.name}.toml"
     written.write_text(text, encoding="utf-8")
     try:
-        folder = write_deployment(path, written, names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data",
+        folder = write_deployment(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data",
                                   test_share=HELD_OUT if evaluates else 0.0)
     finally:
         written.unlink()
     home = torch.arange(len(population)) % nodes
-    for number, name in enumerate(names(nodes)):
+    for number, name in enumerate(node_names(nodes)):
         population.select(home == number).save(folder.node(name) / "data")
     return folder, population
 
 
-def names(nodes: int) -> list[str]:
-    """Names of so many nodes."""
+def node_names(nodes: int) -> list[str]:
+    """The names of so many nodes: node-1, node-2, ..."""
     return [f"node-{number}" for number in range(1, nodes + 1)]
 
 
-def compare(folder: DeploymentFolder, population: Population, method: str, out: Path, seed: int = 0) -> Compared:
-    """Compare a finished run with the simulator's on equal cohorts and integer sums."""
+def compare_with_simulator(folder: DeploymentFolder, population: Population, method: str, out: Path, seed: int = 0) -> Compared:
+    """Train the method in the simulator on the cohorts of a finished deployed run, with integer sums, and compare the models.
+
+    `out` is the run's folder, `population` the clients of all nodes.
+    """
     from safetensors.torch import load_file
 
     experiment = deployed_experiment(folder.path / "experiment.toml", method)
@@ -115,7 +121,10 @@ def compare(folder: DeploymentFolder, population: Population, method: str, out: 
 
 
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
-    """Start a deployment, run both methods, compare them with the simulator, and end every process, whatever happens."""
+    """Run both methods on a deployment on this machine, and compare each with the simulator; every process is ended in any case.
+
+    `say` is given lines of progress, `patience` is in seconds for each run. A ValueError for fewer than 3 nodes.
+    """
     if nodes < 3:
         raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")
     folder, population = write_example(path, nodes, rounds, evaluates=True)
@@ -123,7 +132,7 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
     with Loopback(folder) as loopback:
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
         loopback.start_link()
-        for name in names(nodes):
+        for name in node_names(nodes):
             loopback.register(name)
             loopback.start_node(name)
         say(f"{nodes} nodes registered and started, {len(population)} clients")
@@ -131,6 +140,6 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
             out = folder.path / "runs" / method.lower()
             loopback.run(method=method, out=str(out), nodes=nodes)
             loopback.wait(out, patience)
-            found.append(compare(folder, population, method, out))
+            found.append(compare_with_simulator(folder, population, method, out))
             say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
     return found

@@ -65,25 +65,25 @@ class DeploymentFolder:
 
     @property
     def app(self) -> Path:
-        """The Flower app for `flwr run`."""
+        """The folder of the Flower app, for `flwr run`."""
         return self.path / "app"
 
     @property
     def server(self) -> Path:
-        """What the server needs: certificates and keys."""
+        """The folder of what the server needs: certificates and keys."""
         return self.path / "server"
 
     @property
     def home(self) -> Path:
-        """The folder where `flwr` finds its configuration."""
+        """The folder where `flwr` finds its configuration (FLWR_HOME)."""
         return self.server / "home"
 
     def node(self, name: str) -> Path:
-        """What one node needs; it is copied there."""
+        """The folder of what one node needs, which is copied there."""
         return self.path / "nodes" / name
 
-    def link(self, address: str) -> None:
-        """Where `flwr` finds the SuperLink."""
+    def write_link_config(self, address: str) -> None:
+        """Write the configuration with which `flwr` finds the SuperLink at `address`, "host:port"."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "{address}"\n'
@@ -92,7 +92,11 @@ class DeploymentFolder:
 
 def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
                      **of_nodes: Any) -> DeploymentFolder:
-    """Everything for a deployment, with fresh keys, in a new folder."""
+    """Write everything for a deployment, with fresh keys, into a new folder; FileExistsError where it is not empty.
+
+    `host` and `port` are how nodes reach the server; `of_nodes` are settings of all nodes, as for `write_node`. A ValueError for
+    fewer than two nodes, or two of one name.
+    """
     if path.exists() and any(path.iterdir()):
         raise FileExistsError(f"{path} is not empty. Keys are made once: choose a new folder.")
     if len(nodes) < 2 or len(set(nodes)) < len(nodes):
@@ -104,7 +108,7 @@ def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: s
         APP.format(experiment=folder.path / "experiment.toml", out=folder.path / "runs" / "run", nodes=len(nodes)),
         encoding="utf-8")
     make_certificates(folder.server, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
-    folder.link(f"{host}:{port}")
+    folder.write_link_config(f"{host}:{port}")
     for name in nodes:
         write_node(folder, name, experiment, **of_nodes)
     return folder
@@ -112,7 +116,10 @@ def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: s
 
 def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
                keys: str = "name", test_share: float = 0.0) -> None:
-    """What one node needs: nothing in it is another node's secret."""
+    """Write the folder of one node: its settings, a fresh key, the server's certificate and a copy of the experiment.
+
+    Nothing in it is another node's secret. `data` is the name of its data file there, `minimum` the nodes a row is summed over.
+    """
     place = folder.node(name)
     make_node_key(place)
     shutil.copyfile(experiment, place / "experiment.toml")
@@ -121,8 +128,8 @@ def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str 
                                      encoding="utf-8")
 
 
-def commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
-    """What to type, on the server and on each node."""
+def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
+    """The commands to type on the server and on each node, as text to print."""
     server, quiet = folder.server, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
     registered = "\n".join(f"  flwr supernode register {folder.node(name) / 'key.pub'} {LINK}" for name in nodes)
     return f"""\

@@ -12,7 +12,7 @@ app = ClientApp()
 
 @app.query("letter")
 def answer(message: Message, context: Context) -> Message:
-    """Answer a message of the run: see `fedtail.deployment.Site`."""
+    """Answer a message of the run with the node's `Site`, whose state is kept in `context.state` between messages."""
     settings = NodeSettings.read(str(context.node_config["settings"]))
     site = settings.site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
@@ -24,7 +24,7 @@ def answer(message: Message, context: Context) -> Message:
 
 @app.query("who")
 def info(message: Message, context: Context) -> Message:
-    """The node info: the node's name, and its clients' keys, masses and groups."""
+    """Reply with the node info: the node's name, and its clients' keys, masses and groups."""
     from fedtail.deployment.registry import node_info
 
     about = node_info(NodeSettings.read(str(context.node_config["settings"])))
@@ -32,7 +32,7 @@ def info(message: Message, context: Context) -> Message:
 
 
 def content(records: RecordDict, name: str) -> bytes:
-    """Bytes in one of our records; anything else is refused."""
+    """The bytes called `name` in the fedtail record; TypeError for anything but bytes."""
     value = records.config_records["fedtail"][name]
     if not isinstance(value, bytes):
         raise TypeError(f"{name} must be bytes, got {type(value).__name__}.")

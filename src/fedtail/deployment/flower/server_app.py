@@ -29,13 +29,17 @@ class Nodes:
     """The nodes of a run: a client registry that grows when nodes join, and the numbers Flower knows them by."""
 
     def __init__(self, transport: FlowerTransport, log: Any):
+        """No nodes yet. `log` writes a line to the run's log."""
         self.transport, self.log = transport, log
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
 
     def wait(self, count: int, seconds: float) -> None:
-        """Wait until so many nodes have sent their node info."""
-        wait_for(lambda: len(self.transport.online()) >= count, seconds)
+        """Wait until `count` nodes have sent their node info; RuntimeError where that takes too long.
+
+        `seconds` are waited for nodes to connect, and as long again for their node info.
+        """
+        wait_for(lambda: len(self.transport.online_nodes()) >= count, seconds)
         end = time.monotonic() + seconds
         self.find()
         while len(self.names) < count and time.monotonic() < end:
@@ -46,8 +50,11 @@ class Nodes:
                                "or lower nodes.")
 
     def find(self, tries: int | None = None) -> None:
-        """Ask new nodes for their node info, each `tries` times at most. One that cannot be added is logged and left out."""
-        fresh = self.transport.online() - set(self.transport.ids.values())
+        """Ask connected nodes that are not registered for their node info, and register them by name.
+
+        One that cannot be added is logged and left out, and after `tries` times not asked again; None: always.
+        """
+        fresh = self.transport.online_nodes() - set(self.transport.ids.values())
         if tries is not None:
             fresh = {one for one in fresh if self._tried[one] < tries}
             self._tried.update(fresh)
@@ -61,16 +68,20 @@ class Nodes:
             self._add(info, theirs)
 
     def _add(self, info: NodeInfo, theirs: int) -> None:
+        """Register a node under Flower's number `theirs`, or give a known name that was away its new number.
+
+        A name that is connected already, or clients that others have, are logged and left out.
+        """
         if info.name in self.names:                           # it was away, and has come back with another number
             number = self.names.index(info.name)
-            if self.transport.ids[number] in self.transport.online():
+            if self.transport.ids[number] in self.transport.online_nodes():
                 self.log(f"node {theirs} is left out: it calls itself {info.name}, and {info.name} is here.")
                 return
             self.transport.ids[number] = theirs
             self.log(f"{info.name} is back")
             return
         try:
-            self.registry = self.registry.joined(len(self.names), info.key, info.mass, info.group)
+            self.registry = self.registry.with_node(len(self.names), info.key, info.mass, info.group)
         except ValueError as why:
             self.log(f"{info.name} is left out: {why}")
             return
@@ -80,16 +91,20 @@ class Nodes:
 
 
 def serve(grid: Any, settings: Mapping[str, Any]) -> None:
-    """Run an experiment with these settings; an error is also written to the run's log."""
+    """Run an experiment with the settings of `flwr run` on the nodes of a Flower grid.
+
+    An error is also written to the run's log.
+    """
     out = Path(str(settings["out"]))
     try:
-        _serve(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(write_log, out)), settings, out)
+        _run_experiment(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(write_log, out)), settings, out)
     except BaseException:
         write_log(out, traceback.format_exc())
         raise
 
 
-def _serve(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
+def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
+    """Wait for nodes, register their clients, and run the experiment in the folder `out`; nodes may join between rounds."""
     trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
     run = DeployedRun(experiment, int(settings.get("seed", 0)), out, bool(settings.get("resume", False)))
@@ -97,15 +112,16 @@ def _serve(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -
     nodes.wait(int(settings.get("nodes", 2)), float(settings.get("wait", 300.0)))
     fleet = RemoteFleet(transport.exchange, nodes.registry, schedule=schedule)
 
-    def between() -> None:
+    def let_nodes_join() -> None:
+        """Register nodes that have joined, and write how long each exchange took."""
         nodes.find(TRIES)
         fleet.population = nodes.registry
         write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
 
-    run.run(fleet, between)
+    run.run(fleet, let_nodes_join)
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment of the run's settings on the connected nodes."""
+    """The ServerApp's entry: run the experiment of the run's settings on the connected nodes."""
     serve(grid, context.run_config)

@@ -26,6 +26,7 @@ class TailStrategy(FedAvg):
     """
 
     def __init__(self, tail_fraction: float, loss_key: str = "eval_loss", loss_timeout: float = 3600.0, **settings: Any):
+        """`loss_timeout` is how many seconds to wait for losses; `settings` go to `FedAvg`. ValueError unless 0 < theta <= 1."""
         from fedtail.risk.base import check_tail_fraction
 
         check_tail_fraction(tail_fraction)
@@ -40,28 +41,35 @@ class TailStrategy(FedAvg):
         log.warning(SEES)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Evaluate on the sampled nodes first; the training message is sent to those in the tail."""
+        """Ask the sampled nodes to evaluate the model, and give the training messages of those in the tail, which have weight.
+
+        Waits `loss_timeout` seconds at most; nodes that do not answer have no weight.
+        """
         sampled = list(super().configure_train(server_round, arrays, config, grid))
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord({"server-round": server_round})})
         queries = [Message(record, dst_node_id=one.metadata.dst_node_id, message_type=MessageType.EVALUATE) for one in sampled]
         replies = grid.send_and_receive(queries, timeout=self.loss_timeout)
-        self.weights = self._tail([reply for reply in replies if not reply.has_error()])
+        self.weights = self._tail_weights([reply for reply in replies if not reply.has_error()])
         return [one for one in sampled if self.weights.get(one.metadata.dst_node_id, 0.0) > 0]
 
-    def _tail(self, replies: list[Message]) -> dict[int, float]:
-        """The weight of each node; one without a finite loss has none."""
+    def _tail_weights(self, replies: list[Message]) -> dict[int, float]:
+        """The superquantile weight of each node by its id; nodes without a finite loss or a positive mass are left out."""
         import torch
 
         from fedtail.risk.superquantile import superquantile_weights
 
-        found = {reply.metadata.src_node_id: self._loss(reply) for reply in replies}
+        found = {reply.metadata.src_node_id: self._loss_and_mass(reply) for reply in replies}
         found = {node: (loss, mass) for node, (loss, mass) in found.items() if math.isfinite(loss) and mass > 0}
         if not found:
             return {}
         losses, mass = (torch.tensor(one, dtype=torch.float64) for one in zip(*found.values(), strict=True))
         return dict(zip(found, superquantile_weights(losses, mass, self.tail_fraction).tolist(), strict=True))
 
-    def _loss(self, reply: Message) -> tuple[float, float]:
+    def _loss_and_mass(self, reply: Message) -> tuple[float, float]:
+        """The loss in a node's reply to evaluate, and its number of examples as mass (1 without one).
+
+        NaN, and a mass of 0, for lists. A ValueError where the reply has no `loss_key`.
+        """
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
         if self.loss_key not in metrics:
             raise ValueError(f"evaluate gives {', '.join(map(str, metrics)) or 'no metrics'}, and no {self.loss_key!r}. Write "
@@ -70,7 +78,10 @@ class TailStrategy(FedAvg):
         return (math.nan if isinstance(loss, list) else float(loss)), (0.0 if isinstance(mass, list) else float(mass))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the models of the tail, by its weights; a node that does not answer is left out."""
+        """The mean of the models of the tail by their weights, and Flower's metrics.
+
+        (None, None) where no node in it answered.
+        """
         valid, _ = self._check_and_log_replies(list(replies), is_train=True)
         weighted = [(reply.content, self.weights.get(reply.metadata.src_node_id, 0.0)) for reply in valid]
         total = sum(weight for _, weight in weighted)
@@ -82,7 +93,7 @@ class TailStrategy(FedAvg):
 
 
 def weighted_mean(models: list[tuple[ArrayRecord, float]]) -> ArrayRecord:
-    """The weighted mean of models, array by array, summed in float64."""
+    """The sum of weight times model, array by array, in float64 and cast back to the arrays' own dtype; weights sum to 1."""
     first = models[0][0]
     means = {name: sum(weight * arrays[name].numpy().astype(np.float64) for arrays, weight in models) for name in first}
     return ArrayRecord({name: Array(np.asarray(mean, first[name].numpy().dtype)) for name, mean in means.items()})

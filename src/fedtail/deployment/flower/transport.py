@@ -18,17 +18,21 @@ class FlowerTransport:
     """`exchange` of a `RemoteFleet`: one Flower message for each node. A node that has not answered in `timeout` s has failed."""
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
+        """`grid` is Flower's; `log` is given a line about every exchange. `ids` is empty until nodes are registered."""
         self.grid, self.timeout, self.log = grid, timeout, log
         self.ids: dict[int, int] = {}                # our number of a node -> Flower's
         self.seconds: list[float] = []               # how long each exchange took
 
-    def online(self) -> set[int]:
-        """The connected nodes, by Flower's numbers."""
+    def online_nodes(self) -> set[int]:
+        """The ids by which Flower knows the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Send a message to each of some nodes, by our numbers, and wait for their replies."""
-        began, here = time.monotonic(), self.online()
+        """Send a message to each of some nodes, by our numbers, and give the replies that come in time, by our numbers too.
+
+        Nodes that are not connected are skipped. The duration is added to `seconds`.
+        """
+        began, here = time.monotonic(), self.online_nodes()
         sent = {self.ids[node]: message for node, message in messages.items() if self.ids[node] in here}
         replies = self._send("query.letter", {one: {"letter": message} for one, message in sent.items()})
         ours = {theirs: node for node, theirs in self.ids.items()}
@@ -37,11 +41,15 @@ class FlowerTransport:
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
     def node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
-        """The packed node info of nodes, by Flower's numbers."""
+        """The packed node info of nodes, by Flower's ids; nodes that do not answer in time are left out."""
         replies = self._send("query.who", {one: {"ask": b"who"} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 
     def _send(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
+        """Send one message of a kind to each node, by Flower's ids, and give the contents of the replies, by the same ids.
+
+        Polls until all have come or `timeout` is over; replies with an error are left out.
+        """
         messages = [Message(RecordDict({"fedtail": ConfigRecord(content)}), dst_node_id=one, message_type=kind, ttl=self.timeout)
                     for one, content in contents.items()]
         waiting, found = {one for one in self.grid.push_messages(messages) if one}, {}
@@ -57,7 +65,7 @@ class FlowerTransport:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, poll: float = 1.0) -> bool:
-    """Wait until a condition holds; whether it did in time."""
+    """Poll a condition until it holds or `seconds` are over; whether it held in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
