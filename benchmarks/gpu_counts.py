@@ -16,8 +16,9 @@ from workloads import WORKLOADS, Workload, _made
 import fedtail
 
 FLOAT = 4
-KINDS = (("convolutions", ("_convolved", "conv", "fprop", "fft", "cudnn")), ("weight gradients of convolutions", ("_gradient",)),
-         ("windows folded", ("_folded",)), ("products of linear layers", ("gemm", "nvjet", "cublas", "splitK", "cutlass")),
+KINDS = (("convolutions", ("_convolve_kernel", "conv", "fprop", "fft", "cudnn")),
+         ("weight gradients of convolutions", ("_weight_gradient_kernel",)),
+         ("windows folded", ("_fold_kernel",)), ("products of linear layers", ("gemm", "nvjet", "cublas", "splitK", "cutlass")),
          ("pooling", ("pool",)), ("copies", ("copy", "memcpy", "Memcpy", "Memset")),
          ("sorting and gathering", ("sort", "index", "gather", "scatter", "radix")), ("sums", ("reduce",)))
 

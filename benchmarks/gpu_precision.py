@@ -15,7 +15,7 @@ from workloads import WORKLOADS, Data, _made
 
 import fedtail
 from fedtail.clients import client_means
-from fedtail.engine.gpu.precision import computing
+from fedtail.engine.gpu.precision import use_precision
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.stacked import StackedKernel
 from fedtail.risk.superquantile import superquantile_weights
@@ -33,8 +33,8 @@ class Plain(ModuleKernel):
     """PyTorch's own convolutions in its own float32, to compare with."""
 
     def outputs(self, params: Tensor, inputs: Tensor) -> Tensor:
-        self._bind(self.evaluated, params)
-        with torch.no_grad(), computing("full", self.device):
+        self._bind_parameters(self.evaluated, params)
+        with torch.no_grad(), use_precision("full", self.device):
             return self.evaluating(inputs)
 
 

@@ -26,7 +26,7 @@ class Timeline:
         self.stolen = 0.0
 
     def __enter__(self) -> Timeline:
-        self._plain = Replayed._recorded
+        self._plain = Replayed._record_shape
         timeline, plain = self, self._plain
 
         def recorded(self: Replayed, *given: Any) -> Any:
@@ -36,12 +36,12 @@ class Timeline:
             timeline.recording += time.perf_counter() - began
             return step
 
-        Replayed._recorded = recorded      # type: ignore[method-assign]
+        Replayed._record_shape = recorded      # type: ignore[method-assign]
         self._began, self._taken = time.perf_counter(), taken_by_others()
         return self
 
     def __exit__(self, *_: object) -> None:
-        Replayed._recorded = self._plain      # type: ignore[method-assign]
+        Replayed._record_shape = self._plain      # type: ignore[method-assign]
         self.stolen = taken_by_others() - self._taken
 
     @contextmanager

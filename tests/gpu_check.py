@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 import fedtail
 from fedtail.data.arrays import on, rows_of, tensors_of
-from fedtail.engine.choice import kernel_for
 from fedtail.engine.gpu.convolutions import Flat, Stacked
 from fedtail.engine.gpu.cuda_graphs import Replayed
-from fedtail.engine.gpu.precision import computing
+from fedtail.engine.gpu.precision import use_precision
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import CharacterGRU, ConvNet, LSTMClassifier, SoftmaxRegression
@@ -125,7 +125,7 @@ def products_are_exact() -> bool:
         given = (images, weight, bias, slopes)
         exact = vmap(with_slopes)(*(t.double() for t in given))
         for precision, bound in (("full", 1e-5), ("tf32", 5e-4)):
-            with computing(precision, card):
+            with use_precision(precision, card):
                 with Stacked():
                     found = vmap(with_slopes)(*given)
                 with torch.no_grad(), Flat():
@@ -144,7 +144,7 @@ def _none_stay_none(card: torch.device) -> bool:
     kept = []
     for bits in (0x7FFFFFFF, -1, 0x7FC00000, 0x7F800000):
         images[0, 0, 0, :1].view(torch.int32).fill_(bits)
-        with torch.no_grad(), computing("tf32", card), Flat():
+        with torch.no_grad(), use_precision("tf32", card), Flat():
             outputs = F.conv2d(images, weight)[0, :, 0, 0]
         kept.append(bool(outputs.isinf().all() if bits == 0x7F800000 else outputs.isnan().all()))
     return all(kept)

@@ -197,7 +197,7 @@ def test_a_noisy_sum_crosses_as_it_is_and_is_divided_by_the_total(aggregate):
         assert update.update.tolist() == [1.0, -3.0]                                  # in units of the clip norm, which is two
         assert update.kept.tolist() == [2.0]                                          # half were short enough, as they should be
         assert update.kept.dtype == torch.float64
-        assert aggregate.now(Train(LocalSGD(), Mean(), NOTHING, aggregate, kept=double(0.3))) == 0.3
+        assert aggregate.current_clip_norm(Train(LocalSGD(), Mean(), NOTHING, aggregate, kept=double(0.3))) == 0.3
 
 
 def test_an_adaptive_clip_follows_the_median_at_a_rate_of_a_fifth_unless_told_otherwise():

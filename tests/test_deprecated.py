@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedtail
-from fedtail import Ledger, PrivacyBudget, SecureChannel
+from fedtail import AdaptiveClip, GaussianNoise, Ledger, PrivacyBudget, SecureChannel
 from fedtail.deployment import AnswerReport, RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
@@ -66,7 +66,8 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
-    return {"AnswerReport": AnswerReport(0, 0, 5, 4, {}), "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
+            "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
             "Source": experiment().source, "Guarantee": guarantee([(event, 3)], 1e-5),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}

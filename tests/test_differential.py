@@ -12,7 +12,7 @@ from fedtail import algorithm, sampling, server
 from fedtail.aggregation import weighted_mean
 from fedtail.aggregation.curvature_mean import CurvatureMean
 from fedtail.clients import Clients
-from fedtail.engine import linear, shelf
+from fedtail.engine import linear, shared_memory
 from fedtail.iterates import AveragedIterate
 from fedtail.local import batches, sgd
 from fedtail.local.penalties import Proximal
@@ -72,8 +72,8 @@ def wrong_curvature(self, updates, seen, train, clients):
     return torch.cat([right_curvature_rows(self, updates, seen, replace(train, risk=flat_risk), clients)[:, :1], rows[:, 1:]], 1)
 
 
-right_curvature_rows, right_batches, right_weighted = CurvatureMean.rows, sgd.batches, batches._weighted
-right_state, right_put = checkpoint._state, shelf.Shelf.put
+right_curvature_rows, right_batches, right_weighted = CurvatureMean.rows, sgd.batches, batches._padded_order_and_weights
+right_state, right_put = checkpoint._state, shared_memory.SharedMemory.put
 right_weighted_rows, right_draws = weighted_mean.WeightedMean.rows, Clients.draws
 
 DEFECTS = {
@@ -109,7 +109,7 @@ DEFECTS = {
         lambda self, name, *parts: right_draws(self, name, *(0 * part for part in parts)) if name == "batches" else
         right_draws(self, name, *parts)),
     "a small last batch weighs less": (
-        plain_batches, batches, "_weighted", lambda clients, order, size: (
+        plain_batches, batches, "_padded_order_and_weights", lambda clients, order, size: (
             right_weighted(clients, order, size)[0], right_weighted(clients, order, size)[1].clamp(max=1 / (size or 1e-9)))),
     "the schedule is a round ahead": (
         locally("schedule"), StepDecay, "__call__", lambda self, round: self.factor ** ((round + 1) // self.every)),
@@ -132,12 +132,12 @@ DEFECTS = {
         has("sample", "ByMass"), sampling, "Cohort",
         lambda ids, key, importance, bound: algorithm.Cohort(ids, key, importance.clamp(max=float(importance.min())), bound)),
     "a residual of the closed form": (
-        has("kernel", "closed"), linear, "_minus_targets", lambda likely, targets: likely.scatter_(1, targets[:, None], 0.0)),
+        has("kernel", "closed"), linear, "_subtract_targets", lambda likely, targets: likely.scatter_(1, targets[:, None], 0.0)),
     "a checkpoint forgets the dual": (
         lambda case: has("resumed", "checkpoint")(case) and has("risk", "GroupAscent", "Refreshed")(case), checkpoint, "_state",
         lambda *given: replace(right_state(*given), dual=None)),
     "a worker's sum is off by a bit": (
-        has("workers", "2"), shelf.Shelf, "put",
+        has("workers", "2"), shared_memory.SharedMemory, "put",
         lambda self, block, rows: right_put(self, block, rows.nextafter(rows + 1) if rows.is_floating_point() else rows + 1)),
 }
 

@@ -13,7 +13,7 @@ import fedtail
 from fedtail import LocalSGD, Population, Proximal, Task
 from fedtail.clients import Shard
 from fedtail.draws import hashed, permutations
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.engine.stacked import StackedKernel

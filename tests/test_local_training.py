@@ -14,7 +14,7 @@ import fedtail
 from fedtail import Engine, LocalSGD, Population, Proximal, Risk, State, Superquantile, Task, Trained, resume, train
 from fedtail.clients import Shard, flat_batches
 from fedtail.deployment.node import PARTS
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.stacked import StackedKernel
 from fedtail.fleet import Broadcast

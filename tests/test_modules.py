@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from fedtail import Engine, LocalSGD, Population, Task, evaluate, fedavg, finetune, train
 from fedtail.data import pad_sequences
 from fedtail.engine.kernels import ModuleKernel
-from fedtail.engine.linear import residual_of
+from fedtail.engine.linear import residual_function
 from fedtail.engine.stacked import StackedKernel, can_be_stacked
 from fedtail.models import CharacterGRU, LeastSquares, SoftmaxRegression
 
@@ -428,6 +428,6 @@ def test_hooks_of_modules_are_called_by_every_kernel_that_takes_the_module(name)
 @pytest.mark.parametrize("inner", [False, True])
 def test_linear_models_with_hooks_are_not_taken_in_closed_form(kind, inner):
     task, people = Task(SoftmaxRegression(WIDTH, 3)), Population.from_arrays(VECTORS, CLASSES, CLIENT)
-    assert residual_of(task, people) is not None
+    assert residual_function(task, people) is not None
     getattr(task.module.linear if inner else task.module, kind)(lambda *_: None)
-    assert residual_of(task, people) is None
+    assert residual_function(task, people) is None

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, Population, Task, train
 from fedtail.engine import LocalFleet
-from fedtail.engine.blocks import cut
+from fedtail.engine.blocks import cut_into_blocks
 from fedtail.rows import RowFolder, RowsError
 from fedtail.rows.folder import RowSite
 from fedtail.runs import Interrupted, run
@@ -31,8 +31,8 @@ from wide_risk import WIDE, Habit
 ray = pytest.importorskip("ray")
 
 from fedtail.engine.ray import RayFleet, cluster, ray_fleet  # noqa: E402
-from fedtail.engine.ray.keeper import Keeper  # noqa: E402
-from fedtail.engine.ray.shards import bytes_of, holding_of, population_of  # noqa: E402
+from fedtail.engine.ray.shard_actor import ShardActor  # noqa: E402
+from fedtail.engine.ray.shards import bytes_to_send, make_holding, population_from_holding  # noqa: E402
 
 POPULATION = small_population()
 LOCAL = {"learning_rate": 0.2, "batch_size": 4}
@@ -52,7 +52,7 @@ OWN = [sys.modules["own_risk"], sys.modules["wide_risk"], sys.modules[__name__]]
 @pytest.fixture(scope="module", autouse=True)
 def one_ray():
     """One start for all tests: fleets share it, and it ends with its last user, which is this."""
-    leave = cluster.join(None, cores=2, memory=0)
+    leave = cluster.join_ray(None, cores=2, memory=0)
     yield
     assert ray.is_initialized()
     leave()
@@ -91,7 +91,7 @@ def test_the_model_of_the_local_engine(name, shared):
 @pytest.mark.parametrize("sees", [True, False])
 def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others(shared, monkeypatch, tmp_path, sees):
     fleet, task = shared
-    fleet.keep_in(tmp_path / "rows")
+    fleet.reset_to_folder(tmp_path / "rows")
     if not sees:
         monkeypatch.setattr(RowFolder, "site", lambda self: RowSite("another machine", Path("/"), 0, 0))
     narrow, wide = (replace(fedtail.fedavg(7, **LOCAL), risk=Habit(width)) for width in (4, WIDE))
@@ -101,12 +101,12 @@ def test_large_memory_is_written_by_actors_that_see_its_files_and_sent_by_others
     assert torch.equal(found.has, ~kept.isnan().all(1))
     assert torch.allclose(found.rows[:, -1], kept[:, -1].nan_to_num(0.0), atol=1e-6)
     assert len(there.memory.kept["risk 0"].store) == 3 * 7
-    assert all(keeper.sees == sees for keeper in fleet._keepers)
-    for keeper in fleet._keepers:
-        keeper.sees = True
+    assert all(handle.sees == sees for handle in fleet._handles)
+    for handle in fleet._handles:
+        handle.sees = True
     with LocalFleet(POPULATION, task, folder=tmp_path / "rows") as second, pytest.raises(RowsError, match="has a writer already"):
         train(wide, task, fleet=second, rounds=1)
-    fleet.release()
+    fleet.unlock_folder()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox, stragglers", "discrete noise"])
@@ -193,8 +193,8 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
     Population.from_clients([*(POPULATION.client(k) for k in range(10)), (x * 1e38, y)]).save(tmp_path / "people")
     mapped, task = Population.open(tmp_path / "people").select(range(2, 11)), make_task("linear")
     assert mapped.folder == tmp_path / "people"
-    assert bytes_of(mapped) == 0
-    assert holding_of(mapped, 0, 3).inputs is None
+    assert bytes_to_send(mapped) == 0
+    assert make_holding(mapped, 0, 3).inputs is None
     method, views = fedtail.delta_fl(0.5, 9, learning_rate=1.0), []
     with RayFleet(mapped, task, shards=2) as fleet:
         there = train(method, task, fleet=fleet, rounds=3, on_round=lambda p: views.append(p.view))
@@ -202,19 +202,19 @@ def test_a_mapped_population_is_opened_by_its_folder_and_not_sent_and_clients_le
     assert torch.allclose(params_of(there), params_of(here), atol=1e-6)
     assert there.failed == here.failed == 3
     assert all(view.left_out.tolist() == [False] * 8 + [True] for view in views)
-    gone = ray.put(holding_of(replace(mapped, folder=tmp_path / "nowhere"), 0, 9))
+    gone = ray.put(make_holding(replace(mapped, folder=tmp_path / "nowhere"), 0, 9))
     with pytest.raises(FileNotFoundError, match="nowhere is not a saved population"):
-        Keeper(0, 9, {}).hold([gone, ray.put(ray.cloudpickle.dumps(task))])
-    short = holding_of(mapped, 6, 9)
+        ShardActor(0, 9, {}).load_shard([gone, ray.put(ray.cloudpickle.dumps(task))])
+    short = make_holding(mapped, 6, 9)
     short.clients["start"] += 1000
     with pytest.raises(ValueError, match=r"fewer than where the run was started. Copy the same folder to every node"):
-        population_of(short)
+        population_from_holding(short)
 
 
 @pytest.mark.parametrize("people", [POPULATION, POPULATION.select([7, 3, 9]), small_population().split_examples(0.5)[0]])
 def test_a_shard_holds_its_own_clients_only(people):
-    for low, high in cut(people.size, 2):
-        held = population_of(holding_of(people, low, high))
+    for low, high in cut_into_blocks(people.size, 2):
+        held = population_from_holding(make_holding(people, low, high))
         assert len(held.targets) == int(people.size[low:high].sum())
         for k in range(low, high):
             assert all(torch.equal(a, b) for a, b in zip(held.client(k - low), people.client(k), strict=True))
@@ -288,10 +288,10 @@ def test_what_it_refuses(monkeypatch):
 
 def test_an_address_where_nobody_answers_is_refused_at_once():
     with pytest.raises(ConnectionError, match=r"no Ray answers at '127.0.0.1:1' .*leave address out"):
-        cluster._check_answers("127.0.0.1:1")
+        cluster._check_reachable("127.0.0.1:1")
 
 
 def test_nothing_is_started_before_the_first_round():
     fleet = RayFleet(POPULATION, make_task("linear"))
     train(RECIPES["fedavg"], make_task("linear"), fleet=fleet, rounds=0)
-    assert fleet._keepers == []
+    assert fleet._handles == []

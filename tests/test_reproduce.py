@@ -68,7 +68,7 @@ TINY = {
 @pytest.mark.parametrize("name", TINY)
 def test_every_study_runs_small_and_writes_its_page(name, tmp_path, monkeypatch):
     monkeypatch.setattr(protocol, "PERSONAL_EPOCHS", 1)
-    monkeypatch.setattr("fedtail.engine.workers.cores", lambda: 1)      # small work is not worth a second process
+    monkeypatch.setattr("fedtail.engine.workers.usable_cores", lambda: 1)      # small work is not worth a second process
     study = study_called(name)
     plan = replace(study.quick, **TINY[name])
     results = reproduce(study, plan, tmp_path, generated_writers(8, labels=5) if study.data else None, quick=True)

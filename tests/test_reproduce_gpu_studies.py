@@ -42,7 +42,7 @@ DRAWN, FIGURES = ("sent140_linear",), {"histograms.png", "sizes.png", "rounds.pn
 
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch):
-    monkeypatch.setattr("fedtail.engine.workers.cores", lambda: 1)      # small work is not worth a second one
+    monkeypatch.setattr("fedtail.engine.workers.usable_cores", lambda: 1)      # small work is not worth a second one
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -600,7 +600,7 @@ def test_a_node_keeps_its_last_trainings_and_never_removes_one_that_is_open(impa
 
     sites, others = Folders(tmp_path, most=2), Folders(tmp_path, most=2)
     names = [trained(sites, width) for width in (WIDE, 4)]
-    sites.sites[0]._loaded_node().fleet.release()                # it would count as used until the next training begins
+    sites.sites[0]._loaded_node().fleet.unlock_folder()    # it would count as used until the next training begins
     (tmp_path / "0" / "operator's notes").mkdir()
     (tmp_path / "0" / "abc").mkdir()                       # no number of whole bytes
     (tmp_path / "0" / ".removing-00").mkdir()              # of a node that was killed meanwhile

@@ -41,7 +41,7 @@ from fedtail import (
 )
 from fedtail.clients import Shard
 from fedtail.draws import hashed, permutations
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.fleet import Broadcast
 from fedtail.local import FullWork, NoPenalty, Proximal
 from fedtail.local.batches import batches

@@ -14,7 +14,7 @@ from torch import nn, tensor
 from fedtail import Engine, LocalSGD, Metric, Population, Task, Trained, delta_fl, evaluate, fedavg, resume, train
 from fedtail.data import pad_sequences
 from fedtail.engine import LocalFleet
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.losses import cross_entropy, default_error, default_loss, logistic, misclassification, squared_error

@@ -25,9 +25,9 @@ from fedtail import LocalSGD, Population, Task
 from fedtail.clients import Shard, client_means
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.engine import LocalFleet, blocks, fork_pool, workers
-from fedtail.engine.blocks import blocks_of
-from fedtail.engine.shelf import Place, Shelf
-from fedtail.engine.threads import _Threads, one_thread
+from fedtail.engine.blocks import cohort_blocks
+from fedtail.engine.shared_memory import Place, SharedMemory
+from fedtail.engine.threads import _Threads, use_one_thread
 from fedtail.engine.workers import Team
 from fedtail.local.batches import batches
 from fedtail.models import SoftmaxRegression
@@ -155,7 +155,7 @@ def test_whatever_a_client_draws_is_its_own_however_many_processes_there_are(eag
 
 def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clients():
     task = dropout()
-    kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     with own_generator():
         together = full_gradients(shard.clients(), params[0]), shard.losses_of(0, 0, 24, InTraining())
@@ -178,7 +178,7 @@ class Batches:
 
 def test_an_objective_that_draws_nothing_is_computed_for_all_clients_at_once():
     task, objective = dropout(), Batches()
-    kernel, params = fedtail.engine.choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
+    kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     assert torch.equal(shard.losses(0, objective), shard.losses(0))
     assert objective.sizes == [24]
@@ -244,14 +244,14 @@ def test_blocks_follow_from_shapes_and_cover_everybody():
     torch.manual_seed(0)
     for clients, dim in ((100, 115_646), (7, 10**6), (1000, 300), (3, 10**8), (1, 10**7)):
         sizes = torch.randint(1, 500, (clients,))
-        found = blocks_of(sizes, dim, 1, CPU)
+        found = cohort_blocks(sizes, dim, 1, CPU)
         assert [low for low, _ in found] == [0, *(high for _, high in found[:-1])]
         assert found[-1][1] == clients
-        assert len(found) <= blocks.most_blocks(dim)
+        assert len(found) <= blocks.max_blocks(dim)
         if len(found) > 1:                            # about as many examples each, but for one client more or less
             held = [int(sizes[low:high].sum()) for low, high in found]
             assert max(held) <= sizes.sum() / len(found) + 2 * sizes.max()
-    assert blocks_of(torch.zeros(0, dtype=torch.int64), 10, 1, CPU) == []
+    assert cohort_blocks(torch.zeros(0, dtype=torch.int64), 10, 1, CPU) == []
 
 
 def test_work_goes_to_whoever_is_free(monkeypatch):
@@ -583,15 +583,15 @@ def test_a_training_that_ends_early_leaves_others_with_one_thread():
     torch.set_num_threads(2)
     try:
         threads = _Threads()                               # of its own: a fleet of another test may be in the middle of a round
-        first, second, third = (threads.take() for _ in range(3))
+        first, second, third = (threads.take_lease() for _ in range(3))
         first()
-        assert (torch.get_num_threads(), threads.usual()) == (1, 2)
+        assert (torch.get_num_threads(), threads.usual_count()) == (1, 2)
         first()                                            # once is enough
         del second                                         # a fleet that was never closed
         assert torch.get_num_threads() == 1
         third()
         assert torch.get_num_threads() == 2
-        one_thread(0)()
+        use_one_thread(0)()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -641,23 +641,23 @@ def test_modules_that_draw_nothing_neither_seed_nor_wait():
     assert LocalFleet(POPULATION, dropout(), workers=1).kernel.draws
 
 
-def test_the_shelf_holds_sums_of_64_bits():
-    shelf = Shelf(torch.zeros(2, 10), 3)
+def test_shared_memory_holds_sums_of_64_bits():
+    memory = SharedMemory(torch.zeros(2, 10), 3)
     for values in (torch.arange(11.0, dtype=torch.float64), torch.arange(11)):
-        place = shelf.put(1, values)
+        place = memory.put(1, values)
         assert isinstance(place, Place)
-        assert torch.equal(shelf.get(place), values)
+        assert torch.equal(memory.get(place), values)
     long = torch.zeros(10_000, dtype=torch.float64)
-    assert shelf.put(0, long) is long
+    assert memory.put(0, long) is long
     narrow = torch.zeros(3)
-    assert shelf.put(0, narrow) is narrow
+    assert memory.put(0, narrow) is narrow
 
 
 def test_workers_are_counted_from_none_to_many():
     with pytest.raises(ValueError, match="workers must be at least 0, got -1"):
         fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=1, engine=fedtail.Engine(workers=-1))
-    assert 1 <= workers.cores() <= (os.cpu_count() or 1)
-    assert workers.workers_for(torch.device("cpu"), 0) == 0
-    assert workers.workers_for(torch.device("meta"), 5) == 1
+    assert 1 <= workers.usable_cores() <= (os.cpu_count() or 1)
+    assert workers.num_workers(torch.device("cpu"), 0) == 0
+    assert workers.num_workers(torch.device("meta"), 5) == 1
     threads = [params_of(fedtail.train(METHODS["fedavg"], linear(), POPULATION, rounds=2, engine=fedtail.Engine(workers=count))) for count in (0, 1)]
     assert torch.allclose(*threads, atol=1e-6)

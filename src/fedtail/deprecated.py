@@ -25,6 +25,7 @@ NAMES = {
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
+    "AdaptiveClip": {"now": "current_clip_norm"},
     "AnswerReport": {"asked": "sampled"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
     "Experiment": {"computing": "training_engine"},

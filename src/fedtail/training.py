@@ -19,7 +19,7 @@ from fedtail.client_memory import ClientMemory
 from fedtail.composition import check
 from fedtail.data.population import Population
 from fedtail.deprecated import old_names
-from fedtail.engine.engine import Engine, engine_from
+from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.fleet import Fleet, RoundView
 from fedtail.model_file import read_model
@@ -142,7 +142,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     models, which is charged too.
     `on_round(progress)` is called after each round; return True to stop early. `resume` goes on from an earlier run.
     """
-    engine = engine_from(engine, old, "train")
+    engine = resolve_engine(engine, old, "train")
     check_kinds(algorithm, task, population, rounds)
     if isinstance(start, (Trained, State, tuple)):
         first = _earlier_start(algorithm, task, start, seed, engine)

@@ -14,6 +14,7 @@ from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
+from fedtail.deprecated import with_old_names
 from fedtail.devices import sent
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
@@ -22,6 +23,7 @@ from fedtail.questions import Conversation, Train
 BIT_WEIGHT = 0.5      # of the bit beside an update of norm one: 3% more noise on the update
 
 
+@with_old_names
 @dataclass(frozen=True)
 class AdaptiveClip(Part):
     """`PrivateMean` whose clip norm follows the `quantile` of the norms of updates (Andrew, Thakkar, McMahan, Ramaswamy 2021).
@@ -38,6 +40,7 @@ class AdaptiveClip(Part):
     rate: float = 0.2
 
     def __post_init__(self) -> None:
+        """Refuse clip norm, total or rate that are not positive, a quantile outside (0, 1), and noise that is no `Noise`."""
         if not self.clip_norm > 0 or not self.total > 0:
             raise ValueError(f"clip_norm (C) and total must be positive, got {self.clip_norm:g} and {self.total:g}.")
         if not 0 < self.quantile < 1:
@@ -49,27 +52,32 @@ class AdaptiveClip(Part):
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
+        """Rows have one entry more than the update, the bit; noise is on their sum."""
         return AggregatorDeclaration(columns=1, mechanism=self.mechanism, total=self.total)
 
     @property
     def mechanism(self) -> NoisySum:
+        """The noisy sum of rows, whose norm is that of an update of norm one and a bit of plus or minus half of `BIT_WEIGHT`."""
         return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        now = self.now(train)
+        """Rows (clients, dim + 1) in float64: update over clip norm, cut to norm one, and the bit, times each client's share."""
+        now = self.current_clip_norm(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
         bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
         return torch.cat([unit, BIT_WEIGHT * bit], 1) * sent(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
-        sums, now = (yield train), self.now(train)
+        """Server: the noisy mean update, (dim,), and the clip norm of the next round, which the aggregator keeps."""
+        sums, now = (yield train), self.current_clip_norm(train)
         short = float(sums[-1]) / (BIT_WEIGHT * self.total) + 0.5
         following = now * math.exp(-self.rate * (min(max(short, 0.0), 1.0) - self.quantile))
         return Aggregated(sums[:-1] * now / self.total, torch.tensor([following], dtype=torch.float64))
 
-    def now(self, train: Train) -> float:
-        """The clip norm of this round."""
+    def current_clip_norm(self, train: Train) -> float:
+        """The clip norm of this round: the one the last round led to, at the start the `clip_norm` of the part."""
         return self.clip_norm if train.kept is None else float(train.kept[0])
 
     def bound(self, width: int, weight: float) -> Tensor:
+        """One bound for all entries, (1,): 1, since rows are in units of the clip norm."""
         return torch.ones(1, dtype=torch.float64)

@@ -25,27 +25,27 @@ class Aggregator(Protocol):
 
     @property
     def declares(self) -> AggregatorDeclaration:
-        """What it needs, reveals and bounds."""
+        """What the aggregator needs of risk and channel, what it reveals, and which bounds it keeps."""
         ...
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Client: one row per client from its update (clients, dim) and its weight."""
+        """Client: one row per client, (clients, width), from its update (clients, dim) and its weight; what is summed."""
         ...
 
     def fit(self, train: Train) -> Conversation[Tensor | Aggregated | None]:
-        """Server: a conversation that ends in the update of the model, or in None when no client contributed.
+        """Server: a conversation that ends in the update of the model, (dim,), or in None when no client contributed.
 
-        With something to keep, it ends in `Aggregated`.
+        One that keeps something for the next round ends in `Aggregated`.
         """
         ...
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """Largest absolute entries of a row whose client weighs at most `weight`: (width,)."""
+        """Bounds on the absolute entries of a row whose client weighs at most `weight`: (width,), or (1,) for all entries."""
         ...
 
 
 def ratio_of_sums(train: Train) -> Conversation[Tensor | None]:
-    """Ask once; the first entry of the sum divides the others. None when no client contributed.
+    """Ask for the sum of rows once, and return its other entries divided by the first; None when no client contributed.
 
     The channel is told which entry divides, and loses a round whose ratio would be mostly rounding; not so where noise is added,
     which must be sent as it was drawn.

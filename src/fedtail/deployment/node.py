@@ -162,7 +162,7 @@ class Node:
         place = self._state_file(training)
         self.recall(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:
-            self.fleet.keep_in(place.parent)
+            self.fleet.reset_to_folder(place.parent)
         self._training = training
 
     def _state_file(self, training: bytes) -> Path | None:
@@ -243,10 +243,10 @@ class Node:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not place.exists():                                 # a training begins
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
-        self.fleet.hold()                                      # of which one node is the writer
+        self.fleet.lock_folder()                               # of which one node is the writer
         write_whole(place, saved)
         if not self.fleet.stamp:
-            self.fleet.sweep(named | self._named)              # the state before may be all that is left after a crash
+            self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named
 
     def recall(self, saved: bytes) -> None:
@@ -260,9 +260,9 @@ class Node:
         was: Computed = unpack(saved, {**self.types, **named([Computed])})
         self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._state_file(was.training)
         if place is not None:
-            self.fleet.keep_in(place.parent)
+            self.fleet.reset_to_folder(place.parent)
             if place.parent.is_dir():
-                self.fleet.hold()
+                self.fleet.lock_folder()
             kept |= {name: RowStore.open(place.parent, Mark(*mark)).rows for name, mark in was.stores}
         self.fleet.recall(ClientMemory(self.fleet.population.key, kept))
         if was.opened:

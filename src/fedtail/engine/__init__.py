@@ -1,7 +1,7 @@
 """Who computes: clients that live in this process, or in processes forked from it, by one kernel or another."""
 
-from fedtail.engine.choice import kernel_for
 from fedtail.engine.engine import Engine
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import Kernel, ModuleKernel
 from fedtail.engine.linear import LinearKernel
 from fedtail.engine.local_fleet import LocalFleet

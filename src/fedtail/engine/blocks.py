@@ -25,23 +25,24 @@ EXAMPLE_ENTRIES = 2**24  # numbers held in a padded batch at once
 ON_A_GPU = 64            # times as many fit there
 
 
-def blocks_of(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Blocks:
-    """Consecutive clients with about as many examples in each block, for a kernel that takes `stack` of them side by side.
+def cohort_blocks(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Blocks:
+    """Consecutive clients as blocks [low, high) with about as many examples in each; empty for an empty cohort.
 
-    On a GPU, which nobody shares, all are one block.
+    `sizes` (clients,) are examples by client, `stack` how many clients the kernel computes side by side. On a GPU, and where
+    there is little work, all clients are one block.
     """
     examples = sizes.cumsum(0)
     if not len(examples):
         return []
     work = int(examples[-1]) * (max(dim, OVERHEAD) if stack == 1 else dim)
-    count = min(most_blocks(dim), work // GRAIN, len(sizes) // min(stack, TOGETHER))
+    count = min(max_blocks(dim), work // GRAIN, len(sizes) // min(stack, TOGETHER))
     if count < 2 or device.type != "cpu":
         return [(0, len(sizes))]
-    return cut(sizes, count)
+    return cut_into_blocks(sizes, count)
 
 
-def cut(sizes: Tensor, count: int) -> Blocks:
-    """Consecutive clients in at most `count` blocks, about as many examples in each."""
+def cut_into_blocks(sizes: Tensor, count: int) -> Blocks:
+    """Consecutive clients as at most `count` blocks [low, high), about as many examples in each; none is empty."""
     examples = sizes.cumsum(0)
     middle = examples - sizes / 2
     number = (middle * count / examples[-1]).long()                 # the block in which a client's middle example lies
@@ -49,12 +50,13 @@ def cut(sizes: Tensor, count: int) -> Blocks:
     return [(low, high) for low, high in zip([0, *ends], ends, strict=False) if low < high]
 
 
-def most_blocks(dim: int) -> int:
+def max_blocks(dim: int) -> int:
+    """The most blocks a round is cut into: fewer for models of more parameters, whose sums take memory."""
     return max(FEWEST, min(MOST, LARGE // dim))
 
 
-def side_by_side(kernel: Kernel, population: Population, device: torch.device) -> int:
-    """How many of these clients train at once: as the kernel likes, if their models and their padded examples fit into memory."""
+def clients_side_by_side(kernel: Kernel, population: Population, device: torch.device) -> int:
+    """How many clients of a population train at once: `kernel.stack`, or fewer where models and padded examples take too much."""
     per_example = sum(values[0].numel() for values in (*tensors_of(population.inputs), population.targets))
     padded = int(population.size.max()) * per_example
     room = 1 if device.type == "cpu" else ON_A_GPU

@@ -32,6 +32,7 @@ class Engine:
     precision: Precision = "full"
 
     def __post_init__(self) -> None:
+        """Refuse an unknown `kernel` or `precision`, and fewer than 0 workers."""
         if self.kernel not in KERNELS:
             raise FieldError("kernel", f"one of {', '.join(KERNELS)}", self.kernel)
         if self.workers is not None and self.workers < 0:
@@ -42,8 +43,12 @@ class Engine:
 SETTINGS = tuple(one.name for one in fields(Engine))
 
 
-def engine_from(engine: Engine, given: Mapping[str, Any], name: str) -> Engine:
-    """The engine of a call; settings given to it one by one, as before version 0.2, still work and warn."""
+def resolve_engine(engine: Engine, given: Mapping[str, Any], name: str) -> Engine:
+    """The engine of a call to the function `name`, which also takes the fields of `Engine` as keywords, as before version 0.2.
+
+    `given` are those keywords; they are put into an engine, with a DeprecationWarning at the caller's line. TypeError for a
+    keyword that no engine has, and where `given` comes together with an `engine` that is not the default.
+    """
     stray = [key for key in given if key not in SETTINGS]
     if stray:
         raise TypeError(f"{name}() has no argument {stray[0]!r}.")

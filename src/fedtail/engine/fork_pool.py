@@ -60,15 +60,15 @@ class Worker(NamedTuple):
     connection: Connection
     trace: int
 
-    def busy(self) -> float:
-        """Seconds on a processor so far."""
+    def busy_seconds(self) -> float:
+        """Seconds this process has spent on a processor so far; 0 where the system does not say."""
         with suppress(OSError):
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return 0.0
 
-    def where(self) -> str:
-        """The innermost frames of what it is doing."""
+    def innermost_frames(self) -> str:
+        """The innermost frames of what this process is doing, as text; empty where it does not answer. Takes 0.2 s."""
         with suppress(OSError):
             begins = os.fstat(self.trace).st_size
             os.kill(self.process.pid, signal.SIGUSR1)
@@ -81,19 +81,20 @@ class ForkPool:
     """Forked processes, and a pipe from which they and we take the numbers of blocks, a byte each."""
 
     def __init__(self, perform: Perform, workers: list[Worker], tokens: tuple[int, int]):
+        """Take over processes that were started with `perform`; they are ended when the pool is closed or garbage-collected."""
         self.perform, self.workers, self.tokens = perform, workers, tokens
-        self._end = weakref.finalize(self, _end, list(workers), tokens, os.getpid())
+        self._end = weakref.finalize(self, _end_workers, list(workers), tokens, os.getpid())
 
     @classmethod
-    def forked(cls, count: int, perform: Perform) -> ForkPool | None:
-        """None where this system or this process cannot fork, or where the forked cannot compute."""
+    def fork(cls, count: int, perform: Perform) -> ForkPool | None:
+        """A pool of up to `count` new processes; None where this system or process cannot fork, or where none of them works."""
         if not can_fork():
             return None
         tokens = os.pipe()
         os.set_blocking(tokens[0], False)
-        pool = cls(perform, _started(count, tokens[0], perform), tokens)
+        pool = cls(perform, _start_workers(count, tokens[0], perform), tokens)
         try:
-            pool.workers = [worker for worker, said in _heard(pool.workers, starting=True) if said and pickle.loads(said)]
+            pool.workers = [worker for worker, said in _next_messages(pool.workers, starting=True) if said and pickle.loads(said)]
         except BaseException:
             pool.close()
             raise
@@ -103,13 +104,16 @@ class ForkPool:
         return None
 
     def run(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
-        """What was done of these blocks; what a process that died had taken is missing."""
+        """Do these blocks here and in the processes, and return those done, in any order; `message` is the pickled `job`.
+
+        Blocks that a process had taken when it died are missing; that it died is warned of. Exceptions are in the results.
+        """
         os.write(self.tokens[1], bytes(todo))
         for worker in self.workers:
             with suppress(OSError):
                 worker.connection.send_bytes(message)
-        done, alive = _take(self.tokens[0], self.perform, job), []
-        for worker, said in _heard(self.workers):
+        done, alive = _perform_remaining(self.tokens[0], self.perform, job), []
+        for worker, said in _next_messages(self.workers):
             if said:
                 done += pickle.loads(said)
                 alive.append(worker)
@@ -120,26 +124,28 @@ class ForkPool:
         return done
 
     def close(self) -> None:
+        """End the processes and close the pipes to them; a second call does nothing."""
         self._end()
 
 
 def can_fork() -> bool:
-    """Forking is safe for one-threaded work on Linux; elsewhere system libraries forbid it."""
+    """Whether processes can be forked: safe for one-threaded work on Linux; elsewhere system libraries forbid it."""
     return sys.platform == "linux"
 
 
-def _take(tokens: int, perform: Perform, job: Any) -> list[Done]:
-    """Do blocks until none is left."""
+def _perform_remaining(tokens: int, perform: Perform, job: Any) -> list[Done]:
+    """Take the numbers of blocks from the pipe `tokens` and do them, until it is empty; returns what was done here."""
     done: list[Done] = []
     while True:
         try:
             block = os.read(tokens, 1)[0]
         except BlockingIOError:
             return done
-        done.append(timed(perform, job, block))
+        done.append(perform_timed(perform, job, block))
 
 
-def timed(perform: Perform, job: Any, block: int) -> Done:
+def perform_timed(perform: Perform, job: Any, block: int) -> Done:
+    """Do one block, and measure how long it took; an exception becomes a result, `Failed`."""
     began = time.perf_counter()
     try:
         result = perform(job, block)
@@ -148,8 +154,8 @@ def timed(perform: Perform, job: Any, block: int) -> Done:
     return Done(block, result, time.perf_counter() - began)
 
 
-def _started(count: int, tokens: int, perform: Perform) -> list[Worker]:
-    """As many processes as could be started, each waiting for jobs."""
+def _start_workers(count: int, tokens: int, perform: Perform) -> list[Worker]:
+    """Fork as many of `count` processes as the system allows; each waits for jobs, and takes blocks from the pipe `tokens`."""
     context, started = multiprocessing.get_context("fork"), list[Worker]()
     ended_by_kernel = ctypes.CDLL(None).prctl if threading.get_native_id() == os.getpid() else None
     with warnings.catch_warnings():
@@ -158,7 +164,7 @@ def _started(count: int, tokens: int, perform: Perform) -> list[Worker]:
             (mine, theirs), trace = context.Pipe(), os.memfd_create("trace")
             ours = [mine, *(worker.connection for worker in started)]
             given = theirs, ours, tokens, perform, trace, os.getpid(), ended_by_kernel
-            process = context.Process(target=_serve, args=given, daemon=True)
+            process = context.Process(target=_serve_jobs, args=given, daemon=True)
             try:
                 with nobody_draws():
                     process.start()
@@ -170,10 +176,10 @@ def _started(count: int, tokens: int, perform: Perform) -> list[Worker]:
     return started
 
 
-def _heard(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Worker, bytes]]:
-    """Each worker and its next message as it comes, empty from one that died; one that does nothing for long is warned of.
+def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Worker, bytes]]:
+    """Each worker with its next message, as they arrive; the message of one that died is empty. Warns of one that hangs.
 
-    One that hangs while it is `starting`, before any work was given to it, is ended and counts as dead.
+    One that hangs while it is `starting`, before any work was given to it, is killed and counts as dead.
     """
     silent = {worker.connection.fileno(): worker for worker in workers}
     poller, spent, told, began = select.poll(), dict[int, float](), set[int](), time.monotonic()
@@ -181,9 +187,9 @@ def _heard(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Work
         poller.register(end, select.POLLIN)
     while silent:
         heard = [end for end, _ in poller.poll(1000 * QUIET)]
-        for end in set() if heard else _idle(silent, spent) - told:
+        for end in set() if heard else _idle_workers(silent, spent) - told:
             told.add(end)
-            _warn_of(silent[end], time.monotonic() - began, starting)
+            _warn_of_hang(silent[end], time.monotonic() - began, starting)
             if starting:                               # its connection closes with it
                 silent[end].process.kill()
         for end in heard:
@@ -194,26 +200,34 @@ def _heard(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Work
             yield worker, said
 
 
-def _idle(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
-    """Those that did nothing since the last call; `spent` holds their time on a processor by then."""
+def _idle_workers(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
+    """File descriptors of the workers that used almost no processor time since the last call.
+
+    `spent`, seconds on a processor by file descriptor, is updated in place; a worker that is new in it is not idle.
+    """
     before = dict(spent)
-    spent.update({end: worker.busy() for end, worker in silent.items()})
+    spent.update({end: worker.busy_seconds() for end, worker in silent.items()})
     return {end for end in silent if end in before and spent[end] - before[end] < IDLE * QUIET}
 
 
-def _warn_of(worker: Worker, waited: float, starting: bool) -> None:
+def _warn_of_hang(worker: Worker, waited: float, starting: bool) -> None:
+    """Warn that a worker has been silent for `waited` seconds and may hang, with the frames it is in and what happens now."""
     then = "It is ended, and the others do its work." if starting else (
         "The run waits for it; Ctrl-C ends both. workers=1 starts no processes and gives the same result.")
-    where = worker.where()
+    where = worker.innermost_frames()
     warnings.warn(f"worker process {worker.process.pid} has sent nothing for {waited:.0f} s and uses no processor time, so it "
                   "may hang: a lock that another thread held when it was forked is never released there. "
                   f"{then}{' It is here:' if where else ''}\n{where}".rstrip(), RuntimeWarning, stacklevel=6)
 
 
-def _serve(connection: Connection, ours: list[Connection], tokens: int, perform: Perform, trace: int, parent: int,
+def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, perform: Perform, trace: int, parent: int,
            ended_by_kernel: Any) -> None:
-    """A forked process: jobs come, lists of what was done go back; it ends when its parent lets go of it or dies."""
-    _die_with(parent, ended_by_kernel)
+    """The main function of a forked process: receives pickled jobs, and sends back the blocks it did of each.
+
+    Its first message says whether it can compute gradients. It ends when its parent closes the connection or dies; Ctrl-C is
+    left to the parent. `ours` are the parent's ends of all connections, which are closed here.
+    """
+    _end_with_parent(parent, ended_by_kernel)
     faulthandler.register(signal.SIGUSR1, trace)
     signal.signal(signal.SIGINT, signal.SIG_IGN)       # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -227,31 +241,32 @@ def _serve(connection: Connection, ours: list[Connection], tokens: int, perform:
                 if os.getppid() != parent:
                     return
             job = pickle.loads(connection.recv_bytes())
-            connection.send_bytes(_packed(_take(tokens, perform, job)))
+            connection.send_bytes(_pickle_done(_perform_remaining(tokens, perform, job)))
 
 
-def _die_with(parent: int, ended_by_kernel: Any) -> None:
-    """End with the parent, whatever this process hangs in.
+def _end_with_parent(parent: int, ended_by_kernel: Any) -> None:
+    """Make this process end when its parent does, even while it hangs.
 
-    The kernel sees to that where the parent's main thread forked it: it ends a process with the thread that forked it, and
-    another thread may well end before the fleet does. Then a thread of this process looks at who its parent is.
+    Linux does that, by prctl (`ended_by_kernel`), if the parent's main thread forked it: it ends a process with the thread that
+    forked it, and another thread may well end before the fleet does. Where that is None, a thread here polls the parent's id.
     """
     if ended_by_kernel is not None:
         ended_by_kernel(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:                     # it died before
             os._exit(1)
     else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
-def _watch(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
+    """Poll until the parent has died, so that this process has another one, then exit at once."""
     while os.getppid() == parent:
         time.sleep(PATIENCE)
     os._exit(1)
 
 
 def _can_differentiate() -> bool:
-    """Torch refuses where its threads for a GPU had been started before the fork."""
+    """Whether gradients can be computed here: torch refuses where its threads for a GPU had been started before the fork."""
     try:
         x = torch.ones(1, requires_grad=True)
         (x * 2).sum().backward()
@@ -260,12 +275,13 @@ def _can_differentiate() -> bool:
     return True
 
 
-def _packed(done: list[Done]) -> bytes:
-    return pickle.dumps([d._replace(result=_portable(d.result)) for d in done], protocol=5)
+def _pickle_done(done: list[Done]) -> bytes:
+    """The blocks that were done as bytes to send; results that cannot be pickled as they are, are made so."""
+    return pickle.dumps([d._replace(result=_picklable_result(d.result)) for d in done], protocol=5)
 
 
-def _portable(result: Any) -> Any:
-    """A failure with its traceback in words; an exception that does not survive pickling, as one that does."""
+def _picklable_result(result: Any) -> Any:
+    """A result as it can be sent: a failure gets its traceback as text, and becomes a RuntimeError if it cannot be pickled."""
     if not isinstance(result, Failed):
         return result
     reason, trace = result.reason, "".join(traceback.format_exception(result.reason))
@@ -277,7 +293,8 @@ def _portable(result: Any) -> Any:
     return Failed(RuntimeError(f"{text} (in a worker process; exceptions of this kind cannot be pickled)"), trace)
 
 
-def _end(workers: list[Worker], tokens: tuple[int, int], owner: int) -> None:
+def _end_workers(workers: list[Worker], tokens: tuple[int, int], owner: int) -> None:
+    """Terminate the workers, kill those left after 5 s, and close the pipes; nothing in copies forked from the `owner`."""
     if os.getpid() != owner:                           # a forked process inherits this, and leaves it alone
         return
     for worker in workers:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedtail.data.arrays import on
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
-from fedtail.engine.gpu.precision import Precision, check_precision, computing
+from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
 from fedtail.modules import call, cast, generator_positions, own_generator, trainable, training_copy
 from fedtail.task import Task, in_precision
 from fedtail.types import Examples
@@ -26,8 +26,8 @@ CACHED = 2**20       # numbers of stacked parameters at once: on a CPU they shou
 RESIDENT = 2**28     # on a GPU in its memory
 
 
-def stack_of(dim: int, device: torch.device) -> int:
-    """How many clients with `dim` parameters each a kernel likes to compute side by side."""
+def stack_size(dim: int, device: torch.device) -> int:
+    """How many clients with `dim` parameters each a kernel computes side by side: as fit into cache, or into a GPU's memory."""
     return max(1, (CACHED if device.type == "cpu" else RESIDENT) // dim)
 
 
@@ -41,22 +41,22 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """What `kernel_for` calls it."""
+        """What `kernel_for` calls it: "closed", "stacked" or "module"."""
         ...
 
     @property
     def dim(self) -> int:
-        """Numbers in the flat parameter vector."""
+        """How many numbers the flat parameter vector has."""
         ...
 
     @property
     def stack(self) -> int:
-        """Clients that train side by side."""
+        """How many clients train side by side, at most."""
         ...
 
     @property
     def flat(self) -> int:
-        """Examples in one evaluation pass."""
+        """How many examples are evaluated in one pass."""
         ...
 
     @property
@@ -69,11 +69,11 @@ class Kernel(Protocol):
 
     @property
     def tells_losses(self) -> bool:
-        """Whether `losses_and_gradients` gives the losses of evaluation, and costs no more than `gradients`."""
+        """Whether `losses_and_gradients` gives the losses that evaluation gives, and costs no more than `gradients`."""
         ...
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs of flat examples under one model (dim,), in evaluation mode."""
+        """Outputs (examples, ...) of flat examples under one model (dim,), in evaluation mode."""
         ...
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
@@ -84,11 +84,14 @@ class Kernel(Protocol):
         ...
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums, (clients,) in float64, and their gradients (clients, dim), from one pass; see `gradients`."""
+        """The weighted loss sums, (clients,) in float64, and their gradients (clients, dim), from one pass.
+
+        Arguments are those of `gradients`.
+        """
         ...
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The loss of every example, (clients, batch); arguments as in `gradients`."""
+        """The loss of every example in training mode, (clients, batch); arguments as in `gradients`."""
         ...
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
@@ -96,16 +99,16 @@ class Kernel(Protocol):
         ...
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        """params -= rate * gradients, in place."""
+        """One gradient step, params -= rate * gradients, in place; arguments as in `gradients`."""
         ...
 
     def reseed(self, bits: int) -> None:
-        """Start the random stream that dropout draws from."""
+        """Seed the random stream that dropout draws from with 64 `bits`; nothing where the kernel draws none."""
         ...
 
 
 def own_randomness(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
-    """Torch's generators for this thread alone, given back as they were, where dropout reseeds them for every client."""
+    """A context with torch's generators for this thread alone, restored afterwards, where the kernel draws; else an empty one."""
     return own_generator(device) if kernel.draws else nullcontext()
 
 
@@ -123,6 +126,7 @@ class ModuleKernel:
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
+        """Copy the module twice to the device and `dtype`, for training and for evaluation; the task's module stays as it is."""
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
         self.training = in_precision(training_copy(task.module), dtype).to(device)
@@ -136,50 +140,61 @@ class ModuleKernel:
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        self._bind(self.evaluated, params)
-        with torch.no_grad(), computing(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
+        """Outputs from the copy in evaluation mode, in the dtype of `params`."""
+        self._bind_parameters(self.evaluated, params)
+        with torch.no_grad(), use_precision(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
             return call(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
+        """Gradients (clients, dim), one client after the other."""
         rows = []
         for k in range(len(params)):
-            _, parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            _, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted loss sums (clients,) in float64 and gradients (clients, dim), one client after the other."""
         sums, rows = [], []
         for k in range(len(params)):
-            losses, parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            losses, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
             sums.append((losses * weight[k]).sum(dtype=torch.float64))
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return torch.stack(sums), torch.stack(rows)
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        """Losses (clients, batch) in training mode, one client after the other."""
         rows = []
         for k in range(len(params)):
-            self._bind(self.trained, params[k])
-            with torch.no_grad(), computing(self.precision, self.device):
+            self._bind_parameters(self.trained, params[k])
+            with torch.no_grad(), use_precision(self.precision, self.device):
                 outputs = call(self.training, rows_of(inputs, k))
             rows.append(self.task.loss(outputs.to(params.dtype), targets[k]))
         return torch.stack(rows)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
+        """Gradients (examples, dim), one backward pass for each example."""
         one = params.new_ones(1)
         alone = [(rows_of(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
-        return torch.stack([torch.cat([part.reshape(-1) for part in self._parts(params, *example, one)[1]]) for example in alone])
+        found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
+        return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
+        """A gradient step of each client in turn, in place, on parameters that are views of its row of `params`."""
         for k in range(len(params)):
-            _, parts = self._parts(params[k], rows_of(inputs, k), targets[k], weight[k])
+            _, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
             with torch.no_grad():
                 torch._foreach_add_(list[Tensor](self.trained), parts, alpha=-rate)      # views of params[k]
 
-    def _parts(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The losses of one client's examples, and the gradient of their weighted sum, parameter by parameter."""
-        self._bind(self.trained, params)
+    def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor,
+                             weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Losses (batch,) of one client's examples, and the gradient of their weighted sum, one dense tensor for each parameter.
+
+        The first tensor is not finite unless the loss is.
+        """
+        self._bind_parameters(self.trained, params)
         with torch.enable_grad():
-            with computing(self.precision, self.device):
+            with use_precision(self.precision, self.device):
                 outputs = call(self.training, inputs).to(params.dtype)
             losses = self.task.loss(outputs, targets)
             parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
@@ -188,23 +203,24 @@ class ModuleKernel:
         return losses, [first, *(part.to_dense() for part in parts[1:])]
 
     def reseed(self, bits: int) -> None:
+        """Seed torch's default generator, on a GPU its generator too; nothing for a module that is known not to draw."""
         if not self.draws:
             return
         torch.default_generator.manual_seed(bits)      # torch.manual_seed formats a traceback each time
         if self.device.type == "cuda":
             torch.cuda.manual_seed(bits)
 
-    def _bind(self, parameters: list[nn.Parameter], params: Tensor) -> None:
-        """Make the parameters views of a flat vector; nothing to do where they are (a step changes it in place)."""
+    def _bind_parameters(self, parameters: list[nn.Parameter], params: Tensor) -> None:
+        """Make module parameters views of a flat vector (dim,), so that in-place steps change it; nothing if they are already."""
         if parameters[0].data_ptr() == params.data_ptr():
             return
         for parameter, part, shape in zip(parameters, params.detach().split(self.sizes), self.shapes, strict=True):
             parameter.data = part.view(shape)
 
 
-def found_to_draw(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether a gradient moves torch's generators, by trying: dropout does, in whatever form; what fails is taken to."""
-    kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_clients(population, device, dtype)
+def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
+    """Whether a training step draws from torch's generators, as dropout does: tried on two examples. True where that fails."""
+    kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with own_generator(device), suppress(Exception):
         before = generator_positions(device)
         kernel.gradients(task.params().to(device, dtype)[None], rows_of(inputs, slice(1)), targets[:1],
@@ -213,14 +229,17 @@ def found_to_draw(task: Task, device: torch.device, dtype: torch.dtype, populati
     return True
 
 
-def two_clients(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
-    """Inputs and targets (clients, batch, ...) of two clients, all the first example there is."""
+def two_client_batch(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
+    """A batch to try a module with: inputs and targets (2, 2, ...), all of them the population's first example."""
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
     return on(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Images with their channels innermost; those of one channel too, which PyTorch would leave as they are."""
+    """A hook before a convolution: its images (four axes) with their channels innermost in memory; other inputs as they are.
+
+    Images of one channel are laid out so too, which PyTorch would leave as they are.
+    """
     images = inputs[0]
     if images.dim() != 4:
         return inputs

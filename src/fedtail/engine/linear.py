@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.kernels import stack_of
+from fedtail.engine.kernels import stack_size
 from fedtail.losses import cross_entropy, default_loss, logistic, loss_for, padding, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.modules import call
@@ -34,33 +34,39 @@ class LinearKernel:
     tells_losses = True                # the residual is made of the same exponentials
 
     def __init__(self, task: Task, residual: Residual, device: torch.device):
+        """Read shapes and bias from the task's linear module; `residual` gives the derivative of its loss in the scores."""
         linear: Any = task.module if type(task.module) is nn.Linear else task.module.linear
         self.task, self.residual, self.bias = task, residual, linear.bias is not None
         self.shape = (linear.out_features, linear.in_features)
         self.weights = linear.out_features * linear.in_features
         self.dim = self.weights + (linear.out_features if self.bias else 0)
         self.squeeze = call(task.module, linear.weight[:1].detach()).ndim == 1
-        self.stack = stack_of(self.dim, device)
+        self.stack = stack_size(self.dim, device)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        outputs = self._scores(params[None], _only(inputs)[None].flatten(2))[0].mT
+        """Scores (examples, outputs) by one matrix product; (examples,) where the module has a single output without an axis."""
+        outputs = self._scores(params[None], _feature_tensor(inputs)[None].flatten(2))[0].mT
         return outputs[:, 0] if self.squeeze else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        inputs = _only(inputs).flatten(2)
-        return self._gradient(self.residual(self._scores(params, inputs), targets) * weight[:, None], inputs)
+        """Gradients (clients, dim), residual times input, for all clients in one batched product."""
+        inputs = _feature_tensor(inputs).flatten(2)
+        return self._flat_gradients(self.residual(self._scores(params, inputs), targets) * weight[:, None], inputs)
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        return _BOTH[self.residual](self._scores(params, _only(inputs).flatten(2)), targets)[0]
+        """Losses (clients, batch) of all clients at once."""
+        return _LOSSES_AND_RESIDUALS[self.residual](self._scores(params, _feature_tensor(inputs).flatten(2)), targets)[0]
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        inputs = _only(inputs)[None].flatten(2)                # one client, whose examples are told apart
+        """Gradients (examples, dim): the outer product of each example's residual and input."""
+        inputs = _feature_tensor(inputs)[None].flatten(2)                # one client, whose examples are told apart
         residual = self.residual(self._scores(params[None], inputs), targets[None])[0].mT            # (examples, outputs)
         weights = (residual[:, :, None] * inputs[0][:, None]).flatten(1)
         return torch.cat([weights, residual], 1) if self.bias else weights
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        inputs = _only(inputs).flatten(2)
+        """A gradient step of all clients at once, in place, written into weights and bias without a vector of gradients."""
+        inputs = _feature_tensor(inputs).flatten(2)
         residual = self.residual(self._scores(params, inputs), targets).mul_(weight[:, None])
         weights = params[:, : self.weights].unflatten(1, self.shape)
         if self.weights > SMALL:
@@ -71,30 +77,33 @@ class LinearKernel:
             params[:, self.weights :].sub_(residual.sum(2), alpha=rate)
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = _only(inputs).flatten(2)
-        losses, residual = _BOTH[self.residual](self._scores(params, inputs), targets)
-        return (losses * weight).sum(1, dtype=torch.float64), self._gradient(residual.mul_(weight[:, None]), inputs)
+        """Weighted loss sums (clients,) in float64 and gradients (clients, dim), from the same scores."""
+        inputs = _feature_tensor(inputs).flatten(2)
+        losses, residual = _LOSSES_AND_RESIDUALS[self.residual](self._scores(params, inputs), targets)
+        return (losses * weight).sum(1, dtype=torch.float64), self._flat_gradients(residual.mul_(weight[:, None]), inputs)
 
     def reseed(self, bits: int) -> None:
-        """Nothing here is random."""
+        """Do nothing: linear models draw no random numbers."""
 
-    def _gradient(self, residual: Tensor, inputs: Tensor) -> Tensor:
+    def _flat_gradients(self, residual: Tensor, inputs: Tensor) -> Tensor:
+        """Gradients (clients, dim), weights then bias, from weighted residuals (clients, outputs, batch) and flat inputs."""
         weights = torch.bmm(residual, inputs).flatten(1)
         return torch.cat([weights, residual.sum(2)], 1) if self.bias else weights
 
     def _scores(self, params: Tensor, inputs: Tensor) -> Tensor:
+        """Scores (clients, outputs, batch) of inputs (clients, batch, features); the longer of outputs and batch is innermost."""
         weight, bias = params[:, : self.weights].unflatten(1, self.shape), params[:, self.weights :]
         if inputs.shape[1] > self.shape[0]:
             return torch.baddbmm(bias[:, :, None], weight, inputs.mT) if self.bias else torch.bmm(weight, inputs.mT)
         return (torch.baddbmm(bias[:, None], inputs, weight.mT) if self.bias else torch.bmm(inputs, weight.mT)).mT
 
 
-def residual_of(task: Task, population: Population | None) -> Residual | None:
-    """The residual of the task's loss, if its module is linear and nothing else; None where it is not known to be."""
+def residual_function(task: Task, population: Population | None) -> Residual | None:
+    """The function that gives the derivative of the task's loss in the scores; None where its module may be more than linear."""
     own = type(task.module) in (LeastSquares, LogisticRegression, SoftmaxRegression)
-    if not own and not (type(task.module) is nn.Linear and population is not None and _is_flat(population)):
+    if not own and not (type(task.module) is nn.Linear and population is not None and _has_flat_examples(population)):
         return None
-    if not _is_plain(task.module):
+    if not _is_plain_linear(task.module):
         return None
     loss = task.loss
     if loss is default_loss and population is not None:
@@ -103,42 +112,49 @@ def residual_of(task: Task, population: Population | None) -> Residual | None:
     return next((residual for known, residual in closed if known is loss), None)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Nothing but a trained weight and bias, in that order: no hooks, no forward of its own, nothing frozen or added."""
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether a linear module has a trained weight, perhaps a bias, nothing else: no hooks, no own forward, none frozen."""
     names = [name.removeprefix("linear.") for name, p in module.named_parameters() if p.requires_grad]
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     touched = any("forward" in vars(m) or any(getattr(m, hook, None) for hook in hooks) for m in module.modules())
     return not touched and names in (["weight"], ["weight", "bias"]) and len(list(module.parameters())) == len(names)
 
 
-def _is_flat(population: Population) -> bool:
-    """One vector and one target for an example: no sequences, no images, no names."""
+def _has_flat_examples(population: Population) -> bool:
+    """Whether an example is one vector with one target: no sequences, no images, no inputs by name."""
     return isinstance(population.inputs, Tensor) and population.inputs.ndim == 2 and population.targets.ndim == 1
 
 
-def _only(inputs: Examples) -> Tensor:
-    """The features, also where they come by name."""
+def _feature_tensor(inputs: Examples) -> Tensor:
+    """The inputs as one tensor, also where they come by name: then the first, since a linear model has one."""
     return next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
 
 
 def _softmax_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    """Class probabilities minus one at the target: the derivative of cross entropy, (clients, outputs, batch)."""
     if scores.stride(2) == 1:
         likely = scores.softmax(1)
     else:                                  # torch's softmax is slow over a short innermost axis
         likely = (scores - scores.amax(1, keepdim=True)).exp_()
         likely.div_(likely.sum(1, keepdim=True))
-    return _minus_targets(likely, targets)
+    return _subtract_targets(likely, targets)
 
 
-def _minus_targets(likely: Tensor, targets: Tensor) -> Tensor:
+def _subtract_targets(likely: Tensor, targets: Tensor) -> Tensor:
+    """Probabilities (clients, classes, batch) minus one at the target classes (clients, batch), in place."""
     return likely.scatter_add_(1, targets[:, None], likely.new_full((), -1.0).expand(len(targets), 1, targets.shape[1]))
 
 
 def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    """Probability of the positive class minus the target: the derivative of the logistic loss, (clients, 1, batch)."""
     return scores.sigmoid() - targets[:, None].to(scores.dtype)
 
 
 def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
+    """Twice the error, the derivative of the squared error, (clients, outputs, batch).
+
+    Zero where targets are padding; NaN where the squared error overflows, so that the client is left out.
+    """
     wanted = targets.reshape(scores.mT.shape).mT
     gap = scores - wanted.to(scores.dtype)
     if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error
@@ -146,23 +162,26 @@ def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
     return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out
 
 
-def _softmax_both(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss (clients, batch) and residual, from the same exponentials."""
+def _softmax_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy (clients, batch) and its residuals (clients, outputs, batch), from the same exponentials."""
     largest = scores.amax(1, keepdim=True)
     likely = (scores - largest).exp_()
     total = likely.sum(1, keepdim=True)
     losses = (total.log() + largest - scores.gather(1, targets[:, None]))[:, 0]
-    return losses, _minus_targets(likely.div_(total), targets)
+    return losses, _subtract_targets(likely.div_(total), targets)
 
 
-def _logistic_both(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _logistic_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logistic losses (clients, batch) and their residuals (clients, 1, batch)."""
     return logistic(scores.flatten(), targets.flatten()).view(targets.shape), _logistic_residual(scores, targets)
 
 
-def _squared_both(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _squared_losses_and_residuals(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared errors (clients, batch) and their residuals (clients, outputs, batch)."""
     losses = squared_error(scores.mT.flatten(0, 1), targets.flatten(0, 1))
     return losses.view(targets.shape[:2]), _squared_residual(scores, targets)
 
 
-_BOTH: dict[Residual, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    _softmax_residual: _softmax_both, _logistic_residual: _logistic_both, _squared_residual: _squared_both}
+_LOSSES_AND_RESIDUALS: dict[Residual, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    _softmax_residual: _softmax_losses_and_residuals, _logistic_residual: _logistic_losses_and_residuals,
+    _squared_residual: _squared_losses_and_residuals}

@@ -18,14 +18,14 @@ from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_name
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
-from fedtail.engine.blocks import blocks_of, most_blocks, side_by_side
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.blocks import clients_side_by_side, cohort_blocks, max_blocks
 from fedtail.engine.fork_pool import Perform
-from fedtail.engine.gpu.precision import Precision, computing
+from fedtail.engine.gpu.precision import Precision, use_precision
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import Kernel, own_randomness
-from fedtail.engine.shelf import Place, Shelf
-from fedtail.engine.simulated import Simulated
-from fedtail.engine.workers import Team, workers_for
+from fedtail.engine.shared_memory import Place, SharedMemory
+from fedtail.engine.simulated_fleet import SimulatedFleet
+from fedtail.engine.workers import Team, num_workers
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question, answer
 from fedtail.rows import RowPlaces
@@ -76,7 +76,7 @@ class Answered(NamedTuple):
     report: Report | None
 
 
-class LocalFleet(Simulated):
+class LocalFleet(SimulatedFleet):
     """Answers questions for a population held here; a cohort answers in fixed blocks, whose sums are added in order.
 
     Clients keep what they remember from round to round. On a CPU `workers` processes share a round, this one included, by
@@ -93,115 +93,130 @@ class LocalFleet(Simulated):
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
                  workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None,
                  test: Population | None = None):
+        """Choose the kernel and move the examples to the GPU if they fit; processes are started when a round is worth it.
+
+        Refuses a `chunk` below 1, and a `kernel` that does not fit the task.
+        """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
         self.device, self.chunk = torch.device(device), chunk
-        super().__init__(resident(population, self.device), folder)
+        super().__init__(population_on_device(population, self.device), folder)
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
         self._held_out = None if test is None else HeldOut.of(population, test)
-        self.workers = workers_for(self.device, workers)
-        self._team, self._home = Team(_weakly(self._perform), self.workers), os.getpid()
-        self._shelf: Shelf | None = None
+        self.workers = num_workers(self.device, workers)
+        self._team, self._home = Team(_weak_perform(self._perform_block), self.workers), os.getpid()
+        self._shared: SharedMemory | None = None
         self._opening: Opening | None = None
 
     def __enter__(self) -> LocalFleet:
+        """The fleet itself: worker processes are started when they are needed."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the worker processes and let others write to the folder for large rows."""
         self._team.close()
-        self.release()
+        self.unlock_folder()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        memory, large = self._recalled(cohort, broadcast)
-        self.begin(cohort, broadcast, memory, large, self._places(cohort))
+        """Begin a round for this cohort, whose clients remember what earlier rounds left; in round 0 nothing."""
+        memory, large = self._memory_of_cohort(cohort, broadcast)
+        self.begin(cohort, broadcast, memory, large, self._row_places(cohort))
 
     def begin(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory, places: RowPlaces | None) -> None:
-        """Open a round for clients who remember this and write to those places, by default their own, whatever is kept here."""
+        """Begin a round for clients who remember `memory` and `large` instead of what is stored here.
+
+        They write large rows to `places`; None is this fleet's own folder. All three are in the order of the cohort.
+        """
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory, large,
-                                places or self._places(cohort))
-        self._shard = self._shard_of(self._opening, broadcast.params)
+                                places or self._row_places(cohort))
+        self._shard = self._make_shard(self._opening, broadcast.params)
         if len(self._shard.blocks) > 1 and self.workers > 1:
-            self._share(self._shard.params)
-        self._one_thread(self.workers)
+            self._share_models(self._shard.params)
+        self._use_one_thread(self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        return [self._sum(question, encoding) for question in questions]
+        """For each question the encoded sum over the cohort, or the encoded rows in its order; refused without an open round."""
+        return [self._collect_question(question, encoding) for question in questions]
 
     def report(self) -> Report:
-        """What is known so far of those who are sampled in this round, beside their answers."""
-        _, shard = self._opened()
+        """Who of the cohort has contributed and failed so far in this round, and the small rows clients are to remember."""
+        _, shard = self._current_round()
         return shard.report(torch.arange(len(shard.population)))
 
     def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """What is large and written so far in this round, which is then no longer here: by name which clients, and their rows."""
-        opening, _ = self._opened()
+        """Large rows that clients wrote in this round, by name: positions in the cohort and their rows. They are deleted here."""
+        opening, _ = self._current_round()
         written = opening.places.written()
         self._rows.discard(opening.places)
         return written
 
     def notes(self) -> tuple[Memo, Memory]:
-        """What the open round has found out so far: losses by model, and what clients are to remember; nothing between rounds."""
+        """What the open round has computed: losses by model, and rows that clients are to remember; both empty between rounds."""
         return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
     @property
     def stamp(self) -> bytes:
-        """What tells the large rows that the open round has written from others; empty between rounds."""
+        """The mark of large rows that the open round has written, by which they are found again; empty between rounds."""
         return b"" if self._shard is None or self._shard.places is None else self._shard.places.stamp
 
     def note(self, memo: Memo, remembered: Memory, stamp: bytes = b"") -> None:
-        """Go on in the open round with what was found out before, and with the rows that were written with a stamp."""
-        opening, shard = self._opened()
+        """Restore what `notes` and `stamp` gave, so that an open round goes on after a restart without computing it again."""
+        opening, shard = self._current_round()
         shard.memo.update(memo)
         shard.remembered.update(remembered)
         shard.places = replace(opening.places, stamp=stamp or opening.places.stamp)
         self._opening = replace(opening, places=shard.places)
 
-    def _sum(self, question: Question, encoding: Encoder) -> Tensor:
-        opening, shard = self._opened()
+    def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
+        """The encoded sum, or rows, of the whole cohort for one question; losses it needs are computed first, and kept."""
+        opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows(question.model, question.objective):
             losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
             shard.memo[memo_name(question.model, question.objective)] = torch.cat(losses)
         if not question.trains:                            # a few numbers of each client: nothing to share
-            return self._answer(question, encoding, 0, len(shard.population))
+            return self._answer_clients(question, encoding, 0, len(shard.population))
         total: list[Tensor] = []
-        for block, (found, report) in zip(shard.blocks, self._answers(question, encoding), strict=True):
+        for block, (found, report) in zip(shard.blocks, self._block_answers(question, encoding), strict=True):
             if report is not None:
                 shard.add(torch.arange(*block), report)
             total = [*total, found] if question.gather or not total else [encoding.sum(torch.stack([*total, found]))]
         return torch.cat(total) if question.gather else total[0]
 
-    def _answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
-        """Each block's sum, or rows, and what another process found out."""
-        opening, shard = self._opened()
+    def _block_answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
+        """Each block's encoded sum or rows, in order, and a report where another process computed it; None where this one did."""
+        opening, shard = self._current_round()
         for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
             found, report = answered
-            yield self._shelf.get(found) if self._shelf and isinstance(found, Place) else found, report
+            yield self._shared.get(found) if self._shared and isinstance(found, Place) else found, report
 
-    def _perform(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
-        """A block of a job, in this process or in a forked one, which may have to open the round first."""
-        abroad, opening = self._home != os.getpid(), job.opening
-        if abroad and self._shelf and (self._opening is None or self._opening.number != opening.number):
-            self._opening, self._shard = opening, self._shard_of(opening, self._shelf.models)
-        _, shard = self._opened()
+    def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
+        """Compute one block of a job, in this process or in a forked one, which opens the round by itself if it has not yet.
+
+        Returns losses (clients,), or the block's answer with, from a forked process, a report and a sum in shared memory.
+        """
+        in_worker, opening = self._home != os.getpid(), job.opening
+        if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
+            self._opening, self._shard = opening, self._make_shard(opening, self._shared.models)
+        _, shard = self._current_round()
         low, high = shard.blocks[block]
-        if abroad:
+        if in_worker:
             shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
-        with own_randomness(self.kernel, self.device), computing(self.precision, self.device, activations=False):
+        with own_randomness(self.kernel, self.device), use_precision(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
                 return shard.losses_of(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
-            found = self._answer(job.question, job.encoding, low, high)
-        if not abroad or self._shelf is None:
+            found = self._answer_clients(job.question, job.encoding, low, high)
+        if not in_worker or self._shared is None:
             return Answered(found, None)
-        return Answered(found if job.question.gather else self._shelf.put(block, found), shard.report(torch.arange(low, high)))
+        return Answered(found if job.question.gather else self._shared.put(block, found), shard.report(torch.arange(low, high)))
 
-    def _answer(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
-        """The encoded sum, or rows, of some clients, in pieces small enough for memory and cache."""
+    def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
+        """The encoded sum, or rows, of clients `low` to `high` on the CPU, in pieces small enough for memory and cache."""
         parts: list[Tensor] = []
-        for clients in self._chunks(question, low, high):
+        for clients in self._client_chunks(question, low, high):
             rows = answer(question, clients, encoding)
             if question.gather:
                 parts.append(rows.cpu())
@@ -210,48 +225,52 @@ class LocalFleet(Simulated):
                 parts = [encoding.sum(torch.stack([*parts, partial]))] if parts else [partial]
         return torch.cat(parts) if question.gather else parts[0]
 
-    def _chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
-        _, shard = self._opened()
-        size = self.chunk or (side_by_side(self.kernel, shard.population, self.device) if question.trains else ROWS)
+    def _client_chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
+        """Clients `low` to `high` of the cohort, in batches to be computed at once, bounded by `chunk`, the kernel and memory."""
+        _, shard = self._current_round()
+        size = self.chunk or (clients_side_by_side(self.kernel, shard.population, self.device) if question.trains else ROWS)
         size = max(1, min([size, *(READ // prod(kept.shape) for kept in shard.large.values())]))
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
-    def _opened(self) -> tuple[Opening, Shard]:
+    def _current_round(self) -> tuple[Opening, Shard]:
+        """The open round and the clients in it; RuntimeError where none is open."""
         if self._opening is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
         return self._opening, self._shard
 
-    def _shard_of(self, opening: Opening, params: Tensor) -> Shard:
+    def _make_shard(self, opening: Opening, params: Tensor) -> Shard:
+        """The clients of a round, in the order of the cohort, with the broadcast models on this device and in this precision."""
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
-        blocks = blocks_of(clients.size, self.kernel.dim, self.kernel.stack, self.device)
-        told = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
-        return Shard(clients, cohort.importance, told, self.kernel, params.to(self.device, self.dtype), opening.memory, blocks,
-                     large=opening.large, places=opening.places,
+        blocks = cohort_blocks(clients.size, self.kernel.dim, self.kernel.stack, self.device)
+        broadcast = Broadcast(opening.round, opening.seed, params, opening.noise_seed)
+        return Shard(clients, cohort.importance, broadcast, self.kernel, params.to(self.device, self.dtype), opening.memory,
+                     blocks, large=opening.large, places=opening.places,
                      held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
 
-    def _share(self, models: Tensor) -> None:
-        """Put the models where forked processes see them; those forked before there were as many end."""
-        if self._shelf is None or self._shelf.models.shape != models.shape:
+    def _share_models(self, models: Tensor) -> None:
+        """Copy the models to memory that forked processes see; if their shape has changed, memory and processes are new."""
+        if self._shared is None or self._shared.models.shape != models.shape:
             self._team.close()
-            self._shelf = Shelf(models, most_blocks(self.kernel.dim))
-        self._shelf.models.copy_(models)
+            self._shared = SharedMemory(models, max_blocks(self.kernel.dim))
+        self._shared.models.copy_(models)
 
 
-def _weakly(perform: Perform) -> Perform:
-    """A method that does not hold on to its fleet: one that nothing refers to any more ends its processes at once."""
+def _weak_perform(perform: Perform) -> Perform:
+    """A bound method without a reference to its fleet, so that a fleet nobody uses any more ends its processes at once."""
     method = weakref.WeakMethod(perform)
 
-    def performed(job: Any, block: int) -> Any:
+    def perform_if_alive(job: Any, block: int) -> Any:
+        """Call the method of the fleet, which is alive: nobody else asks for blocks."""
         bound = method()
         assert bound is not None
         return bound(job, block)
 
-    return performed
+    return perform_if_alive
 
 
-def resident(population: Population, device: torch.device) -> Population:
-    """The population with its examples on the GPU, where they fit into half of its free memory."""
+def population_on_device(population: Population, device: torch.device) -> Population:
+    """The population with its examples on the GPU if `device` is one and they fit into half of its free memory; else as it is."""
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
     needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))

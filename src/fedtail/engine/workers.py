@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from fedtail.engine.fork_pool import Done, Failed, ForkPool, Perform, can_fork, timed
-from fedtail.engine.threads import one_thread, usual_threads
+from fedtail.engine.fork_pool import Done, Failed, ForkPool, Perform, can_fork, perform_timed
+from fedtail.engine.threads import use_one_thread, usual_threads
 
 WORTH_STARTING = 0.25      # seconds of shared work done alone before processes are started
 WORTH_SHARING = 2e-3       # seconds a job must take for a message to pay
@@ -26,6 +26,7 @@ class RemoteTraceback(Exception):
     """The traceback of an exception in a worker process: the cause of the exception that is raised here for it."""
 
     def __str__(self) -> str:
+        """The traceback between triple quotes, as Python's own process pools show theirs."""
         return f'\n"""\n{self.args[0]}"""'
 
 
@@ -37,21 +38,25 @@ class Team:
     """
 
     def __init__(self, perform: Perform, size: int):
+        """A team of `size` processes, this one included; the others are forked when jobs turn out to be worth it."""
         self.perform, self.size = perform, size
         self.pool: ForkPool | None = None
         self._spent = 0.0
         self._lasted: dict[type, float] = {}
 
     def run(self, job: Any, blocks: int) -> list[Any]:
-        """The results of all blocks; the first failure is raised again."""
+        """Do all blocks of a job; their results in the order of the blocks' numbers. Of several failures the first is raised.
+
+        Blocks are done here one by one until the time they take makes it worth sharing the rest with forked processes.
+        """
         todo: list[int] = list(range(blocks))
         done: list[Done] = []
-        message = self._message(job) if blocks > 1 and self.size > 1 else None
-        while todo and not (message and self._share(job, len(todo), done)):
-            done.append(timed(self.perform, job, todo.pop(0)))
+        message = self._pickle_job(job) if blocks > 1 and self.size > 1 else None
+        while todo and not (message and self._should_share(job, len(todo), done)):
+            done.append(perform_timed(self.perform, job, todo.pop(0)))
             self._spent += done[-1].seconds if message else 0.0
         if todo and message:
-            done += self._together(message, job, todo)
+            done += self._run_in_pool(message, job, todo)
         self._lasted[type(job)] = sum(d.seconds for d in done)
         results = [d.result for d in sorted(done, key=lambda d: d.block)]
         for result in results:
@@ -62,22 +67,27 @@ class Team:
         return results
 
     def close(self) -> None:
+        """End the forked processes, if there are any; the next job that is worth it starts new ones."""
         if self.pool:
             self.pool.close()
             self.pool = None
 
-    def _share(self, job: Any, left: int, done: list[Done]) -> bool:
-        """Whether to share what is left: by how long such a job took the last time, or takes now."""
+    def _should_share(self, job: Any, left: int, done: list[Done]) -> bool:
+        """Whether to share the `left` blocks: by the time the blocks in `done` took or, if none was done, the last such job."""
         coming = left * sum(d.seconds for d in done) / len(done) if done else self._lasted.get(type(job), 0.0)
         pays = left > 1 and coming >= WORTH_SHARING
         return pays and (self.pool is not None or self._spent + coming >= WORTH_STARTING)
 
-    def _together(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
+    def _run_in_pool(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
+        """The blocks `todo`, done by the forked processes and this one; blocks of processes that died are done again here.
+
+        Where forking is impossible, or all processes died, this process does everything, and goes on alone from then on.
+        """
         if self.pool is None:
-            self.pool = ForkPool.forked(self.size - 1, self.perform)
+            self.pool = ForkPool.fork(self.size - 1, self.perform)
         if self.pool is None:                          # not possible here: never ask again
             self.size = 1
-            return [timed(self.perform, job, block) for block in todo]
+            return [perform_timed(self.perform, job, block) for block in todo]
         try:
             done = self.pool.run(message, job, todo)
         except BaseException:                          # Ctrl-C too: whatever they are doing is of no use now
@@ -87,19 +97,23 @@ class Team:
             self.close()
             self.size = 1
         lost = set(todo) - {d.block for d in done}
-        return done + [timed(self.perform, job, block) for block in sorted(lost)]
+        return done + [perform_timed(self.perform, job, block) for block in sorted(lost)]
 
     @staticmethod
-    def _message(job: Any) -> bytes | None:
+    def _pickle_job(job: Any) -> bytes | None:
+        """The job as bytes; None where it cannot be pickled (a lambda in a user's part, say), so that it is done here alone."""
         try:
             return pickle.dumps(job, protocol=5)
         except Exception:                              # a lambda in a user's part, say
             return None
 
 
-def share_out(perform: Callable[[int], Any], blocks: int, workers: int) -> list[Any]:
-    """The results of some blocks, from processes that are forked for them if it pays, and end with them."""
-    team, restore = Team(lambda _, block: perform(block), workers), one_thread(workers)
+def run_blocks(perform: Callable[[int], Any], blocks: int, workers: int) -> list[Any]:
+    """The results of `perform(block)` for blocks 0, 1, ..., in this order, torch having one thread meanwhile.
+
+    Up to `workers` processes, this one included, share them if that is worth it; the others are forked for this and end with it.
+    """
+    team, restore = Team(lambda _, block: perform(block), workers), use_one_thread(workers)
     try:
         return team.run(None, blocks)
     finally:
@@ -107,19 +121,22 @@ def share_out(perform: Callable[[int], Any], blocks: int, workers: int) -> list[
         team.close()
 
 
-def workers_for(device: torch.device, workers: int | None) -> int:
-    """How many processes share work on a device: as many as asked, by default one for each core. Zero: torch's own threads."""
+def num_workers(device: torch.device, workers: int | None) -> int:
+    """How many processes share work on a device: `workers`, by default one for each core; always 1 where it is not a CPU.
+
+    0 leaves the work to torch's own threads, and is the default where processes cannot be forked. Fewer raise ValueError.
+    """
     if workers is not None and workers < 0:
         raise ValueError(f"workers must be at least 0, got {workers}. 1 is this process alone, 0 leaves it to torch's threads.")
     if device.type != "cpu":
         return 1                                       # this process, which only tells the device what to do
     if workers is None:
-        return cores() if can_fork() else 0
+        return usable_cores() if can_fork() else 0
     return workers
 
 
-def cores() -> int:
-    """Cores this process may use: those it is pinned to, those its container is granted, and torch's number of threads."""
+def usable_cores() -> int:
+    """Cores this process may use, at least 1: those it is pinned to or its container is granted, at most torch's threads."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fedtail.clients import client_means, flat_batches
 from fedtail.data.arrays import tensors_of
 from fedtail.data.population import Population
-from fedtail.engine.blocks import blocks_of
-from fedtail.engine.choice import evaluating_kernel
-from fedtail.engine.engine import Engine, engine_from
+from fedtail.engine.blocks import cohort_blocks
+from fedtail.engine.engine import Engine, resolve_engine
+from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.engine.kernels import Kernel
-from fedtail.engine.workers import share_out, workers_for
+from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.losses import default_error, misclassification
 from fedtail.task import Metric, Task
@@ -61,11 +61,11 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     `task` names the loss, the error and the metrics, by default those it was trained with. `engine` says where it is computed;
     its kernel is for training. `old` takes settings of the engine as keywords, as earlier versions did.
     """
-    engine = engine_from(engine, old, "evaluate")
+    engine = resolve_engine(engine, old, "evaluate")
     task = task_with_model(model, task)
     check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)
-    kernel = evaluating_kernel(task, params.device, params.dtype, population, engine.precision)
+    kernel = evaluation_kernel(task, params.device, params.dtype, population, engine.precision)
     values = client_values_by_block(kernel, params, population, task.all_metrics, engine.workers)
     return evaluation_of(task, values, population, weighted)
 
@@ -109,12 +109,12 @@ def client_values_by_block(kernel: Kernel, params: Tensor, population: Populatio
 
     `workers` processes share the blocks where it pays; their number does not change the values.
     """
-    blocks = blocks_of(population.size, kernel.dim, 1, params.device)
+    blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
     def values(block: int) -> dict[str, Tensor]:
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
-    parts = share_out(values, len(blocks), workers_for(params.device, workers))
+    parts = run_blocks(values, len(blocks), num_workers(params.device, workers))
     return {m.name: torch.cat([part[m.name] for part in parts]) for m in metrics}
 
 

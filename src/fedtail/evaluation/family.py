@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import Population
-from fedtail.engine.choice import evaluating_kernel
+from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import client_values_by_block
 from fedtail.task import Task
@@ -95,5 +95,5 @@ def _best_models(errors: Tensor) -> Tensor:
 def _client_errors(task: Task, population: Population) -> Tensor:
     """The error of every client under the task's module, (clients,), computed on the CPU."""
     params = task.params().cpu()
-    kernel = evaluating_kernel(task, params.device, params.dtype, population)
+    kernel = evaluation_kernel(task, params.device, params.dtype, population)
     return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from fedtail.clients import Shard
 from fedtail.data.population import Population
-from fedtail.engine.blocks import blocks_of, side_by_side
-from fedtail.engine.choice import kernel_for
-from fedtail.engine.engine import Engine, engine_from
+from fedtail.engine.blocks import clients_side_by_side, cohort_blocks
+from fedtail.engine.engine import Engine, resolve_engine
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import own_randomness
-from fedtail.engine.local_fleet import resident
-from fedtail.engine.workers import share_out, workers_for
+from fedtail.engine.local_fleet import population_on_device
+from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.distribution import table
 from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_of, task_with_model
 from fedtail.fleet import Broadcast
@@ -46,15 +46,15 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     Clients train side by side where the kernel can, as in a round; what a client draws depends on the seed and on itself alone,
     so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit, in full precision.
     """
-    engine = engine_from(engine, old, "finetune")
+    engine = resolve_engine(engine, old, "finetune")
     task = task_with_model(model, task)
     task.check(population)
     params = task.params().to(engine.device, engine.dtype)
-    own, held = (resident(part, params.device) for part in population.split_examples(fraction, seed))
+    own, held = (population_on_device(part, params.device) for part in population.split_examples(fraction, seed))
     kernel = kernel_for(task, params.device, params.dtype, population, engine.kernel)
     shard = Shard(own, torch.ones(len(own), dtype=torch.float64), Broadcast(0, seed, params[None]), kernel, params[None])
-    together = max(1, min(side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
-    blocks = blocks_of(own.size, kernel.dim, together, params.device)
+    together = max(1, min(clients_side_by_side(kernel, own, params.device), AT_ONCE // kernel.dim))
+    blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
         """Metrics of the clients of a block, each under the model it has trained, by name and in the order of the clients."""
@@ -69,6 +69,6 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
         return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
     before = client_values_by_block(kernel, params, held, task.all_metrics, engine.workers)
-    parts = share_out(tuned_values, len(blocks), workers_for(params.device, engine.workers))
+    parts = run_blocks(tuned_values, len(blocks), num_workers(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
     return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))

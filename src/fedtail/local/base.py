@@ -22,7 +22,7 @@ class Objective(Protocol):
     """The number of each client that risks see: what it minimises. Frozen and hashable: losses are kept by it for a round."""
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """Client: one number per client under one of the broadcast models, (clients,)."""
+        """Client: the number of each client that risks see, (clients,), under the broadcast model with this index."""
         ...
 
 
@@ -55,13 +55,14 @@ class LocalTraining(Part):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Drop an inherited declaration where a subclass has its own `steps` but no `declares`: it was made for other steps."""
         super().__init_subclass__(**options)
         if "steps" in vars(cls) and "declares" not in vars(cls):
             cls.declares = LocalTraining.declares      # type: ignore[method-assign]      # what it inherits is of other steps
 
     @property
     def declares(self) -> LocalDeclaration:
-        """What it needs and leaves out; by default some clients may take no step."""
+        """What the part needs of its clients and keeps on them; by default nothing, and some clients may take no step."""
         return LocalDeclaration()
 
     @property
@@ -70,12 +71,15 @@ class LocalTraining(Part):
         return None
 
     def prepare(self, start: RoundStart) -> Conversation[Prepared]:
-        """Server: questions before clients train, ending in the part they train by; by default none, and itself."""
+        """Server: questions before clients train; returns the part they train by, and what the server keeps for the next round.
+
+        By default there are no questions, clients train by this part, and nothing is kept.
+        """
         return Prepared(self)
         yield
 
     def steps(self, clients: Clients) -> Tensor:
-        """How many steps each client takes, (clients,)."""
+        """How many steps each client takes in this round, (clients,) int64; those that take none contribute nothing."""
         raise NotImplementedError
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
@@ -88,28 +92,36 @@ class LocalTraining(Part):
         raise NotImplementedError
 
     def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
-        """Client: one update per client, w_k - w, (clients, dim), from one of the broadcast models."""
+        """Client: one update per client, w_k - w, (clients, dim), from the broadcast model with index `model`.
+
+        `first` are the gradients of the first step, (clients, dim), where they are known already.
+        """
         anchor = clients.params(model)
         if self.declares.keeps:
             clients = clients.with_memory(f"local {model}")
         return self.models(clients, anchor, anchor, first).sub_(anchor)
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round."""
+        """The learning rate of a round; TypeError for local training that has none."""
         raise TypeError(f"{type(self).__name__} has no learning rate. Give the aggregator its lipschitz.")
 
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
-        """Whether a client's first gradient tells its loss, so that both come from one pass over its data."""
+        """Whether a client's first gradient tells its loss, so that both come from one pass over its data; by default not."""
         return False
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
-        """Client: losses at the model received, (clients,) float64 of numbers rounded to float32, and the gradients of the first
-        step, (clients, dim). Called only where `first_gradient_tells_loss`."""
+        """Client: losses at the model received, (clients,), and the gradients of the first step, (clients, dim).
+
+        Losses are float64 of numbers rounded to float32. Called only where `first_gradient_tells_loss`.
+        """
         raise NotImplementedError
 
 
 def full_gradients(clients: Clients, params: Tensor) -> Tensor:
-    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each (clients, dim)."""
+    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each (clients, dim).
+
+    Where the kernel draws (dropout), each client draws from its own stream, the same at every call in a round.
+    """
     from fedtail.local.batches import batches
 
     if clients.kernel.draws and len(clients) > 1:

@@ -27,38 +27,43 @@ class Batch(NamedTuple):
 def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | None, done: int = 0) -> Iterator[Batch]:
     """The batches of clients sorted by falling `steps`; `epoch` is the steps of one pass over a client's examples.
 
-    With `done`, the stream goes on after so many steps that all of them have taken: the same batches as without a break.
+    There is a batch for each step, of the clients that still train. `batch_size=None` is all examples, in order. Others are
+    shuffled anew each epoch, by each client's own stream. With `done`, the stream goes on after so many steps that all of
+    them have taken: the batches are those of a training without a break.
     """
     last = int(steps.max())
     active = (steps[:, None] > torch.arange(last)).sum(0).tolist()
     if batch_size is None:
-        order, weight = _weighted(clients, torch.arange(int(clients.sizes.max())).expand(len(clients), -1), None)
+        order, weight = _padded_order_and_weights(clients, torch.arange(int(clients.sizes.max())).expand(len(clients), -1), None)
         whole = (*clients.examples(order), weight)
-        return (_slice(whole, slice(count), slice(None)) for count in active)
+        return (_slice_batch(whole, slice(count), slice(None)) for count in active)
     together = len(clients) == 1 or bool((done + steps <= epoch).all())      # all at the same place of their epoch at any time
-    return (_by_epoch if together else _one_by_one)(clients, epoch, batch_size, active, done)
+    return (_batches_by_epoch if together else _batches_by_client)(clients, epoch, batch_size, active, done)
 
 
-def _by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
-    """Shuffle once an epoch. One client's examples, and those on a GPU, are gathered then, and a batch is a slice of them;
-    those of many clients side by side are gathered step by step, since all of them would not stay in cache."""
+def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
+    """Batches of clients that are at the same place of their epoch at any time: shuffled once an epoch.
+
+    One client's examples, and those on a GPU, are gathered then, and a batch is a slice of them; those of many clients side by
+    side are gathered step by step, since all of them would not stay in cache.
+    """
     length, width = int(epoch.max()), int(clients.sizes.max())
     where = clients.shard.population.targets.device                # examples on a GPU are shuffled there
     at_once = len(clients) == 1 or clients.shard.params.device.type != "cpu"
     last = done + len(active)
     for first in range(done // length * length, last, length):
         order = permutations(sent(clients.draws("batches", first // length), where), sent(clients.sizes, where), width)
-        order, weight = _weighted(clients, order, batch_size)
+        order, weight = _padded_order_and_weights(clients, order, batch_size)
         gathered = (*clients.examples(order), weight) if at_once else None
         for step in range(max(first, done), min(first + length, last)):
             low = (step - first) * batch_size
             some = (slice(active[step - done]), slice(low, min(low + batch_size, width)))
-            yield _slice(gathered, *some) if gathered else Batch(
+            yield _slice_batch(gathered, *some) if gathered else Batch(
                 active[step - done], *clients.take(some[0]).examples(order[some]), weight[some])
 
 
-def _one_by_one(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
-    """Clients of different sizes and several epochs: each shuffles anew when its own epoch begins."""
+def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
+    """Batches of clients of different sizes over several epochs: each shuffles anew when its own epoch begins."""
     sizes, column = clients.sizes, torch.arange(min(batch_size, int(clients.sizes.max())))
     shuffled = permutations(clients.draws("batches", done // epoch), sizes)
     for step, count in enumerate(active, done):
@@ -76,8 +81,11 @@ def _one_by_one(clients: Clients, epoch: Tensor, batch_size: int, active: list[i
         yield Batch(count, inputs, targets, (weight / weight.sum(1, keepdim=True)).to(clients.shard.params))
 
 
-def _weighted(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
-    """An order of all examples, (clients, largest size), padded with their last ones, and the weight of each in its batch."""
+def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
+    """An order of all examples, (clients, largest size), padded with their last ones, and the weight of each in its batch.
+
+    Weights are (clients, largest size), 1 / the size of the batch and 0 in padding; `batch_size=None` is one batch.
+    """
     sizes = sent(clients.sizes, order.device)[:, None]
     place = torch.arange(order.shape[1], device=order.device)
     size = sizes if batch_size is None else (sizes - place // batch_size * batch_size).clamp(1, batch_size)
@@ -85,7 +93,8 @@ def _weighted(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[
     return order.minimum(sizes - 1), weight.to(clients.shard.params)
 
 
-def _slice(gathered: tuple[Examples, Tensor, Tensor], clients: slice, places: slice) -> Batch:
+def _slice_batch(gathered: tuple[Examples, Tensor, Tensor], clients: slice, places: slice) -> Batch:
+    """The batch of the first clients at some places of their gathered examples, as views; `clients` is a slice from 0."""
     inputs, targets, weight = gathered
     some = (clients, places)
     return Batch(clients.stop, rows_of(inputs, some), targets[some], weight[some])

@@ -18,14 +18,14 @@ class Penalty(Part):
     adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
 
     def of(self, clients: Clients, anchor: Tensor) -> Penalty:
-        """The penalty of these clients, which may depend on their data and on the model received: made once, before they step.
+        """The penalty for these clients and the model received, `anchor` (dim,); made once, before they step. By default itself.
 
-        The clients that still train are always the first of these.
+        One that depends on their data returns a penalty with a row for each; the clients that still train are always the first.
         """
         return self
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """Gradients with the penalty's added, given the local models (clients, dim) and the model received (dim,)."""
+        """Gradients (clients, dim) plus the penalty's, given the local models (clients, dim) and the model received (dim,)."""
         raise NotImplementedError
 
 
@@ -36,6 +36,7 @@ class NoPenalty(Penalty):
     adds: ClassVar[bool] = False
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
+        """The gradients as they are."""
         return gradients
 
 
@@ -46,8 +47,10 @@ class Proximal(Penalty):
     strength: float
 
     def __post_init__(self) -> None:
+        """Refuse a strength that is negative or not finite."""
         if not 0 <= self.strength < math.inf:
             raise ValueError(f"strength (mu) must be at least 0 and finite, got {self.strength:g}. 0 is FedAvg.")
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
+        """Gradients with strength * (w - received) added, in a new tensor."""
         return gradients + self.strength * (params - anchor)

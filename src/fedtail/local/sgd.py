@@ -44,6 +44,7 @@ class LocalSGD(LocalTraining):
     work: Work = FullWork()
 
     def __post_init__(self) -> None:
+        """Refuse both `epochs` and `local_steps`, and numbers or parts out of range, by the name of the field."""
         if self.epochs is not None and self.local_steps is not None:
             raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
         for name in ("batch_size", "epochs", "local_steps"):
@@ -65,23 +66,25 @@ class LocalSGD(LocalTraining):
 
     @cached_property
     def declares(self) -> LocalDeclaration:
+        """What composition checks need to know: every client trains, unless `work` leaves stragglers out."""
         return LocalDeclaration(everyone_trains=self.work.everyone_trains)
 
     def steps(self, clients: Clients) -> Tensor:
-        epoch = self._steps_an_epoch(clients.sizes)
+        """Steps each client takes in this round, (clients,): `local_steps`, or `epochs` times its batches, less by `work`."""
+        epoch = self._steps_per_epoch(clients.sizes)
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
         return self.work.steps(clients, full, epoch)
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round."""
+        """The learning rate of a round: `learning_rate` times its schedule, rounds being counted from 0."""
         return self.learning_rate * self.schedule(round)
 
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
-        """Whether a client's first gradient tells its loss: it is that of all its examples, at the model it received."""
+        """Whether the first gradient is of all a client's examples at the model received, and the kernel gives its loss too."""
         return self.batch_size is None and kernel.tells_losses
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
-        """Losses (clients,), rounded once to float32, and first gradients (clients, dim)."""
+        """Losses (clients,), rounded once to float32 and held as float64, and full gradients (clients, dim), from one pass."""
         one = torch.ones(len(clients), dtype=torch.int64)
         batch = next(iter(batches(clients, one, one, None)))
         params = clients.params(model).expand(len(clients), -1)
@@ -89,6 +92,7 @@ class LocalSGD(LocalTraining):
         return losses.cpu().float().double(), gradients
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
+        """Local models (clients, dim), trained in stacks of at most `kernel.stack` clients; `start` is not changed."""
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
             return torch.cat([self.models(clients.take(part), anchor, start if start.ndim == 1 else start[part],
@@ -103,25 +107,26 @@ class LocalSGD(LocalTraining):
         velocity = torch.zeros_like(params) if self.momentum else None
         clients.reseed("dropout", *stream)
         if first is not None:
-            self._apply(clients, params, anchor, velocity, first[sent(order, first.device)], penalty)
+            self._step_along(clients, params, anchor, velocity, first[sent(order, first.device)], penalty)
             steps = steps - 1
         if int(steps[0]) > 0:
-            for batch in batches(clients, steps, self._steps_an_epoch(clients.sizes), self.batch_size, done):
+            for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
         return params.index_select(0, sent(order.argsort(), params.device))
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:
-        """One step of the active clients, in place."""
+        """One step of the `batch.active` first clients, whose models `local` are changed in place."""
         rate, kernel = self.rate(clients.round), clients.kernel
         if velocity is None and not self.weight_decay and not penalty.adds:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
             return
-        self._apply(clients, local, anchor, velocity, kernel.gradients(local, batch.inputs, batch.targets, batch.weight), penalty)
+        gradients = kernel.gradients(local, batch.inputs, batch.targets, batch.weight)
+        self._step_along(clients, local, anchor, velocity, gradients, penalty)
 
-    def _apply(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
-               penalty: Penalty) -> None:
-        """A step along these gradients, in place."""
+    def _step_along(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
+                    penalty: Penalty) -> None:
+        """A step along these gradients, with penalty, momentum and weight decay; `local` and `velocity` are changed in place."""
         rate, gradients = self.rate(clients.round), penalty.add_gradient(gradients, local, anchor)
         if velocity is not None:
             gradients = velocity[: len(local)].mul_(self.momentum).add_(gradients)
@@ -129,5 +134,6 @@ class LocalSGD(LocalTraining):
             local.mul_(1 - rate * self.weight_decay)
         local.sub_(gradients, alpha=rate)
 
-    def _steps_an_epoch(self, sizes: Tensor) -> Tensor:
+    def _steps_per_epoch(self, sizes: Tensor) -> Tensor:
+        """Batches in one pass over so many examples, (clients,), the last one perhaps smaller; 1 for full gradients."""
         return torch.ones_like(sizes) if self.batch_size is None else (sizes + self.batch_size - 1) // self.batch_size

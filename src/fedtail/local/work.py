@@ -18,11 +18,11 @@ class Work(Protocol):
 
     @property
     def everyone_trains(self) -> bool:
-        """Whether every client takes a step at least, whatever it draws."""
+        """Whether every client takes at least one step, whatever it draws."""
         ...
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """Steps each client takes, given the full number and the steps of one epoch; zero means it is left out."""
+        """Steps each client takes, (clients,), given the full number and those of one epoch, (clients,) each; 0 leaves it out."""
         ...
 
 
@@ -33,6 +33,7 @@ class FullWork(Part):
     everyone_trains: ClassVar[bool] = True
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
+        """The full number of steps for every client."""
         return full
 
 
@@ -49,14 +50,17 @@ class Stragglers(Part):
     drop: bool = False
 
     def __post_init__(self) -> None:
+        """Refuse a fraction outside [0, 1]."""
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction of stragglers must be in [0, 1], got {self.fraction:g}.")
 
     @property
     def everyone_trains(self) -> bool:
+        """Whether no client is left out: stragglers keep their partial work, or there are none."""
         return not self.drop or self.fraction == 0
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
+        """Steps each client takes, (clients,); a straggler takes none with `drop`, else some epochs, or batches of one epoch."""
         late = uniform(clients.draws("straggler")) < self.fraction
         if self.drop:
             return torch.where(late, 0, full)

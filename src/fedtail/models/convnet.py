@@ -22,13 +22,14 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, classes: int = 62, channels: int = 1) -> None:
+        """Layers for images of so many channels, with PyTorch's default weights from its global generator."""
         super().__init__()
         self.first = nn.Conv2d(channels, 32, kernel_size=5)
         self.second = nn.Conv2d(32, 64, kernel_size=5)
         self.linear = nn.Linear(FLAT, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes, (examples, classes), of images."""
+        """Class scores (examples, classes) of images; ValueError where their shape is not the one the model is for."""
         images = images.unsqueeze(1) if images.dim() == 3 else images
         if images.shape[1:] != (self.first.in_channels, SIDE, SIDE):
             raise ValueError(f"ConvNet needs images of shape (examples, {self.first.in_channels}, {SIDE}, {SIDE}), "

@@ -18,11 +18,12 @@ class SoftmaxRegression(nn.Module):
     """
 
     def __init__(self, features: int, classes: int, bias: bool = True) -> None:
+        """All parameters start at zero, so nothing is drawn; FieldError for fewer than one feature or class."""
         super().__init__()
         self.linear = _zero_linear(features, classes, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores of the classes, (examples, classes)."""
+        """Class scores (examples, classes) of inputs (examples, ...), which are flattened."""
         return self.linear(inputs.flatten(1))                # (examples, classes)
 
 
@@ -35,11 +36,12 @@ class LogisticRegression(nn.Module):
     """
 
     def __init__(self, features: int, bias: bool = True) -> None:
+        """All parameters start at zero, so nothing is drawn; FieldError for fewer than one feature."""
         super().__init__()
         self.linear = _zero_linear(features, 1, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Log-odds of the positive class, (examples,)."""
+        """Log-odds of the positive class, (examples,), of inputs (examples, ...), which are flattened."""
         return self.linear(inputs.flatten(1)).squeeze(1)     # (examples,)
 
 
@@ -52,17 +54,18 @@ class LeastSquares(nn.Module):
     """
 
     def __init__(self, features: int, outputs: int = 1, bias: bool = True) -> None:
+        """All parameters start at zero, so nothing is drawn; FieldError for fewer than one feature or output."""
         super().__init__()
         self.linear = _zero_linear(features, outputs, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Predictions, (examples,), or (examples, outputs) where there are several."""
+        """Predictions (examples,), or (examples, outputs) where there are several outputs; inputs are flattened."""
         predicted = self.linear(inputs.flatten(1))
         return predicted.squeeze(1) if self.linear.out_features == 1 else predicted
 
 
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
-    """A linear layer that starts at zero."""
+    """A linear layer that starts at zero and draws nothing; FieldError for fewer than one feature or output."""
     if features < 1 or outputs < 1:
         text = f"a linear model needs at least one feature and one output, got {features} and {outputs}."
         raise FieldError("features" if features < 1 else "", "at least 1", min(features, outputs), text=text)

@@ -30,10 +30,14 @@ class LSTMClassifier(nn.Module):
         self, embedding: Tensor | tuple[int, int] | None = None, hidden: int = 50, classes: int = 2, layers: int = 1,
         frozen_embedding: bool = True, dimension: int | None = None,
     ) -> None:
+        """Other weights than a given table start at PyTorch's default, from its global generator: seed that before.
+
+        ValueError where neither `embedding` nor `dimension` is given, or the two do not fit.
+        """
         super().__init__()
         table = torch.randn(embedding) if isinstance(embedding, tuple) else embedding
         table = None if table is None else table.detach()
-        width = _width(table, dimension)
+        width = _vector_dimension(table, dimension)
         if table is None or frozen_embedding:
             self.register_buffer("embedding", table)
         else:
@@ -42,12 +46,15 @@ class LSTMClassifier(nn.Module):
         self.linear = nn.Linear(hidden, classes)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Scores of the classes, (examples, classes), of padded sequences."""
+        """Class scores (examples, classes) of padded sequences; `lengths=None` takes all positions as real.
+
+        Sequences are tokens (examples, time) with an embedding, else word vectors (examples, time, dimension).
+        """
         sequence = _blank_padding(sequence, lengths)
         vectors = sequence if self.embedding is None else look_up(sequence, self.embedding)
         _check_vectors(vectors, self.lstm.input_size)
         states, _ = self.lstm(vectors)                       # (examples, time, hidden)
-        return self.linear(_last(states, lengths))           # (examples, classes)
+        return self.linear(_last_states(states, lengths))           # (examples, classes)
 
 
 class CharacterGRU(nn.Module):
@@ -61,24 +68,31 @@ class CharacterGRU(nn.Module):
     """
 
     def __init__(self, vocabulary: int = 53, hidden: int = 128, every_position: bool = False) -> None:
+        """Weights start at PyTorch's default, from its global generator: seed that before."""
         super().__init__()
         self.every_position = every_position
         self.gru = nn.GRU(vocabulary, hidden, batch_first=True)
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Scores of the next character, after the last one or after each."""
+        """Scores of the next character: (examples, vocabulary), with `every_position` (examples, time, vocabulary).
+
+        `lengths` (examples,) says how many characters are real; None is all.
+        """
         states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
-        return self.linear(states if self.every_position else _last(states, lengths))
+        return self.linear(states if self.every_position else _last_states(states, lengths))
 
 
 def _one_hot(characters: Tensor, vocabulary: int, like: Tensor) -> Tensor:
-    """Rows of the identity, (examples, time, vocabulary): torch's `one_hot` reads values, which a stack of clients forbids."""
+    """Characters as rows of the identity, (examples, time, vocabulary), in dtype and on device of `like`.
+
+    Torch's `one_hot` reads values, which a stack of clients forbids.
+    """
     return look_up(characters, torch.eye(vocabulary, dtype=like.dtype, device=like.device))
 
 
-def _width(table: Tensor | None, dimension: int | None) -> int:
-    """The dimension of a word vector, from the table or as given."""
+def _vector_dimension(table: Tensor | None, dimension: int | None) -> int:
+    """The dimension of a word vector: the table's, or the one given where there is no table; ValueError where they do not fit."""
     if table is None and dimension is None:
         raise ValueError("LSTMClassifier needs word vectors: pass embedding (a table, or its shape), or dimension for "
                          "sequences that are embedded already.")
@@ -91,22 +105,22 @@ def _width(table: Tensor | None, dimension: int | None) -> int:
 
 
 def _check_vectors(vectors: Tensor, dimension: int) -> None:
-    """Refuse sequences that are not word vectors of the right dimension."""
+    """ValueError for sequences that are not word vectors (examples, time, dimension)."""
     if vectors.dim() != 3 or vectors.shape[2] != dimension:
         raise ValueError(f"after embedding, sequences must have shape (examples, time, {dimension}), got "
                          f"{tuple(vectors.shape)}. Pass tokens with an embedding, word vectors without.")
 
 
 def _blank_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero behind the real positions."""
+    """The sequence with zeros behind the real positions; as it is without `lengths`."""
     if lengths is None:
         return sequence
     beyond = torch.arange(sequence.shape[1], device=sequence.device) >= lengths[:, None]      # (examples, time)
     return sequence.masked_fill(beyond.reshape(beyond.shape + (1,) * (sequence.dim() - 2)), 0)
 
 
-def _last(states: Tensor, lengths: Tensor | None) -> Tensor:
-    """The state at the last real position, (examples, hidden); zero, the state at the start, where nothing is real."""
+def _last_states(states: Tensor, lengths: Tensor | None) -> Tensor:
+    """The state at the last real position, (examples, hidden); zero, the state at the start, for an empty sequence."""
     if lengths is None:
         return states[:, -1]
     place = (lengths - 1).clamp(min=0).long()[:, None, None].expand(-1, 1, states.shape[2])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedtail.engine.choice import kernel_for
+from fedtail.engine.kernel_choice import kernel_for
 from fedtail.evaluation.evaluate import gives_rates
 from fedtail.experiment.data_sources import fingerprint
 from fedtail.experiment.experiment import Experiment

@@ -44,30 +44,33 @@ def expected_minibatch_weights(num_clients: int, cohort_size: int, tail_fraction
         raise ValueError(f"cohort_size (m) must be at most num_clients = {num_clients}, got {cohort_size}.")
     kept, larger = tail_fraction * cohort_size, np.arange(num_clients)
     whole = math.floor(kept)
-    in_part = _drawn(whole, num_clients - 1, larger, cohort_size - 1)
-    in_full = _fewer_larger(num_clients, cohort_size, whole)
+    in_part = _hypergeometric_probability(whole, num_clients - 1, larger, cohort_size - 1)
+    in_full = _probability_fewer_larger(num_clients, cohort_size, whole)
     weights = in_full + (kept - whole) * in_part        # times 1 / (theta n), so that they sum to one
     return torch.from_numpy(weights / weights.sum())    # dividing by the sum also removes the rounding they share
 
 
-def _fewer_larger(num_clients: int, cohort_size: int, count: int) -> np.ndarray:
-    """P(H_i < count) for all i in O(n): the count-th largest of the other m - 1 drawn has rank i or more."""
+def _probability_fewer_larger(num_clients: int, cohort_size: int, count: int) -> np.ndarray:
+    """P(H_i < count) for i = 0, ..., n - 1, in O(n): fewer than `count` of the i clients with larger losses are in the cohort.
+
+    The client itself is in it; that the count-th largest of the other m - 1 has rank i or more is the same event.
+    """
     if count in (0, cohort_size):
         return np.full(num_clients, float(count > 0))
-    at_rank = _drawn(count - 1, num_clients - 2, np.arange(num_clients - 1), cohort_size - 2)
+    at_rank = _hypergeometric_probability(count - 1, num_clients - 2, np.arange(num_clients - 1), cohort_size - 2)
     at_rank *= (cohort_size - 1) / (num_clients - 1)
     return np.append(at_rank[::-1].cumsum()[::-1], 0.0)    # small terms first: the far tail keeps its digits
 
 
-def _drawn(count: int, total: int, marked: np.ndarray, draws: int) -> np.ndarray:
-    """P(`count` marked among `draws` from `total`), by logarithms, which scipy vectorises best."""
+def _hypergeometric_probability(count: int, total: int, marked: np.ndarray, draws: int) -> np.ndarray:
+    """P(`count` marked among `draws` from `total`), one for each number in `marked`; by logarithms, which scipy does best."""
     from scipy.stats import hypergeom
 
     return np.exp(hypergeom.logpmf(count, max(total, 1), marked, draws))    # an empty urn is one nobody draws from
 
 
 def bias_bound(loss_bound: float, tail_fraction: float, cohort_size: int) -> float:
-    """How far the expected cohort superquantile is from that of all clients: B / sqrt(theta m), [PLMH23, eq. (12)].
+    """Bound on the distance of the expected cohort superquantile from that of all clients: B / sqrt(theta m), [PLMH23, eq. (12)].
 
     `loss_bound` (B): every loss lies in [0, B]. The sign is known too: F_theta - B/sqrt(theta m) <= E_S <= F_theta.
 
@@ -80,7 +83,9 @@ def bias_bound(loss_bound: float, tail_fraction: float, cohort_size: int) -> flo
 
 
 def variance_bound(lipschitz: float, tail_fraction: float, cohort_size: int) -> float:
-    """Mean squared distance of a cohort's gradient from its expectation: 8 G^2 / (theta m), [PLMH23, Property 9].
+    """Bound on the mean squared distance of a cohort's gradient from its expectation: 8 G^2 / (theta m), [PLMH23, Property 9].
+
+    `lipschitz` (G) bounds the norms of all clients' gradients.
 
     >>> variance_bound(1.0, 0.5, 100)
     0.16

@@ -41,12 +41,15 @@ def _proximal_move(
     objective: Callable[[Tensor], Tensor], centre: Tensor, strength: float, weak_convexity: float,
     tolerance: float, max_cuts: int,
 ) -> Tensor:
-    """prox(w) - w to `tolerance` in value. After a trial that did not help, the next stays nearer the best one."""
+    """prox(w) - w with w = `centre`, within `tolerance` in value; RuntimeError if `max_cuts` evaluations do not suffice.
+
+    After a trial that did not help, the next stays nearer the best one.
+    """
     curvature, best = strength - weak_convexity, torch.zeros_like(centre)
     trial, lower, upper = best, -math.inf, math.inf
     slopes, offsets = centre.new_empty(0, len(centre)), centre.new_empty(0)
     for _ in range(max_cuts):
-        value, slope = _convexified(objective, centre, trial, weak_convexity)
+        value, slope = _convexified_value_and_slope(objective, centre, trial, weak_convexity)
         height = float(value + curvature / 2 * (trial @ trial))
         reach = 1.0 if height < upper else 1 / 3
         upper, best = (height, trial) if height < upper else (upper, best)
@@ -63,16 +66,16 @@ def _proximal_move(
 
 
 def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
-    """Refuse a bound from below that lies above a value: the objective is less convex than was said."""
+    """ValueError for a lower bound that lies above a value: the objective is less convex than `weak_convexity` says."""
     if upper - lower < -tolerance - 1e-9 * abs(upper):
         raise ValueError(f"a cut lies {lower - upper:.3g} above the objective, so weak_convexity={weak_convexity} is "
                          "too small for it. Raise weak_convexity, and strength above it.")
 
 
-def _convexified(
+def _convexified_value_and_slope(
     objective: Callable[[Tensor], Tensor], centre: Tensor, move: Tensor, weak_convexity: float
 ) -> tuple[Tensor, Tensor]:
-    """Value and subgradient of objective(w + y) + weak_convexity/2 |y|^2 at y = `move`."""
+    """Value and subgradient of objective(w + y) + weak_convexity/2 |y|^2 at y = `move`; ValueError where they are not finite."""
     place = (centre + move).requires_grad_()
     value = objective(place)
     (slope,) = torch.autograd.grad(value, place)
@@ -82,7 +85,10 @@ def _convexified(
 
 
 def _simplex_minimiser(gram: Tensor, linear: Tensor, precision: float) -> Tensor:
-    """Minimises x'Gx/2 - c'x over the simplex to `precision`; Mehrotra's interior point method, always feasible."""
+    """The minimiser of x'Gx/2 - c'x over the simplex, to `precision` in value; G is `gram`, c is `linear`.
+
+    Mehrotra's interior point method: what it returns is feasible, also where 50 steps do not reach the precision.
+    """
     size = len(linear)
     ridge = size * torch.finfo(linear.dtype).eps * gram.diagonal()    # rounding may leave the matrix indefinite
     x = torch.full_like(linear, 1 / size)
@@ -94,23 +100,26 @@ def _simplex_minimiser(gram: Tensor, linear: Tensor, precision: float) -> Tensor
             break
         factor = torch.linalg.cholesky(gram + torch.diag(slack / x + ridge))
         error = gram @ x - linear - slack    # a constant, but for rounding
-        step, slack_step = _newton(factor, x, slack, -x * slack, error)
-        length = _longest(x, slack, step, slack_step)
+        step, slack_step = _newton_step(factor, x, slack, -x * slack, error)
+        length = _longest_step(x, slack, step, slack_step)
         aim = ((x + length * step) @ (slack + length * slack_step) / gap).clamp(0, 1) ** 3 * gap / size
-        step, slack_step = _newton(factor, x, slack, aim - x * slack - step * slack_step, error)
-        length = 0.99 * _longest(x, slack, step, slack_step)
+        step, slack_step = _newton_step(factor, x, slack, aim - x * slack - step * slack_step, error)
+        length = 0.99 * _longest_step(x, slack, step, slack_step)
         x, slack = x + length * step, slack + length * slack_step
     return x / x.sum()
 
 
-def _newton(factor: Tensor, x: Tensor, slack: Tensor, target: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Step of (x, slack) that keeps sum x, moves x * slack by `target` to first order and evens out `error`."""
+def _newton_step(factor: Tensor, x: Tensor, slack: Tensor, target: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps of x and slack, (cuts,) each, that keep sum x, move x * slack by `target` to first order and even out `error`.
+
+    `factor` is the Cholesky factor of the Newton matrix.
+    """
     both = torch.cholesky_solve(torch.stack([target / x - error + error.mean(), torch.ones_like(x)], 1), factor)
     step = both[:, 0] - both[:, 1] * both[:, 0].sum() / both[:, 1].sum()
     return step, (target - slack * step) / x
 
 
-def _longest(x: Tensor, slack: Tensor, step: Tensor, slack_step: Tensor) -> Tensor:
-    """The largest length at most one that keeps x and slack nonnegative."""
+def _longest_step(x: Tensor, slack: Tensor, step: Tensor, slack_step: Tensor) -> Tensor:
+    """The largest length, at most one, of the given steps that keeps x and slack nonnegative."""
     values, moves = torch.cat([x, slack]), torch.cat([step, slack_step])
     return torch.where(moves < 0, values / -moves, 1.0).amin().clamp(max=1)

@@ -13,6 +13,7 @@ def nonconvex_step_size(
 ) -> float:
     r"""Learning rate (gamma) for smooth, not necessarily convex clients, [PLMH23, Theorem 7, the full Theorem 4].
 
+    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `local_steps` is tau, `num_rounds` T; all positive.
     The proof ends, for the envelope (13) with mu = 2L and the gap Delta F_0 (`initial_gap`) of (13) at the start, in
 
         E |grad Phi|^2 <= 4 Delta F_0 / (tau gamma T) + 4 tau gamma L G^2 (1 + 8 L gamma (tau - 1)),
@@ -45,7 +46,9 @@ def convex_step_size(
 ) -> StepSize:
     r"""Learning rate and smoothing for convex clients with (lambda/2)|w|^2, [PLMH23, Theorem 8, the full Theorem 5].
 
-    With kappa = (L + lambda)/lambda, C = (lambda |w0 - w*| / G)^2 and `initial_distance` = |w0 - w*|:
+    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `strength` is lambda, below L; ValueError for fewer
+    than 16 kappa^1.5 rounds (T). With kappa = (L + lambda)/lambda, C = (lambda |w0 - w*| / G)^2, tau `local_steps`, m
+    `cohort_size`, theta `tail_fraction` and `initial_distance` = |w0 - w*|:
 
         delta = min{ 1/(16 kappa^1.5), 2/T (1 v log(C T / log m)), 2/T (1 v log(C T^2 / (kappa^2 log m))) }
         nu    = 8 G^2 delta / lambda (1 v 32 kappa^2 delta),    L' = L + lambda + G^2 / nu
@@ -82,7 +85,7 @@ def convex_step_size(
 
 
 def _condition_number(smoothness: float, strength: float, num_rounds: int) -> float:
-    """kappa = (L + lambda) / lambda; refused where the theorem does not hold."""
+    """kappa = (L + lambda) / lambda; ValueError where lambda >= L or T < 16 kappa^1.5, for which Theorem 8 says nothing."""
     if strength >= smoothness:
         raise ValueError(f"strength (lambda) must be below smoothness (L) = {smoothness}, got {strength}. "
                          "A larger smoothness is also a valid constant: pass that, or regularise less.")
@@ -95,7 +98,7 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
 
 
 def _log_rate(numerator: float, denominator: float) -> float:
-    """1 v log(numerator / denominator): at least one, infinite where a term of the bound is absent (m = 1, tau = 1)."""
+    """max(1, log(numerator / denominator)); infinite for denominator 0, where a term of the bound is absent (m = 1, tau = 1)."""
     if denominator == 0:
         return math.inf
     return max(1.0, math.log(numerator / denominator)) if numerator > 0 else 1.0

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedtail.engine.gpu import triton_kernels
 from fedtail.engine.gpu.recurrence import gru, lstm
-from fedtail.engine.gpu.stackable import stackable
+from fedtail.engine.gpu.stackable import make_stackable
 
 Pair = tuple[int, int]
 FEW_WEIGHTS = 4096      # up to which the weight gradient is summed by example: else too few products to fill a GPU
@@ -39,8 +39,8 @@ class Window:
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
 
-    def places(self, height: int, width: int) -> Pair:
-        """Rows and columns of the outputs."""
+    def output_size(self, height: int, width: int) -> Pair:
+        """Rows and columns of the outputs for an image of this height and width."""
         one, two = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in
                     zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True))
         return one, two
@@ -50,9 +50,10 @@ class Stacked(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Compute convolutions, max-pooling, LSTMs and GRUs by this package where it can; all other calls by PyTorch."""
         found: Any = None
         if func is torch.lstm or func is torch.gru:
-            found = self.recurred(lstm if func is torch.lstm else gru, *args, **(kwargs or {}))
+            found = self.run_recurrence(lstm if func is torch.lstm else gru, *args, **(kwargs or {}))
         elif func is torch.conv2d:
             found = self._conv2d(*args, **(kwargs or {}))
         elif func is F.max_pool2d or func is torch.max_pool2d:
@@ -61,7 +62,10 @@ class Stacked(TorchFunctionMode):
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor | None:
-        """The arguments of `conv2d` as a window; None for what is left to PyTorch."""
+        """The convolution that `torch.conv2d` was called for, in the dtype of an autocast; None for what is left to PyTorch.
+
+        Left to it are other than four axes, groups, padding given as text, and weights of another dtype than the input.
+        """
         if input.ndim != 4 or groups != 1 or isinstance(padding, str):
             return None
         if input.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -69,85 +73,88 @@ class Stacked(TorchFunctionMode):
             input, weight, bias = input.to(narrow), weight.to(narrow), None if bias is None else bias.to(narrow)
         height, width = weight.shape[2:]
         window = Window((height, width), _pair(stride), _pair(padding), _pair(dilation))
-        return self.convolved(input, weight, bias, window) if input.dtype == weight.dtype else None
+        return self.convolve(input, weight, bias, window) if input.dtype == weight.dtype else None
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
-        """The arguments of `max_pool2d` as a window; None for what is left to PyTorch."""
+        """The pooling that `max_pool2d` was called for; None for what is left to PyTorch.
+
+        Left to it are CPUs, overlapping windows, padding, dilation, `ceil_mode` and indices.
+        """
         kernel, pace = _pair(kernel_size), _pair(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
         if (input.ndim != 4 or not apart or any(_pair(padding)) or _pair(dilation) != (1, 1) or ceil_mode or return_indices
-                or _fused(input) is None):
+                or _triton_module(input) is None):
             return None
-        return self.pooled(input, Window(kernel, pace))
+        return self.max_pool(input, Window(kernel, pace))
 
-    def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        """The convolution of a stack of clients."""
+    def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+        """The convolution of one client's images, differentiable, which vmap computes for a stack; None leaves it to PyTorch."""
         return _Convolution.apply(images, weight, bias, window)
 
-    def pooled(self, images: Tensor, window: Window) -> Tensor:
-        """Max-pooling of a stack of clients."""
+    def max_pool(self, images: Tensor, window: Window) -> Tensor:
+        """The max-pooling of one client's images, differentiable, which vmap computes for a stack."""
         return _MaxPool.apply(images, window)[0]
 
-    def recurred(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The LSTM or GRU of a stack of clients."""
+    def run_recurrence(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The LSTM or GRU of one client, `cell`, with torch's arguments; None leaves it to PyTorch."""
         return cell(*args, **kwargs)
 
 
 class Flat(Stacked):
     """Within it, convolutions and max-pooling of one model on many examples, without gradients; the rest is left to PyTorch."""
 
-    def recurred(self, *args: Any, **kwargs: Any) -> None:
-        """One model's recurrence is left to PyTorch."""
+    def run_recurrence(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the recurrence of one model to PyTorch, by returning None."""
 
-    def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        """One model's convolution by a kernel of our own; None where that does not take it."""
-        if not _direct(images, len(images) * len(weight) * math.prod(window.places(*images.shape[2:]))):
+    def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+        """One model's convolution by a Triton kernel, without gradients; None leaves to PyTorch what that does not take."""
+        if not _reads_windows_in_place(images, len(images) * len(weight) * math.prod(window.output_size(*images.shape[2:]))):
             return None
-        return _convolved(images[None], weight[None], None if bias is None else bias[None], window)[0]
+        return _convolve_stack(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
-    def pooled(self, images: Tensor, window: Window) -> Tensor:
-        """One model's max-pooling, without the places of the largest."""
-        return triton_kernels.pooled(images, window, keep=False)[0]
+    def max_pool(self, images: Tensor, window: Window) -> Tensor:
+        """One model's max-pooling by a Triton kernel, without gradients, so that places of the largest are not stored."""
+        return triton_kernels.max_pool(images, window, keep=False)[0]
 
 
 def _pair(value: Any) -> Pair:
-    """A size by height and width, from one number or two."""
+    """A size as (height, width), from one number or a sequence of one or two."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
 
-def _fused(images: Tensor) -> Any:
-    """The kernels for a GPU, where Triton is there to compile them."""
-    return triton_kernels if images.is_cuda and images.is_floating_point() and _compiles() else None
+def _triton_module(images: Tensor) -> Any:
+    """The module of Triton kernels, for floating-point images on a GPU where Triton compiles; else None."""
+    return triton_kernels if images.is_cuda and images.is_floating_point() and _triton_compiles() else None
 
 
 @cache
-def _compiles() -> bool:
-    """Tried once: Triton may be there without the C compiler it needs."""
+def _triton_compiles() -> bool:
+    """Whether Triton compiles a kernel here, tried once: it may be installed without the C compiler it needs."""
     try:
-        triton_kernels.pooled(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
+        triton_kernels.max_pool(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
     except Exception:      # whatever is missing
         return False
     return True
 
 
-def _direct(images: Tensor, written: int) -> bool:
-    """Whether our kernels multiply windows where they lie: in float32 and narrower, where numbers can be counted in 32 bits."""
-    return _fused(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
+def _reads_windows_in_place(images: Tensor, written: int) -> bool:
+    """Whether a Triton kernel multiplies windows where they lie: not in float64, nor beyond 2^31 numbers read or `written`."""
+    return _triton_module(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
 
 
-def _convolved(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-    """Outputs (clients, batch, channels, rows, columns), the channels innermost in memory."""
-    matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.places(*images.shape[3:]))
-    if _direct(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
-        return triton_kernels.convolved(images, matrix, bias, window)
-    columns = _columns(images, window)
+def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+    """Outputs (clients, batch, channels, rows, columns) of images and weights of each client; channels innermost in memory."""
+    matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.output_size(*images.shape[3:]))
+    if _reads_windows_in_place(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
+        return triton_kernels.convolve(images, matrix, bias, window)
+    columns = _window_rows(images, window)
     found = torch.bmm(columns, matrix.mT) if bias is None else torch.baddbmm(bias[:, None], columns, matrix.mT)
     return found.unflatten(1, shape).permute(0, 1, 4, 2, 3)
 
 
-def _columns(images: Tensor, window: Window) -> Tensor:
+def _window_rows(images: Tensor, window: Window) -> Tensor:
     """The windows as rows: (clients, batch, channels, height, width) -> (clients, batch * places, kernel * channels)."""
     (high, wide), (down, across) = window.kernel, window.dilation
     images = F.pad(images, (window.padding[1],) * 2 + (window.padding[0],) * 2)
@@ -155,33 +162,39 @@ def _columns(images: Tensor, window: Window) -> Tensor:
     return views[..., ::down, ::across].permute(0, 1, 3, 4, 5, 6, 2).flatten(1, 3).flatten(2)
 
 
-def _folded(columns: Tensor, window: Window, size: Pair) -> Tensor:
-    """The sum of what every window has for a pixel: (clients, batch, rows, columns, kernel..., channels) -> images."""
+def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
+    """Add what all windows have for a pixel: (clients, batch, rows, columns, kernel..., channels) -> images.
+
+    These are (clients, batch, channels, height, width), with height and width `size`.
+    """
     clients, batch, rows, across, high, wide, channels = columns.shape
-    if _fused(columns) and columns.numel() < INDEXABLE:
-        return triton_kernels.folded(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
+    if _triton_module(columns) and columns.numel() < INDEXABLE:
+        return triton_kernels.fold_windows(columns.flatten(0, 1), window, size).unflatten(0, (clients, batch))
     (top, left), (height, width) = window.padding, size
     wider = columns.new_zeros(clients, batch, rows, width + 2 * left, high, channels)      # first along rows, then down
     for k in range(wide):
-        wider[:, :, :, _reach(k, across, window, 1)] += columns[:, :, :, :, :, k]
+        wider[:, :, :, _pixels_of_tap(k, across, window, 1)] += columns[:, :, :, :, :, k]
     whole = columns.new_zeros(clients, batch, height + 2 * top, width + 2 * left, channels)
     for k in range(high):
-        whole[:, :, _reach(k, rows, window, 0)] += wider[:, :, :, :, k]
+        whole[:, :, _pixels_of_tap(k, rows, window, 0)] += wider[:, :, :, :, k]
     return whole[:, :, top : top + height, left : left + width].permute(0, 1, 4, 2, 3)
 
 
-def _reach(k: int, places: int, window: Window, axis: int) -> slice:
-    """Which pixels the k-th number of every window is."""
+def _pixels_of_tap(k: int, places: int, window: Window, axis: int) -> slice:
+    """Which pixels of a padded image, along one axis, are the k-th number of the windows at so many `places`."""
     first, stride = k * window.dilation[axis], window.stride[axis]
     return slice(first, first + (places - 1) * stride + 1, stride)
 
 
 def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
-    """By the weights, (clients, outputs, inputs, kernel...), and by the bias, (clients, outputs)."""
-    if _direct(images, outputs.numel()):
-        return triton_kernels.gradient(images, outputs, window, biased)
+    """Gradients with respect to the weights, (clients, outputs, inputs, kernel...), and to the bias, (clients, outputs).
+
+    `outputs` are the gradients with respect to the outputs; where there is no bias (not `biased`), ignore the second.
+    """
+    if _reads_windows_in_place(images, outputs.numel()):
+        return triton_kernels.weight_gradient(images, outputs, window, biased)
     clients, batch, channels = outputs.shape[:3]
-    columns, rows = _columns(images, window), _rows(outputs)
+    columns, rows = _window_rows(images, window), _output_rows(outputs)
     if columns.shape[2] * channels <= FEW_WEIGHTS:
         rows, columns = (t.reshape(clients * batch, -1, t.shape[2]) for t in (rows, columns))
     found = torch.bmm(rows.mT, columns).unflatten(0, (clients, -1)).sum(1).unflatten(2, (*window.kernel, -1))
@@ -189,31 +202,35 @@ def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Wind
 
 
 def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
-    """With strides of one a convolution, the kernel turned round; else the gradient of every window, folded."""
+    """Gradients with respect to images of height and width `size`, (clients, batch, channels, height, width).
+
+    `outputs` are the gradients with respect to the outputs. With strides of one that is a convolution, the kernel turned
+    round; else the gradient of every window, folded.
+    """
     clients, batch, wide, *places = outputs.shape
     channels, pixels = weight.shape[2], math.prod(size)
     down, along = (d * (k - 1) - p for k, p, d in zip(window.kernel, window.padding, window.dilation, strict=True))
     turns = window.stride == (1, 1) and min(down, along) >= 0
-    exact = triton_kernels.how(outputs) == triton_kernels.EXACT
+    exact = triton_kernels.product_precision(outputs) == triton_kernels.EXACT
     wasteful = exact and 2 * pixels > 3 * math.prod(places)      # most products are with zeros
-    if turns and not wasteful and _direct(outputs, clients * batch * channels * pixels):
+    if turns and not wasteful and _reads_windows_in_place(outputs, clients * batch * channels * pixels):
         back = Window(window.kernel, (1, 1), (down, along), window.dilation)
-        return triton_kernels.convolved(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
-    if _direct(outputs, outputs.numel() // wide * weight[0, 0].numel()):
+        return triton_kernels.convolve(outputs, weight.permute(0, 2, 3, 4, 1).flatten(2), None, back, turned=True)
+    if _reads_windows_in_place(outputs, outputs.numel() // wide * weight[0, 0].numel()):
         matrix = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
-        columns = triton_kernels.convolved(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
+        columns = triton_kernels.convolve(outputs, matrix, None, Window((1, 1), (1, 1))).permute(0, 1, 3, 4, 2)
     else:
-        columns = torch.bmm(_rows(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
-    return _folded(columns.reshape(clients, batch, *places, *window.kernel, channels), window, size)
+        columns = torch.bmm(_output_rows(outputs), weight.permute(0, 1, 3, 4, 2).flatten(2))
+    return _fold_windows(columns.reshape(clients, batch, *places, *window.kernel, channels), window, size)
 
 
-def _rows(outputs: Tensor) -> Tensor:
-    """(clients, batch, channels, rows, columns) -> (clients, batch * places, channels)."""
+def _output_rows(outputs: Tensor) -> Tensor:
+    """Outputs as rows: (clients, batch, channels, rows, columns) -> (clients, batch * places, channels)."""
     return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
 
 
-convolved, convolved_with_bias = stackable(_convolved, 2), stackable(_convolved, 3)
-weight_gradient, input_gradient = stackable(_weight_gradient, 2), stackable(_input_gradient, 2)
+convolve, convolve_with_bias = make_stackable(_convolve_stack, 2), make_stackable(_convolve_stack, 3)
+weight_gradient, input_gradient = make_stackable(_weight_gradient, 2), make_stackable(_input_gradient, 2)
 
 
 class _Convolution(torch.autograd.Function):
@@ -223,16 +240,19 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-        return (convolved if bias is None else convolved_with_bias)(images, weight, bias, window)
+        """One client's convolution; under vmap that of all clients at once."""
+        return (convolve if bias is None else convolve_with_bias)(images, weight, bias, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save images and weights for the gradients."""
         images, weight, bias, ctx.window = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(images, weight)
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor) -> Any:
+        """Gradients with respect to images, weights and bias, from those with respect to the outputs; None where not needed."""
         images, weight = ctx.saved_tensors
         by_images = input_gradient(outputs, weight, ctx.window, tuple(images.shape[2:])) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[1:3]):
@@ -241,19 +261,22 @@ class _Convolution(torch.autograd.Function):
         return by_images, by_weight, by_bias if ctx.has_bias else None, None
 
 
-def _pooled(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Max-pooling of a stack, and the places of the largest numbers."""
-    largest, place = triton_kernels.pooled(images.flatten(0, 1), window)
+def _max_pool_stack(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """The largest number of each window, (clients, batch, channels, rows, columns), and its place within the window."""
+    largest, place = triton_kernels.max_pool(images.flatten(0, 1), window)
     return largest.unflatten(0, images.shape[:2]), place.unflatten(0, images.shape[:2])
 
 
-def _unpooled(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
-    """The gradient of max-pooling: to the places of the largest numbers."""
-    images = triton_kernels.unpooled(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
+def _max_pool_gradient(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
+    """Gradients with respect to images of height and width `size`, from those with respect to the pooled numbers, `outputs`.
+
+    Each goes to the pixel that was largest in its window.
+    """
+    images = triton_kernels.max_unpool(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
 
 
-pooled, unpooled = stackable(_pooled, 1), stackable(_unpooled, 2)
+max_pool, max_pool_gradient = make_stackable(_max_pool_stack, 1), make_stackable(_max_pool_gradient, 2)
 
 
 class _MaxPool(torch.autograd.Function):
@@ -263,10 +286,12 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        return pooled(images, window)
+        """One client's largest numbers and their places; under vmap those of all clients at once."""
+        return max_pool(images, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save the places of the largest numbers, which are not differentiable, and the size of the images."""
         images, ctx.window = inputs
         ctx.size = tuple(images.shape[2:])
         ctx.mark_non_differentiable(output[1])
@@ -274,4 +299,5 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor, _: Any) -> Any:
-        return unpooled(outputs, ctx.saved_tensors[0], ctx.window, ctx.size), None
+        """Gradients with respect to the images, from those with respect to the largest numbers."""
+        return max_pool_gradient(outputs, ctx.saved_tensors[0], ctx.window, ctx.size), None

@@ -40,6 +40,7 @@ class Replayed:
     """
 
     def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
+        """Nothing is recorded yet; on a GPU recordings share one memory pool and one stream."""
         self.function, self.device, self.grain, self.seen = function, device, grain, seen
         self.refused: str | None = None
         self._steps: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
@@ -50,19 +51,24 @@ class Replayed:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __len__(self) -> int:
+        """How many recordings there are."""
         return len(self._steps)
 
     def __call__(self, params: Tensor, inputs: Examples, *rest: Tensor) -> Tensor:
+        """The function's result, (clients, ...): from a recording of this shape, or directly until it has come often enough.
+
+        `rest` are targets and weights (clients, batch, ...); without them, the result has an axis of examples after the clients.
+        """
         if self.refused is not None:
             return self.function(params, inputs, *rest)
-        given = _named(params, inputs, *rest)
+        given = _arguments_by_name(params, inputs, *rest)
         active, batch = next(t.shape[:2] for name, t in given.items() if name != "params")
-        clients, width = rounded(active), self._width(active, batch)
-        key = (clients, width, *((name, t.dtype, trailing(name, t)) for name, t in given.items()))
+        clients, width = recorded_size(active), self._padded_width(active, batch)
+        key = (clients, width, *((name, t.dtype, item_shape(name, t)) for name, t in given.items()))
         step = self._steps.get(key)
         if step is None:
             self._needed[key] += 1
-            step = self._recorded(key, clients, width, given, inputs) if self._needed[key] >= self.seen else None
+            step = self._record_shape(key, clients, width, given, inputs) if self._needed[key] >= self.seen else None
         if step is None:
             return self.function(params, inputs, *rest)
         self._steps.move_to_end(key)
@@ -70,30 +76,30 @@ class Replayed:
         step.run()
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
-    def _width(self, active: int, batch: int) -> int:
-        """How many examples a batch is padded to."""
+    def _padded_width(self, active: int, batch: int) -> int:
+        """How many examples a batch of `active` clients is padded to; the widest batch so far is remembered."""
         self._widest = max(self._widest, batch)
         if self.grain:
             return -(-batch // self.grain) * self.grain
-        return self._widest if active <= LAST_FEW and self._widest <= 8 * NARROW else rounded(batch, NARROW)
+        return self._widest if active <= LAST_FEW and self._widest <= 8 * NARROW else recorded_size(batch, NARROW)
 
-    def _recorded(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
+    def _record_shape(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
                   inputs: Examples) -> _Recorded | None:
-        """Record a step of this shape and keep it; None where it cannot be recorded."""
-        buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *trailing(name, t)), t.dtype)
+        """Record a step of this shape and store it under `key`, replacing the one unused for longest; None where that fails."""
+        buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *item_shape(name, t)), t.dtype)
                    for name, t in given.items()}
         step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
         everyone = {name: t[:1].expand(clients, *t.shape[1:]) for name, t in given.items()}
         step.fill(everyone, clients, next(t.shape[1] for name, t in given.items() if name != "params"))
-        if self._stream is not None and not self._record(step):
+        if self._stream is not None and not self._capture(step):
             return None
         while len(self._steps) >= KEPT:
             self._steps.popitem(last=False)
         self._steps[key] = step
         return step
 
-    def _record(self, step: _Recorded) -> bool:
-        """Once to warm up, as a recording must not load or tune anything, and once to record."""
+    def _capture(self, step: _Recorded) -> bool:
+        """Run the step once to warm up, since a recording must not load or tune anything, then record it; False on failure."""
         assert self._stream is not None
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
@@ -101,16 +107,16 @@ class Replayed:
             with torch.cuda.stream(self._stream):
                 step.run()
             self._stream.synchronize()
-            with undisturbed(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+            with without_garbage_collection(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 step.run()
         except Exception as reason:      # whatever an operation that cannot be recorded says
-            self._recover(f"{type(reason).__name__}: {reason}")
+            self._recover_from_failure(f"{type(reason).__name__}: {reason}")
             return False
         step.graph = graph
         return True
 
-    def _recover(self, reason: str) -> None:
-        """After a failed recording: PyTorch still thinks it goes on, and keeps its pool. Give up after a few."""
+    def _recover_from_failure(self, reason: str) -> None:
+        """Clean up after a failed recording, which PyTorch still takes to go on; after `TRIES` failures record no more."""
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool or (0, 0))
         torch.cuda.synchronize(self.device)
@@ -134,7 +140,10 @@ class _Recorded:
     graph: Any = None
 
     def fill(self, given: dict[str, Tensor], active: int, batch: int) -> None:
-        """Copy a step in; examples beyond its batch repeat the first and weigh nothing."""
+        """Copy the arguments of a step into the buffers of the first `active` clients.
+
+        Examples beyond its `batch` repeat the first one and weigh nothing.
+        """
         for name, source in given.items():
             buffer = self.buffers[name][:active]
             if name == "params" or batch == buffer.shape[1]:
@@ -144,7 +153,7 @@ class _Recorded:
             buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
 
     def run(self) -> None:
-        """Compute on what is in the buffers: replay the graph, or call the function where there is none."""
+        """Compute `result` from what is in the buffers: replay the graph, or call the function where there is none."""
         if self.graph is not None:
             self.graph.replay()
             return
@@ -161,11 +170,12 @@ class _Arena:
     """Memory at fixed addresses, by name. It grows by being replaced; what was recorded keeps what it was recorded with."""
 
     def __init__(self, device: torch.device):
+        """No memory is taken before it is asked for."""
         self.device = device
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A buffer of this shape and type, at the start of the memory that is kept under this name."""
+        """A buffer of this shape and type, at the start of the memory held under this name; zeros where it is new."""
         size, key = math.prod(shape), (name, dtype)
         old = self._held.get(key)
         if old is None or old.numel() < size:
@@ -176,14 +186,14 @@ class _Arena:
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: cuBLAS keeps memory for every stream it was called on."""
+    """The stream of all recordings on a device, always the same: cuBLAS keeps memory for every stream it was called on."""
     return torch.cuda.Stream(device)
 
 
-def rounded(count: int, exact: int = 1) -> int:
-    """The next size that is recorded: by quarters of powers of two up to 16, then by sixteenths; every one up to `exact`.
+def recorded_size(count: int, exact: int = 1) -> int:
+    """The size a count is padded to: by quarters of powers of two up to 16, then by sixteenths; every count up to `exact` is one.
 
-    >>> [rounded(n) for n in (1, 5, 9, 17, 50, 100)]
+    >>> [recorded_size(n) for n in (1, 5, 9, 17, 50, 100)]
     [1, 6, 12, 18, 52, 104]
     """
     if count <= exact:
@@ -194,8 +204,8 @@ def rounded(count: int, exact: int = 1) -> int:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """No garbage collection: freeing an old recording while a new one is made spoils it."""
+def without_garbage_collection() -> Iterator[None]:
+    """A context in which Python collects no garbage: freeing an old recording while a new one is made spoils it."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -205,12 +215,12 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def trailing(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """The shape of one client's parameters, or of one of its examples."""
+def item_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
+    """The shape of one client's parameters where `name` is "params", else of one example: without axes of clients and batch."""
     return tuple(tensor.shape[1 if name == "params" else 2 :])
 
 
-def _named(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
-    """The arguments of a step by the names of their buffers."""
+def _arguments_by_name(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
+    """The arguments of a step by the names of their buffers: "params", "input" or "input NAME", "targets", "weight"."""
     parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
     return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}

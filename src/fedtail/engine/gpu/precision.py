@@ -12,12 +12,12 @@ Precision = Literal["full", "tf32", "bf16"]
 
 
 @contextmanager
-def computing(precision: Precision, device: torch.device, activations: bool = True) -> Iterator[None]:
-    """Products and convolutions on a GPU in this precision; on a CPU nothing changes.
+def use_precision(precision: Precision, device: torch.device, activations: bool = True) -> Iterator[None]:
+    """A context in which a GPU multiplies and convolves in this precision; the settings before are restored. Nothing on a CPU.
 
-    "full": the model's own, which PyTorch by default does not keep to in convolutions. Ours split a factor of float32 in two of
-    ten bits of mantissa and add three products: about as exact. "tf32": factors of float32 are rounded to ten bits. "bf16":
-    factors and activations have eight. Parameters, sums of products and losses stay as they are.
+    "full": the model's own, which PyTorch by default does not keep to in convolutions. Those of this package split a factor of
+    float32 in two of ten bits of mantissa and add three products: about as exact. "tf32": factors of float32 are rounded to
+    ten bits. "bf16": factors and activations have eight. Parameters, sums of products and losses stay as they are.
     Without `activations`, for backward passes and closed forms, "bf16" is "full".
     """
     if device.type != "cuda":
@@ -35,6 +35,6 @@ def computing(precision: Precision, device: torch.device, activations: bool = Tr
 
 
 def check_precision(precision: str) -> None:
-    """Refuse a precision of another name."""
+    """ValueError for a precision other than "full", "tf32" and "bf16"."""
     if precision not in get_args(Precision):
         raise ValueError(f'precision must be "full", "tf32" or "bf16", got {precision!r}.')

@@ -16,30 +16,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.engine.gpu.stackable import stackable
+from fedtail.engine.gpu.stackable import make_stackable
 
 
 def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
-    """What `torch.lstm` returns; None for the kinds that are left to it (packed, both directions, projected, with dropout)."""
+    """`torch.lstm` for clients that vmap stacks: takes its arguments, and returns outputs, last hidden and last cell states.
+
+    None for the kinds that are left to PyTorch: packed, both directions, projected, with dropout.
+    """
     packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
-    return None if packed else _layered(_lstm_layer, input, state, weights, *kind)
+    return None if packed else _run_layers(_lstm_layer, input, state, weights, *kind)
 
 
 def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
-    """What `torch.gru` returns; None for the kinds that are left to it (packed, both directions, with dropout)."""
+    """`torch.gru` for clients that vmap stacks: takes its arguments, and returns outputs and last hidden states.
+
+    None for the kinds that are left to PyTorch: packed, both directions, with dropout.
+    """
     packed = isinstance(weights, Tensor)      # it is the state then, and the sizes of batches come second
-    return None if packed else _layered(_gru_layer, input, (state,), weights, *kind)
+    return None if packed else _run_layers(_gru_layer, input, (state,), weights, *kind)
 
 
-def _layered(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor],
+def _run_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor],
              biased: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
              batch_first: bool = False) -> tuple[Tensor, ...] | None:
-    """Outputs of the last layer, and the last states of all; None for kinds that no `layer` computes."""
+    """Outputs of the last layer, and the last states of all layers; None for kinds that no `layer` computes.
+
+    Arguments are those of `torch.lstm` and `torch.gru`: `weights` holds those of all layers, `state` (layers, batch, width).
+    """
     each = 4 if biased else 2
     if bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
         return None
-    state, weights = _narrow(state), _narrow(weights)
-    outputs = _narrow([input.transpose(0, 1) if batch_first else input])[0]                  # (time, batch, features)
+    state, weights = _cast_for_autocast(state), _cast_for_autocast(weights)
+    outputs = _cast_for_autocast([input.transpose(0, 1) if batch_first else input])[0]                  # (time, batch, features)
     last: list[Sequence[Tensor]] = []
     for k in range(layers):
         of_input, of_hidden, *biases = weights[each * k : each * (k + 1)]
@@ -49,20 +58,20 @@ def _layered(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Seque
     return outputs.transpose(0, 1) if batch_first else outputs, *(torch.stack(part) for part in zip(*last, strict=True))
 
 
-def _narrow(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """All in the type of an autocast, as PyTorch's recurrences take them; it alone would cast only for some operations here."""
+def _cast_for_autocast(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """All in the dtype of an active autocast, as PyTorch's recurrences take them; as they are without one."""
     kind = values[0].device.type
     return [value.to(torch.get_autocast_dtype(kind)) for value in values] if torch.is_autocast_enabled(kind) else values
 
 
 def _lstm_layer(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
                 *biases: Tensor) -> Sequence[Tensor]:
-    """One layer of LSTMs: outputs of all times, last hidden state, last cell."""
+    """One layer of LSTMs: outputs of all times (time, batch, width), last hidden state, last cell state."""
     return _LSTM.apply(inputs, hidden, cell, of_input, of_hidden, torch.add(*biases))[:3]
 
 
 def _gru_layer(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, *biases: Tensor) -> Sequence[Tensor]:
-    """One layer of GRUs: outputs of all times, last hidden state."""
+    """One layer of GRUs: outputs of all times (time, batch, width), last hidden state."""
     outputs = _GRU.apply(inputs, hidden, of_input, of_hidden, *biases)[0]
     return outputs, outputs[-1]
 
@@ -96,7 +105,10 @@ def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor
 
 def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor,
                    gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gradients with respect to inputs, first hidden and cell state, and the three weights."""
+    """Gradients with respect to inputs, first hidden and cell state, input weights, hidden weights and bias, clients first.
+
+    `by_output`, `by_hidden`, `by_cell` are those with respect to all outputs, the last hidden and the last cell state.
+    """
     _, times, batch, width = by_output.shape
     gates, cells, by_output = (stack.transpose(0, 1) for stack in (gates, cells, by_output))          # time first
     take, keep, new, show = gates.split(width, 3)
@@ -118,7 +130,7 @@ def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs
             torch.bmm(flat.mT, before), flat.sum(1))
 
 
-lstm_forward, lstm_backward = stackable(_lstm_forward, 6), stackable(_lstm_backward, 10)
+lstm_forward, lstm_backward = make_stackable(_lstm_forward, 6), make_stackable(_lstm_backward, 10)
 
 
 class _LSTM(torch.autograd.Function):
@@ -128,10 +140,12 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
+        """One client's LSTM layer; under vmap that of all clients at once."""
         return lstm_forward(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save what the gradients need; gates and cell states are no outputs to differentiate."""
         sequence, hidden, _, of_input, of_hidden, _ = inputs
         outputs, _, _, gates, cells = output
         ctx.mark_non_differentiable(gates, cells)
@@ -139,12 +153,13 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, *_: Any) -> Any:
+        """Gradients with respect to the six inputs of `forward`, from those with respect to its first three outputs."""
         return lstm_backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
 
 
 def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, input_bias: Tensor,
                  hidden_bias: Tensor) -> tuple[Tensor, ...]:
-    """Stacks of (time, batch, ...) -> hidden states of all times, all gates, and what the states said to the new ones."""
+    """Stacks of (time, batch, ...) -> hidden states of all times, all gates, and what the hidden state adds to the new gate."""
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
     gates = torch.baddbmm(input_bias[:, None], inputs.flatten(1, 2), of_input.mT)
@@ -164,7 +179,10 @@ def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Te
 
 def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor, gates: Tensor, said: Tensor,
                   of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gradients with respect to inputs, the first hidden state, the two weights and the two biases."""
+    """Gradients with respect to inputs, the first hidden state, the two weights and the two biases, clients first.
+
+    `by_output` are those with respect to all outputs, `said` is what the hidden state added to the new gate.
+    """
     _, times, batch, width = by_output.shape
     before = torch.cat([hidden[:, None], outputs[:, :-1]], 1)
     gates, said, by_output = (stack.transpose(0, 1) for stack in (gates, said, by_output))                # time first
@@ -183,7 +201,7 @@ def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Te
             torch.bmm(by_said.mT, before.flatten(1, 2)), given.sum(1), by_said.sum(1))
 
 
-gru_forward, gru_backward = stackable(_gru_forward, 6), stackable(_gru_backward, 8)
+gru_forward, gru_backward = make_stackable(_gru_forward, 6), make_stackable(_gru_backward, 8)
 
 
 class _GRU(torch.autograd.Function):
@@ -193,10 +211,12 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
+        """One client's GRU layer; under vmap that of all clients at once."""
         return gru_forward(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save what the gradients need; gates and what the hidden state added are no outputs to differentiate."""
         sequence, hidden, of_input, of_hidden, _, _ = inputs
         outputs, gates, said = output
         ctx.mark_non_differentiable(gates, said)
@@ -204,4 +224,5 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, *_: Any) -> Any:
+        """Gradients with respect to the six inputs of `forward`, from those with respect to its first output."""
         return gru_backward(by_output, *ctx.saved_tensors)

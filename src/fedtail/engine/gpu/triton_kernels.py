@@ -27,12 +27,13 @@ EXACT = "tf32x3"     # a factor of float32 as the sum of two of TF32, in three p
 
 
 def jit(function: Any) -> Any:
-    """Compiled anew for other layouts, not for other numbers of examples."""
+    """Compile a kernel with Triton, anew for other layouts but not for other numbers of examples; as it is without Triton."""
     return triton.jit(function, do_not_specialize=["batch", "parts", "share"]) if triton else function
 
 
 @jit
-def _to_tf32(x):
+def _round_to_tf32(x):
+    """Float32 numbers rounded to the nearest TF32, for tensor cores, which would cut them off after ten bits."""
     # Tensor cores cut a factor of float32 off after ten bits. With half of the last of them added first, that is to the nearest;
     # infinities and what is not a number stay what they are, which adding to the bits themselves would not do.
     power = (x.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
@@ -40,17 +41,23 @@ def _to_tf32(x):
 
 
 @jit
-def _all_to_tf32(given, out, numbers, BLOCK: tl.constexpr):
+def _round_all_kernel(given, out, numbers, BLOCK: tl.constexpr):
+    """Write `numbers` of float32 to `out`, rounded to TF32; one program rounds BLOCK of them."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, _to_tf32(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
+    tl.store(out + at, _round_to_tf32(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
 
 
 @jit
-def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
-               W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
-               SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, OUTPUTS: tl.constexpr,
-               BIASED: tl.constexpr, TURNED: tl.constexpr, HOW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-               DEPTH: tl.constexpr):
+def _convolve_kernel(images, matrix, bias, out, batch, by_image, by_channel, by_row, by_column, C: tl.constexpr,
+                     H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+                     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+                     OUTPUTS: tl.constexpr, BIASED: tl.constexpr, TURNED: tl.constexpr, HOW: tl.constexpr, ROWS: tl.constexpr,
+                     WIDTH: tl.constexpr, DEPTH: tl.constexpr):
+    """One program writes ROWS by WIDTH numbers of the outputs (clients * batch * OH * OW, OUTPUTS) of a client.
+
+    Names: C channels, H W image, KH KW kernel, OH OW output, SH SW stride, PH PW padding, DH DW dilation. `matrix` is
+    (clients, OUTPUTS, KH * KW * C); `by_...` are strides of `images`; DEPTH numbers of a window are multiplied at once.
+    """
     length: tl.constexpr = KH * KW * C
     rows = batch * OH * OW
     tiles = tl.cdiv(rows, ROWS)
@@ -82,7 +89,7 @@ def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, b
         place = (KH * KW - 1 - tap) * C + channel if TURNED else inside
         weights = tl.load(mine[None, :] + place[:, None], mask=known, other=0.0)
         if HOW == "tf32" and windows.dtype == tl.float32:
-            windows = _to_tf32(windows)                        # the weights are already
+            windows = _round_to_tf32(windows)                  # the weights are already
         total = tl.dot(windows, weights, total, input_precision=HOW)
     if BIASED:
         total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
@@ -91,11 +98,17 @@ def _convolved(images, matrix, bias, out, batch, by_image, by_channel, by_row, b
 
 
 @jit
-def _gradient(images, outputs, weights, biases, batch, parts, share, by_image, by_channel, by_row, by_column, C: tl.constexpr,
-              H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-              SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-              OUTPUTS: tl.constexpr, BIASED: tl.constexpr, HOW: tl.constexpr, WIDTH: tl.constexpr, ACROSS: tl.constexpr,
-              DEPTH: tl.constexpr):
+def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, share, by_image, by_channel, by_row, by_column,
+                            C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+                            OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr,
+                            PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, OUTPUTS: tl.constexpr,
+                            BIASED: tl.constexpr, HOW: tl.constexpr, WIDTH: tl.constexpr, ACROSS: tl.constexpr,
+                            DEPTH: tl.constexpr):
+    """One program writes ACROSS by WIDTH numbers of the weight gradient of a client, summed over one of `parts` of its rows.
+
+    `outputs` are gradients with respect to the outputs; a part is `share` rows. The bias is one more number of every window,
+    which is 1. Capital letters are as in `_convolve_kernel`.
+    """
     length: tl.constexpr = KH * KW * C
     tiles: tl.constexpr = (length + BIASED + ACROSS - 1) // ACROSS
     one, rows = tl.program_id(0) // tiles, batch * OH * OW
@@ -121,7 +134,7 @@ def _gradient(images, outputs, weights, biases, batch, parts, share, by_image, b
                          mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :], other=0.0)
         windows = windows.to(slopes.dtype)
         if HOW == "tf32" and slopes.dtype == tl.float32:
-            windows, slopes = _to_tf32(windows), _to_tf32(slopes)
+            windows, slopes = _round_to_tf32(windows), _round_to_tf32(slopes)
         total = tl.dot(tl.trans(windows), slopes, total, input_precision=HOW)
     found = total.to(weights.dtype.element_ty)
     where = (one * OUTPUTS + output)[None, :] * length + (channel * KH * KW + tap)[:, None]
@@ -132,9 +145,10 @@ def _gradient(images, outputs, weights, biases, batch, parts, share, by_image, b
 
 
 @jit
-def _folded(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-            OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-            DH: tl.constexpr, DW: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
+def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+                 OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+                 DH: tl.constexpr, DW: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
+    """One program writes BLOCK pixels of images, channels innermost: the sum, of type SUM, of what all windows have for each."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
     x, y, image = pixel % W, (pixel // W) % H, pixel // (W * H)
@@ -153,9 +167,10 @@ def _folded(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.const
 
 
 @jit
-def _pooled(images, out, which, numbers, by_image, by_channel, by_row, by_column,
-            C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
-            SW: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, by_column,
+                     C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
+                     SW: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+    """One program writes BLOCK outputs, channels innermost: a window's largest number and, with KEEP, its place to `which`."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, place = at % C, at // C
     x, y, image = place % OW, (place // OW) % OH, place // (OW * OH)
@@ -172,9 +187,10 @@ def _pooled(images, out, which, numbers, by_image, by_channel, by_row, by_column
 
 
 @jit
-def _unpooled(outputs, which, out, numbers, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
-              W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
-              SW: tl.constexpr, BLOCK: tl.constexpr):
+def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
+                       W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
+                       SW: tl.constexpr, BLOCK: tl.constexpr):
+    """One program writes BLOCK pixels, channels innermost: the output if the pixel was the largest of its window, else zero."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
     x, y, image = pixel % W, (pixel // W) % H, pixel // (W * H)
@@ -186,33 +202,36 @@ def _unpooled(outputs, which, out, numbers, by_image, by_channel, by_row, by_col
     tl.store(out + at, found, mask=at < numbers)
 
 
-def convolved(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window, turned: bool = False) -> Tensor:
-    """(clients, batch, channels, height, width), in any layout -> (clients, batch, outputs, rows, columns).
+def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window, turned: bool = False) -> Tensor:
+    """Convolve images (clients, batch, channels, height, width), in any layout -> (clients, batch, outputs, rows, columns).
 
-    `matrix` holds the weights, (clients, outputs, kernel * channels); `turned` takes the kernel by 180 degrees.
+    `matrix` holds the weights, (clients, outputs, kernel * channels), `bias` is (clients, outputs) or None; `turned` takes the
+    kernel by 180 degrees. The result has its channels innermost in memory.
     """
     clients, batch, channels, *size = images.shape
-    places, outputs = window.places(*size), matrix.shape[1]
+    places, outputs = window.output_size(*size), matrix.shape[1]
     out = images.new_empty(clients, batch, *places, outputs)
     rows, flat = batch * places[0] * places[1], images.flatten(0, 1)
-    tile = tile_for(clients, rows, outputs, matrix.shape[2], channels, "narrow" if images.dtype != torch.float32 else how(images))
+    factors = "narrow" if images.dtype != torch.float32 else product_precision(images)
+    tile = convolution_tile(clients, rows, outputs, matrix.shape[2], channels, factors)
     with torch.cuda.device(images.device):
-        _convolved[clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])](
-            flat, rounded_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out, batch, *flat.stride(),
-            channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
-            bias is not None, turned, how(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
+        _convolve_kernel[clients * triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])](
+            flat, round_matrix_to_tf32(matrix.contiguous()), out if bias is None else bias.contiguous(), out, batch,
+            *flat.stride(), channels, *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, outputs,
+            bias is not None, turned, product_precision(images), *tile[:3], num_warps=tile[3], num_stages=tile[4])
     return out.permute(0, 1, 4, 2, 3)
 
 
-def gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> tuple[Tensor, Tensor]:
-    """By the weights, (clients, outputs, channels, kernel...), and by the bias, (clients, outputs), if there is one.
+def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to the weights, (clients, outputs, channels, kernel...), and to the bias, (clients, outputs).
 
-    Where there are few clients, parts of a client's rows are added up on their own, so that the GPU is full.
+    `outputs` are the gradients with respect to the outputs. Without a bias (not `biased`) the second is empty. Where there are
+    few clients, parts of a client's rows are added up on their own, so that the GPU is full.
     """
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
     rows, length = batch * places[0] * places[1], window.kernel[0] * window.kernel[1] * channels
-    width, across, depth, warps, stages = gradient_tile_for(wide, length + biased)
+    width, across, depth, warps, stages = gradient_tile(wide, length + biased)
     grid = triton.cdiv(length + biased, across), triton.cdiv(wide, width)
     parts = max(1, min(triton.cdiv(WARPS, warps * clients * grid[0] * grid[1]), triton.cdiv(rows, 2 * depth)))
     share = triton.cdiv(triton.cdiv(rows, parts), depth) * depth
@@ -221,18 +240,20 @@ def gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> t
     weights = images.new_empty(clients, parts, wide, length, dtype=kind)
     biases = images.new_empty(clients, parts, wide if biased else 0, dtype=kind)
     with torch.cuda.device(images.device):
-        _gradient[clients * parts * grid[0], grid[1]](
+        _weight_gradient_kernel[clients * parts * grid[0], grid[1]](
             flat, outputs.permute(0, 1, 3, 4, 2).contiguous(), weights, biases, batch, parts, share, *flat.stride(), channels,
-            *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, wide, biased, how(images),
-            width, across, depth, num_warps=warps, num_stages=stages)
+            *size, *window.kernel, *places, *window.stride, *window.padding, *window.dilation, wide, biased,
+            product_precision(images), width, across, depth, num_warps=warps, num_stages=stages)
     weights, biases = (found[:, 0] if parts == 1 else found.sum(1).to(images.dtype) for found in (weights, biases))
     return weights.unflatten(2, (channels, *window.kernel)), biases
 
 
-def tile_for(clients: int, rows: int, outputs: int, length: int, channels: int, factors: str) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and depth of what a program multiplies at once, its warps and stages: the best of those tried on an H200.
+def convolution_tile(clients: int, rows: int, outputs: int, length: int, channels: int,
+                     factors: str) -> tuple[int, int, int, int, int]:
+    """(rows, outputs, depth, warps, stages) of a program of `_convolve_kernel`: the best of those tried on an H200.
 
-    Windows of TF32 are rounded in registers, which hold no more than 32 of their numbers well.
+    `length` is the numbers of a window, of which `depth` are multiplied at once. Those of TF32 are rounded in registers, which
+    hold no more than 32 of them well.
     """
     wide = max(16, min(64, triton.next_power_of_2(outputs)))
     if length <= SHALLOW:
@@ -242,57 +263,63 @@ def tile_for(clients: int, rows: int, outputs: int, length: int, channels: int, 
     return large if fills else small, wide, 64 if channels % 64 == 0 and factors != "tf32" else 32, 4, 3
 
 
-def gradient_tile_for(outputs: int, length: int) -> tuple[int, int, int, int, int]:
-    """Outputs, numbers of a window and rows of what a program multiplies at once, its warps and stages."""
+def gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int, int]:
+    """(outputs, numbers of a window, rows, warps, stages) of a program of `_weight_gradient_kernel`."""
     return max(16, min(64, triton.next_power_of_2(outputs))), 32, 64, 1 if length <= SHALLOW else 4, 3
 
 
-def how(images: Tensor) -> str:
-    """How factors are multiplied: those of float32 rounded to TF32, or with about the error of float32 itself."""
+def product_precision(images: Tensor) -> str:
+    """How Triton multiplies: "tf32" where that is allowed or factors are narrow, else `EXACT`, with about float32's own error."""
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
 
 
-def rounded_to_tf32(matrix: Tensor) -> Tensor:
-    """Weights of float32 that are to be multiplied as TF32, rounded once for all programs that read them."""
-    if how(matrix) == EXACT or matrix.dtype != torch.float32:
+def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
+    """Float32 weights rounded to TF32 once for all programs that read them; as they are where products are not to be in TF32."""
+    if product_precision(matrix) == EXACT or matrix.dtype != torch.float32:
         return matrix
     out = torch.empty_like(matrix)
-    _over(out.numel(), _all_to_tf32, matrix, out, out.numel())
+    _launch(out.numel(), _round_all_kernel, matrix, out, out.numel())
     return out
 
 
-def folded(columns: Tensor, window: Window, size: Pair) -> Tensor:
-    """(images, rows, columns, kernel..., channels) -> the sum for every pixel, (images, channels, height, width)."""
+def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
+    """Add what all windows have for a pixel: (images, rows, columns, kernel..., channels) -> (images, channels, height, width).
+
+    `size` is the height and width.
+    """
     count, *places, _, _, channels = columns.shape
     out = columns.new_empty(count, *size, channels)
-    _over(out.numel(), _folded, columns.contiguous(), out, out.numel(), channels, *size, *window.kernel, *places, *window.stride,
-          *window.padding, *window.dilation, tl.float64 if columns.dtype == torch.float64 else tl.float32)
+    _launch(out.numel(), _fold_kernel, columns.contiguous(), out, out.numel(), channels, *size, *window.kernel, *places,
+            *window.stride, *window.padding, *window.dilation, tl.float64 if columns.dtype == torch.float64 else tl.float32)
     return out.permute(0, 3, 1, 2)
 
 
-def pooled(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor, Tensor]:
-    """The largest number of each window and, if it is to be kept, its place within it."""
+def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """The largest number of each window, (images, channels, rows, columns), and its place in the window, counted along its rows.
+
+    Without `keep` places are not computed, and the second tensor is the first.
+    """
     count, channels, height, width = images.shape
-    places = window.places(height, width)
+    places = window.output_size(height, width)
     out = images.new_empty(count, *places, channels)
     few = window.kernel[0] * window.kernel[1] < 256
     which = torch.empty_like(out, dtype=torch.uint8 if few else torch.int32) if keep else out
-    _over(out.numel(), _pooled, images, out, which, out.numel(), *images.stride(), channels, *window.kernel, *places,
-          *window.stride, keep)
+    _launch(out.numel(), _max_pool_kernel, images, out, which, out.numel(), *images.stride(), channels, *window.kernel, *places,
+            *window.stride, keep)
     return out.permute(0, 3, 1, 2), which.permute(0, 3, 1, 2)
 
 
-def unpooled(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Tensor:
-    """Each number put where the largest of its window was, zero elsewhere."""
+def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Tensor:
+    """Each number of `outputs` at the pixel that was largest in its window, zero elsewhere: (images, channels, height, width)."""
     count, channels, *places = outputs.shape
     out = outputs.new_empty(count, *size, channels)
     which = which.permute(0, 2, 3, 1).contiguous()
-    _over(out.numel(), _unpooled, outputs, which, out, out.numel(), *outputs.stride(), channels, *size, *window.kernel, *places,
-          *window.stride)
+    _launch(out.numel(), _max_unpool_kernel, outputs, which, out, out.numel(), *outputs.stride(), channels, *size,
+            *window.kernel, *places, *window.stride)
     return out.permute(0, 3, 1, 2)
 
 
-def _over(numbers: int, kernel: Any, *args: Any) -> None:
-    """One thread for each number written."""
+def _launch(numbers: int, kernel: Any, *args: Any) -> None:
+    """Run a Triton kernel that writes so many numbers, on the device of its arguments: one program for each BLOCK of them."""
     with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
         kernel[(triton.cdiv(numbers, BLOCK),)](*args, BLOCK=BLOCK)

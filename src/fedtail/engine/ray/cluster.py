@@ -17,42 +17,52 @@ _users: list[object] = []      # of the Ray that was started or joined here
 _ours: list[str] = []          # its address, if it was started here
 
 
-def need_ray() -> None:
+def check_ray_installed() -> None:
+    """ImportError that says how to install Ray, where it is not; Ray itself is not imported."""
     if importlib.util.find_spec("ray") is None:
         raise ImportError("this needs Ray, which is not installed. Write pip install 'fedtail[ray]', or compute on this machine "
                           "alone: LocalFleet, engine.kind = \"local\".")
 
 
-def join(address: str | None, cores: int, memory: int) -> Callable[[], None]:
-    """Use a Ray; returns what lets go of it. It ends with its last user if it was started here, and is left alone if not."""
+def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]:
+    """Use the Ray of this process, the one at an address, or a new one here with so many cores and bytes of `memory`.
+
+    Call what is returned to leave it: with its last user, a Ray that was started here ends, and one at an address is
+    disconnected. One that this process used before is left alone.
+    """
     if _is_running():
-        _check_address(address)
+        _check_same_cluster(address)
         if not _users:
-            return _nothing
+            return _leave_running
     else:
         _users.clear()
         _ours.clear()
-        _start(address, cores, memory)
+        _start_or_connect(address, cores, memory)
     user = object()
     _users.append(user)
-    return lambda: _leave(user)
+    return lambda: _leave_ray(user)
 
 
-def is_ours() -> bool:
-    """Whether the Ray that is used was started here, so that its cores are nobody else's."""
+def was_started_here() -> bool:
+    """Whether the Ray in use was started by this process, so that nobody else wants its cores."""
     return _is_running() and sys.modules["ray"].get_runtime_context().gcs_address in _ours
 
 
 def _is_running() -> bool:
+    """Whether this process uses a Ray; without importing it."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _start(address: str | None, cores: int, memory: int) -> None:
+def _start_or_connect(address: str | None, cores: int, memory: int) -> None:
+    """Start a Ray on this machine where `address` is None, else connect to the one there; ConnectionError where none answers.
+
+    Sets environment variables that are unset: no usage statistics, and a token for the ports of a Ray that is started here.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None and "ray" not in sys.modules:       # it is read once, when Ray is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")    # without, whoever reaches its ports may run code here
     if address not in (None, "auto"):
-        _check_answers(str(address))
+        _check_reachable(str(address))
     ray: Any = importlib.import_module("ray")
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -62,11 +72,11 @@ def _start(address: str | None, cores: int, memory: int) -> None:
     try:
         ray.init(address, **quiet)
     except (ConnectionError, RuntimeError) as reason:
-        raise _nobody(address, reason) from reason
+        raise _unreachable_error(address, reason) from reason
 
 
-def check_form(address: str | None) -> None:
-    """Refuse what is not the address of a cluster."""
+def check_address_form(address: str | None) -> None:
+    """ValueError for an address other than None, "auto" and HOST:PORT."""
     _, colon, port = (address or "").rpartition(":")
     if address in (None, "auto") or ("//" not in str(address) and colon and port.isdigit()):
         return
@@ -74,21 +84,23 @@ def check_form(address: str | None) -> None:
                      "machine outside, send the run with `ray job submit`, and write \"auto\".")
 
 
-def _check_answers(address: str) -> None:
-    """Whether anybody listens there; Ray alone would try for ten minutes."""
+def _check_reachable(address: str) -> None:
+    """ConnectionError where nothing listens at HOST:PORT within `PATIENCE` seconds; Ray alone would try for ten minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except OSError as reason:
-        raise _nobody(address, reason) from reason
+        raise _unreachable_error(address, reason) from reason
 
 
-def _nobody(address: str, reason: Exception) -> ConnectionError:
+def _unreachable_error(address: str, reason: Exception) -> ConnectionError:
+    """The error for an address at which no Ray answers, to be raised by the caller."""
     return ConnectionError(f"no Ray answers at {address!r} ({reason}). Start one with `ray start --head`, or leave address out "
                            "to use the cores of this machine. If it asks for a token, set RAY_AUTH_MODE=token here too.")
 
 
-def _check_address(address: str | None) -> None:
+def _check_same_cluster(address: str | None) -> None:
+    """ValueError where `address` is another than that of the Ray which this process uses already."""
     import ray
 
     ours = ray.get_runtime_context().gcs_address
@@ -97,7 +109,8 @@ def _check_address(address: str | None) -> None:
                          "that one, or call ray.shutdown() first.")
 
 
-def _leave(user: object) -> None:
+def _leave_ray(user: object) -> None:
+    """Take `user` off the list of users, and shut Ray down with the last one; nothing for one that has left."""
     if user in _users:
         _users.remove(user)
         if not _users and _is_running():
@@ -105,5 +118,5 @@ def _leave(user: object) -> None:
             _ours.clear()
 
 
-def _nothing() -> None:
-    """Whoever started it ends it."""
+def _leave_running() -> None:
+    """Leave a Ray that somebody else started: nothing to do, it goes on."""

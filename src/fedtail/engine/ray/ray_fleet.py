@@ -16,13 +16,13 @@ from torch import Tensor
 from fedtail.channel.base import Encoder
 from fedtail.clients import Clients, Shard
 from fedtail.data.population import Population
-from fedtail.engine.blocks import cut
-from fedtail.engine.choice import kernel_for
-from fedtail.engine.ray.cluster import check_form, is_ours, join, need_ray
-from fedtail.engine.ray.keeper import Keeper, Reply, Told, members
-from fedtail.engine.ray.shards import array_of, bytes_of, holding_of, tensor_of
-from fedtail.engine.simulated import Simulated
-from fedtail.engine.workers import cores
+from fedtail.engine.blocks import cut_into_blocks
+from fedtail.engine.kernel_choice import kernel_for
+from fedtail.engine.ray.cluster import check_address_form, check_ray_installed, join_ray, was_started_here
+from fedtail.engine.ray.shard_actor import Reply, RoundMessage, ShardActor, positions_in_shard
+from fedtail.engine.ray.shards import bytes_to_send, make_holding, to_array, to_tensor
+from fedtail.engine.simulated_fleet import SimulatedFleet
+from fedtail.engine.workers import usable_cores
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
@@ -32,7 +32,7 @@ TRIES = 4            # of one question by a shard that is lost again and again
 PATIENCE = 60.0      # seconds after which a person is told what is waited for
 
 
-class RayFleet(Simulated):
+class RayFleet(SimulatedFleet):
     """Asks actors that hold shards of the population: one call for each shard and question, one partial sum back.
 
     The model is that of `LocalFleet` to rounding, and depends on the number of `shards` by rounding only; by default there is one
@@ -47,8 +47,12 @@ class RayFleet(Simulated):
     def __init__(self, population: Population, task: Task, shards: int | None = None, address: str | None = None,
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: str = "auto",
                  own: Sequence[ModuleType] = (), folder: Path | str | None = None):
-        need_ray()
-        check_form(address)
+        """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
+
+        ImportError without Ray, ValueError for fewer than one shard or chunk, and for an address that is none.
+        """
+        check_ray_installed()
+        check_address_form(address)
         if shards is not None and shards < 1:
             raise ValueError(f"shards must be at least 1, got {shards}. Leave it out for one on each core.")
         if chunk is not None and chunk < 1:
@@ -58,133 +62,146 @@ class RayFleet(Simulated):
         self.dtype = dtype or task.params().dtype
         self.kernel = kernel_for(task, torch.device("cpu"), self.dtype, population, kernel)
         self.chunk = chunk
-        self._keepers: list[_Kept] = []
-        self._told: Any = None
-        self._end: Callable[[], object] = _nothing
+        self._handles: list[_ActorHandle] = []
+        self._message: Any = None
+        self._end: Callable[[], object] = _end_nothing
 
     def __enter__(self) -> RayFleet:
+        """The fleet itself: Ray and the actors are started when the first round is opened."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the actors, and Ray if it was started here; a later round starts both anew."""
         self._end()
-        self._keepers, self._end = [], _nothing
-        self.release()
+        self._handles, self._end = [], _end_nothing
+        self.unlock_folder()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        ray = self._started()
-        (memory, large), places = self._recalled(cohort, broadcast), self._places(cohort)
+        """Begin a round: start the actors if there are none, and put what they need to know into Ray's store, once for all."""
+        ray = self._start_actors()
+        (memory, large), places = self._memory_of_cohort(cohort, broadcast), self._row_places(cohort)
         clients = self.population.select(cohort.ids)
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._shard = Shard(clients, cohort.importance, broadcast, self.kernel, broadcast.params, memory, large=large,
                             places=places)
-        self._told = ray.put(ray.cloudpickle.dumps(Told(cohort, broadcast, memory, large, places, self._rows.site())))
-        self._one_thread(1)
+        self._message = ray.put(ray.cloudpickle.dumps(RoundMessage(cohort, broadcast, memory, large, places, self._rows.site())))
+        self._use_one_thread(1)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
+        """For each question the encoded sum over all shards, or the encoded rows in the order of the cohort.
+
+        Shards without clients in the cohort are not called. Warns of actors that were lost and restarted. RuntimeError where no
+        round is open, or where an actor was lost too often.
+        """
         if self._cohort is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
         import ray
 
-        asked = ray.cloudpickle.dumps((questions, encoding))
-        called = [(keeper, members(self._cohort, *keeper.block)) for keeper in self._keepers]
-        called = [(keeper, place) for keeper, place in called if len(place)]
-        replies = self._replies(called, asked)
-        for (keeper, place), reply in zip(called, replies, strict=True):
-            keeper.note(reply.life)
+        packed_questions = ray.cloudpickle.dumps((questions, encoding))
+        called = [(handle, positions_in_shard(self._cohort, *handle.block)) for handle in self._handles]
+        called = [(handle, place) for handle, place in called if len(place)]
+        replies = self._ask_shards(called, packed_questions)
+        for (handle, place), reply in zip(called, replies, strict=True):
+            handle.warn_if_restarted(reply.life)
             self._shard.add(place, reply.report)
             for name, (who, rows) in reply.written.items():
-                Clients(self._shard, place[tensor_of(who)]).remember(name, tensor_of(rows))
+                Clients(self._shard, place[to_tensor(who)]).remember(name, to_tensor(rows))
         places = [place for _, place in called]
-        return [_joined(question, encoding, places, [tensor_of(reply.answers[k]) for reply in replies])
+        return [_join_answers(question, encoding, places, [to_tensor(reply.answers[k]) for reply in replies])
                 for k, question in enumerate(questions)]
 
-    def _replies(self, called: list[tuple[_Kept, Tensor]], asked: bytes) -> list[Reply]:
-        """What the shards answer; whoever cannot read what its clients remember is sent it, and asked again."""
-        def ask(keeper: _Kept, place: Tensor) -> Any:
-            told = [self._told] if keeper.sees else [self._told, self._sent(place)]
-            return keeper.actor.answer.remote(keeper.held, self._rounds, told, asked)
+    def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[Reply]:
+        """The replies of the called shards, in their order. An actor that cannot read the files of large rows is sent them."""
+        def ask(handle: _ActorHandle, place: Tensor) -> Any:
+            """Call one actor, with the large rows of its clients if it is known not to see the files."""
+            messages = [self._message] if handle.sees else [self._message, self._put_large_rows(place)]
+            return handle.actor.answer.remote(handle.held, self._rounds, messages, packed_questions)
 
-        replies = _results([ask(*one) for one in called])
+        replies = _get_results([ask(*one) for one in called])
         blind = [k for k, reply in enumerate(replies) if reply is None]
         for k in blind:
             called[k][0].sees = False
-        for k, reply in zip(blind, _results([ask(*called[k]) for k in blind]), strict=True):
+        for k, reply in zip(blind, _get_results([ask(*called[k]) for k in blind]), strict=True):
             replies[k] = reply
         return replies
 
-    def _sent(self, place: Tensor) -> Any:
-        """The large rows of some clients of the cohort, for an actor that does not see the files."""
+    def _put_large_rows(self, place: Tensor) -> Any:
+        """A reference to large rows of the clients at these positions of the cohort, for an actor that does not see the files."""
         import ray
 
         assert self._shard is not None
         read = {name: kept.take(place).read() for name, kept in self._shard.large.items()}
-        return ray.put({name: (array_of(found.rows), array_of(found.has)) for name, found in read.items()})
+        return ray.put({name: (to_array(found.rows), to_array(found.has)) for name, found in read.items()})
 
     def close(self, finished: bool) -> None:
-        self._told = None
+        """End the round and release what was put into Ray's store for it."""
+        self._message = None
         super().close(finished)
 
-    def _started(self) -> Any:
-        """Ray itself, with an actor for every shard."""
-        if not self._keepers:
-            leave = join(self.address, self.shards or cores(), int(1.1 * bytes_of(self.population)) + 64 * self.kernel.dim)
-            self._end = weakref.finalize(self, _let_go, self._keepers, self.own, leave)
+    def _start_actors(self) -> Any:
+        """The module `ray`, after an actor for every shard was started if there were none; ends them all if one fails."""
+        if not self._handles:
+            memory = int(1.1 * bytes_to_send(self.population)) + 64 * self.kernel.dim
+            leave = join_ray(self.address, self.shards or usable_cores(), memory)
+            self._end = weakref.finalize(self, _release_actors, self._handles, self.own, leave)
             try:
-                self._place()
-                self._await()
+                self._create_actors()
+                self._await_actors()
             except BaseException:
                 self.__exit__()
                 raise
         import ray
         return ray
 
-    def _place(self) -> None:
-        """Send every shard what it holds."""
+    def _create_actors(self) -> None:
+        """Start an actor for every shard, and put its clients and the task into Ray's store; waits for none of them."""
         import ray
 
         for module in self.own:
             ray.cloudpickle.register_pickle_by_value(module)
         total = ray.cluster_resources().get("CPU", 1.0)
-        blocks = cut(self.population.size, self.shards or int(total))
-        share = 0.0 if is_ours() else min(1.0, int(1e4 * total / len(blocks)) / 1e4)      # of a core, which others may want
-        make = ray.remote(Keeper).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
+        blocks = cut_into_blocks(self.population.size, self.shards or int(total))
+        alone = was_started_here()
+        share = 0.0 if alone else min(1.0, int(1e4 * total / len(blocks)) / 1e4)      # of a core, which others may want
+        make = ray.remote(ShardActor).options(num_cpus=share, max_restarts=-1, max_task_retries=TRIES - 1,
                                           scheduling_strategy="SPREAD")
         task = ray.put(ray.cloudpickle.dumps(self.task))
         settings = {"dtype": self.dtype, "chunk": self.chunk, "kernel": self.kernel.name}
         for block in blocks:
-            held = [ray.put(holding_of(self.population, *block)), task]
-            self._keepers.append(_Kept(block, make.remote(*block, settings), held))
+            held = [ray.put(make_holding(self.population, *block)), task]
+            self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
 
-    def _await(self) -> None:
-        """Until every actor has its clients at hand; what goes wrong there is raised here."""
+    def _await_actors(self) -> None:
+        """Wait until every actor has loaded its clients; warns after `PATIENCE` seconds, and raises what goes wrong in one."""
         import ray
 
-        waiting = [keeper.actor.hold.remote(keeper.held) for keeper in self._keepers]
+        waiting = [handle.actor.load_shard.remote(handle.held) for handle in self._handles]
         done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE)
         if len(done) < len(waiting):
             warnings.warn(f"{len(waiting) - len(done)} of {len(waiting)} shards are not there after {PATIENCE:g} s: the cluster "
                           "may have no free cores, or their examples are on the way. Waiting.", RuntimeWarning, stacklevel=2)
-        for keeper, life in zip(self._keepers, _results(waiting), strict=True):
-            keeper.note(life)
+        for handle, life in zip(self._handles, _get_results(waiting), strict=True):
+            handle.warn_if_restarted(life)
 
 
-class _Kept:
+class _ActorHandle:
     """An actor, which clients it holds, and references to them and to the task, without which they would be gone."""
 
     def __init__(self, block: tuple[int, int], actor: Any, held: list[Any]):
+        """An actor that holds clients `block`; it is taken to see the files of large rows until it says otherwise."""
         self.block, self.actor, self.held, self.life = block, actor, held, ""
         self.sees = True             # the files of what clients remember
 
-    def note(self, life: str) -> None:
-        """Say so when it is not the one that answered before."""
+    def warn_if_restarted(self, life: str) -> None:
+        """Remember which life of the actor has answered, and warn where it is another than before: it was lost and restarted."""
         if self.life and life != self.life:
             warnings.warn(f"the actor with clients {self.block[0]} to {self.block[1] - 1} was lost (out of memory?) and started "
                           "again; its work was redone, and results are the same.", RuntimeWarning, stacklevel=4)
         self.life = life
 
 
-def _joined(question: Question, encoding: Encoder, places: list[Tensor], parts: list[Tensor]) -> Tensor:
-    """The shards' sums added in their order; rows in the order of the cohort."""
+def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], parts: list[Tensor]) -> Tensor:
+    """The shards' sums added in their order, or their rows in the order of the cohort, where a question gathers them."""
     if question.gather:
         return torch.cat(parts)[torch.cat(places).argsort()]
     total = parts[0].clone()
@@ -193,8 +210,8 @@ def _joined(question: Question, encoding: Encoder, places: list[Tensor], parts: 
     return total
 
 
-def _results(calls: list[Any]) -> list[Any]:
-    """What the actors replied; what went wrong in one is raised as if it had been here."""
+def _get_results(calls: list[Any]) -> list[Any]:
+    """What the actors returned, in the order of the calls; waits for all. What one raised is raised as if it came from here."""
     import ray
 
     try:
@@ -206,17 +223,18 @@ def _results(calls: list[Any]) -> list[Any]:
                            "or a smaller chunk.") from lost
 
 
-def _let_go(keepers: list[_Kept], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
+def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
+    """Kill the actors, leave Ray, and undo that it sends the user's `own` modules; nothing fails where Ray has ended already."""
     import ray
 
     for module in own:
         with suppress(ValueError):                     # another fleet's too
             ray.cloudpickle.unregister_pickle_by_value(module)
     with suppress(Exception):                          # Ray may be gone already
-        for keeper in keepers:
-            ray.kill(keeper.actor)
+        for handle in handles:
+            ray.kill(handle.actor)
     leave()
 
 
-def _nothing() -> None:
-    """Nothing was started."""
+def _end_nothing() -> None:
+    """What ends a fleet whose actors were never started."""

@@ -28,26 +28,29 @@ class Holding:
     folder: Path | None = None
 
 
-def holding_of(population: Population, low: int, high: int) -> Holding:
-    """Clients `low` to `high`, one after the other; only their own examples are copied, if any are."""
+def make_holding(population: Population, low: int, high: int) -> Holding:
+    """Clients `low` to `high` as arrays to be sent; examples are copied only where the population is not in a folder."""
     few = population.select(torch.arange(low, high))
     known = {"start": few.start, "size": few.size, "mass": few.mass, "key": few.key, "group": few.group}
     if population.folder is not None:
-        return Holding({name: array_of(values) for name, values in known.items() if values is not None}, folder=population.folder)
+        return Holding({name: to_array(values) for name, values in known.items() if values is not None}, folder=population.folder)
     known["start"] = few.size.cumsum(0) - few.size
-    rows = _rows(few)
+    rows = _example_rows(few)
     inputs, targets = rows_of(few.inputs, rows), few.targets[rows]
-    arrays = {name: array_of(values) for name, values in inputs.items()} if isinstance(inputs, dict) else array_of(inputs)
-    return Holding({name: array_of(values) for name, values in known.items() if values is not None}, arrays, array_of(targets))
+    arrays = {name: to_array(values) for name, values in inputs.items()} if isinstance(inputs, dict) else to_array(inputs)
+    return Holding({name: to_array(values) for name, values in known.items() if values is not None}, arrays, to_array(targets))
 
 
-def population_of(holding: Holding) -> Population:
-    """The clients of a shard, where it is held."""
-    clients: dict[str, Any] = {name: tensor_of(values) for name, values in holding.clients.items()}
+def population_from_holding(holding: Holding) -> Population:
+    """The population of a shard, on the memory of the arrays, or on files that are mapped from a folder of this machine.
+
+    ValueError where that folder has fewer examples than the clients need.
+    """
+    clients: dict[str, Any] = {name: to_tensor(values) for name, values in holding.clients.items()}
     if holding.folder is None:
         arrays = holding.inputs
-        inputs = {name: tensor_of(values) for name, values in arrays.items()} if isinstance(arrays, dict) else tensor_of(arrays)
-        return Population(inputs, tensor_of(holding.targets), **clients)
+        inputs = {name: to_tensor(values) for name, values in arrays.items()} if isinstance(arrays, dict) else to_tensor(arrays)
+        return Population(inputs, to_tensor(holding.targets), **clients)
     whole = open_population(holding.folder)
     if int((clients["start"] + clients["size"]).max()) > len(whole.targets):
         raise ValueError(f"{holding.folder} holds {len(whole.targets)} examples here, fewer than where the run was started. Copy "
@@ -55,24 +58,24 @@ def population_of(holding: Holding) -> Population:
     return Population(whole.inputs, whole.targets, **clients, folder=holding.folder)
 
 
-def bytes_of(population: Population) -> int:
-    """What is sent to all shards together."""
+def bytes_to_send(population: Population) -> int:
+    """How many bytes of examples are sent to all shards together; 0 where they are mapped from a folder."""
     if population.folder is not None:
         return 0
     each = sum(values[:1].nbytes for values in (*tensors_of(population.inputs), population.targets))
     return each * population.num_examples
 
 
-def array_of(values: Tensor) -> Any:
-    """As an array; numbers that NumPy does not have (bfloat16) stay a tensor."""
+def to_array(values: Tensor) -> Any:
+    """A tensor as an array on the CPU; one of a type that NumPy lacks (bfloat16) stays a tensor."""
     try:
         return values.detach().cpu().numpy()
     except TypeError:
         return values
 
 
-def tensor_of(values: Any) -> Tensor:
-    """As a tensor on the same memory, which others see too: it is only read."""
+def to_tensor(values: Any) -> Tensor:
+    """An array as a tensor on the same memory, which others see too: it must not be written to. Tensors stay as they are."""
     if isinstance(values, Tensor):
         return values
     with warnings.catch_warnings():
@@ -80,8 +83,8 @@ def tensor_of(values: Any) -> Tensor:
         return torch.from_numpy(values)
 
 
-def _rows(people: Population) -> Any:
-    """Where their examples lie: a slice if they lie one after the other."""
+def _example_rows(people: Population) -> Any:
+    """Rows of a population's examples: a slice if they lie one after the other, else their numbers, (examples,)."""
     start, size = people.start, people.size
     if bool((start[1:] == (start + size)[:-1]).all()):
         return slice(int(start[0]), int(start[-1] + size[-1]))

@@ -12,7 +12,7 @@ from fedtail.channel.graph import SparseGraph
 from fedtail.client_memory import ClientMemory, LargeMemory, Memory
 from fedtail.clients import Shard
 from fedtail.data.population import Population
-from fedtail.engine.threads import one_thread
+from fedtail.engine.threads import use_one_thread
 from fedtail.fleet import Broadcast, RoundView
 from fedtail.questions import Question
 from fedtail.rows import RowFolder, RowPlaces, Rows
@@ -20,7 +20,7 @@ from fedtail.rows.folder import LARGE
 from fedtail.sampling import Cohort
 
 
-class Simulated:
+class SimulatedFleet:
     """Half of a fleet: the end of a round, the view of it, and what its clients remember, whoever computes for them.
 
     What a client remembers is kept here, or in files of `folder` where it is large; without a folder, in temporary files.
@@ -33,13 +33,16 @@ class Simulated:
     loses_clients = False
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+        """The cohort that `draw` gives for this round: nothing has to be drawn ahead."""
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+        """Refused with TypeError: simulated clients have no keys of their own to mask rows with."""
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
     def __init__(self, population: Population, folder: Path | str | None = None):
+        """A fleet whose clients remember nothing yet. Rows that are large go to files of `folder`; None makes a temporary one."""
         self.population = population
         self._rounds = 0                                   # opened so far
         self._kept: Memory = {}
@@ -47,11 +50,15 @@ class Simulated:
         self._cohort: Cohort | None = None
         self._shard: Shard | None = None
         self._view = RoundView.of_nobody()
-        self._restore: Callable[[], None] = _nothing
+        self._restore: Callable[[], None] = _restore_nothing
 
     def close(self, finished: bool) -> None:
+        """End the round and keep the experimenter's view of it; torch gets its threads back.
+
+        If it was `finished`, what clients remembered in it replaces what they had; otherwise that is dropped.
+        """
         self._restore()
-        self._restore = _nothing
+        self._restore = _restore_nothing
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
             self._view = RoundView.of_nobody()
             return
@@ -68,12 +75,15 @@ class Simulated:
         self._shard = self._cohort = None
 
     def view(self) -> RoundView:
+        """Who was sampled, trained and failed in the last closed round; nobody before the first."""
         return self._view
 
     def memory(self) -> ClientMemory:
+        """What all clients remember, by name: small rows as tensors (population, ...), NaN where there is none; large on disk."""
         return ClientMemory(self.population.key, {**self._kept, **self._rows.rows()})
 
     def recall(self, memory: ClientMemory) -> None:
+        """Replace what clients remember by `memory`; refused where it is of other clients than the population's."""
         self._rows.forget()
         self._kept = {}
         for name, values in memory.of(self.population.key).items():
@@ -85,43 +95,47 @@ class Simulated:
             else:
                 self._kept[name] = values
 
-    def keep_in(self, folder: Path) -> None:
-        """Forget everything, and keep what is large in this folder from now on."""
-        self.release()
+    def reset_to_folder(self, folder: Path) -> None:
+        """Forget everything that clients remember, and write large rows to files of this folder from now on."""
+        self.unlock_folder()
         self._kept, self._rows = {}, RowFolder(folder)
 
-    def hold(self) -> None:
-        """Be the only writer of the folder for what is large; refused while another fleet or process is."""
+    def lock_folder(self) -> None:
+        """Become the only writer of the folder for large rows; refused while another fleet or process is."""
         self._rows.hold()
 
-    def release(self) -> None:
-        """Let others write to that folder; the next round is its only writer again."""
+    def unlock_folder(self) -> None:
+        """Let other fleets and processes write to the folder for large rows; the next round locks it again."""
         self._rows.release()
 
-    def sweep(self, names: Collection[str]) -> None:
-        """Remove files of rows that are neither in use nor among these names."""
+    def remove_unused_files(self, names: Collection[str]) -> None:
+        """Delete the files of large rows that are not in use and whose names are not among `names`."""
         self._rows.sweep(names)
 
-    def _recalled(self, cohort: Cohort, broadcast: Broadcast) -> tuple[Memory, LargeMemory]:
-        """What the clients of a cohort remember; in round 0 nobody remembers anything."""
+    def _memory_of_cohort(self, cohort: Cohort, broadcast: Broadcast) -> tuple[Memory, LargeMemory]:
+        """What the clients of a cohort remember, in its order: small rows, and references to large ones.
+
+        In round 0 everything is forgotten first, so that a training begins without memory.
+        """
         if broadcast.round == 0:
             self._kept = {}
             self._rows.forget()
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
-                {name: rows.find(self._keys(cohort)) for name, rows in self._rows.rows().items()})
+                {name: rows.find(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
 
-    def _places(self, cohort: Cohort) -> RowPlaces:
-        """Where the clients of a cohort write what is large."""
-        return self._rows.reserve(self._keys(cohort))
+    def _row_places(self, cohort: Cohort) -> RowPlaces:
+        """Where the clients of a cohort write their large rows in this round."""
+        return self._rows.reserve(self._cohort_keys(cohort))
 
-    def _keys(self, cohort: Cohort) -> Tensor:
+    def _cohort_keys(self, cohort: Cohort) -> Tensor:
+        """The keys of a cohort's clients, (clients,) int64, as the population has them."""
         return self.population.key[cohort.ids]
 
-    def _one_thread(self, workers: int) -> None:
-        """Until the round is closed: its server's steps too."""
+    def _use_one_thread(self, workers: int) -> None:
+        """Let torch compute with one thread until the round is closed, the server's steps included; not with 0 `workers`."""
         self._restore()                                    # of a round that was never closed
-        self._restore = one_thread(workers)
+        self._restore = use_one_thread(workers)
 
 
-def _nothing() -> None:
-    """There are no threads to give back."""
+def _restore_nothing() -> None:
+    """What ends a round for which torch's number of threads was not changed."""

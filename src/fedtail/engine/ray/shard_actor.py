@@ -1,0 +1,128 @@
+"""An actor that holds one shard, and computes for its clients as a fleet in this process would."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedtail.client_memory import LargeMemory, Memory
+from fedtail.clients import Report
+from fedtail.engine.local_fleet import LocalFleet
+from fedtail.engine.ray.shards import population_from_holding, to_array, to_tensor
+from fedtail.fleet import Broadcast
+from fedtail.rows import Recalled, RowPlaces
+from fedtail.rows.folder import RowSite
+from fedtail.sampling import Cohort
+
+References = list[Any]      # Ray's; within a list they come as they are, and are looked up when they are needed
+
+
+@dataclass(frozen=True)
+class RoundMessage:
+    """What is sent to all shards when a round begins: who is sampled, what they remember, and the broadcast."""
+
+    cohort: Cohort
+    broadcast: Broadcast
+    memory: Memory
+    large: LargeMemory          # where rows are that actors read themselves, if they see the files
+    places: RowPlaces
+    site: RowSite               # by which they know whether they do
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A shard's sums or rows for some questions, as arrays, what it found out about its clients, and which life of it did so.
+
+    `written` are the large rows its clients are to remember, by name who and what, from an actor that does not see the files.
+    """
+
+    answers: list[Any]
+    contributed: Any
+    failed: Any
+    remembered: dict[str, Any]
+    life: str
+    written: dict[str, tuple[Any, Any]]
+
+    @property
+    def report(self) -> Report:
+        """Who contributed and failed in this shard, and the small rows its clients are to remember, as tensors."""
+        return Report(to_tensor(self.contributed), to_tensor(self.failed),
+                      {name: to_tensor(rows) for name, rows in self.remembered.items()})
+
+
+class ShardActor:
+    """Holds the clients from position `low` to `high`. Whatever it needs for an answer comes with the question, by reference.
+
+    So nothing is lost with it but time: one that was started again fetches its clients, opens the round, and computes anew.
+    """
+
+    def __init__(self, low: int, high: int, settings: dict[str, Any]):
+        """Hold no clients yet: they are fetched with the first call. `settings` are keywords of `LocalFleet`."""
+        self.low, self.high, self.settings = low, high, settings
+        self.life, self.number, self.sees = uuid.uuid4().hex, 0, True
+        self.fleet: LocalFleet | None = None
+
+    def load_shard(self, held: References) -> str:
+        """Fetch clients and task if they are not here yet; returns a name that is new whenever the actor was restarted."""
+        self._load_fleet(held)
+        return self.life
+
+    def answer(self, held: References, number: int, messages: References, packed_questions: bytes) -> Reply | None:
+        """Answer pickled questions for this shard's clients; the first call of round `number` opens it, from `messages`.
+
+        These are references to a pickled `RoundMessage` and perhaps to large rows. Returns None where the actor does not see the
+        files of large rows and the second reference is missing: call again with it.
+        """
+        fleet = self._load_fleet(held)
+        if number != self.number:
+            if not self._open_round(fleet, messages):
+                return None
+            self.number = number
+        questions, encoding = pickle.loads(packed_questions)
+        answers, report = fleet.collect(questions, encoding), fleet.report()
+        remembered = {name: to_array(rows) for name, rows in report.remembered.items()}
+        rows_here = {} if self.sees else fleet.give_up_rows()
+        written = {name: (to_array(who), to_array(rows)) for name, (who, rows) in rows_here.items()}
+        return Reply([to_array(a) for a in answers], to_array(report.contributed), to_array(report.failed), remembered, self.life,
+                     written)
+
+    def _load_fleet(self, held: References) -> LocalFleet:
+        """The fleet of this shard's clients, made at the first call from `held`: references to a holding and the pickled task."""
+        if self.fleet is None:
+            holding, task = fetch_objects(held)
+            self.fleet = LocalFleet(population_from_holding(holding), pickle.loads(task), workers=1, **self.settings)
+        return self.fleet
+
+    def _open_round(self, fleet: LocalFleet, messages: References) -> bool:
+        """Begin the round of a `RoundMessage` for this shard's part of the cohort; False where its large rows are missing.
+
+        They come from files that are seen here, or as the second reference.
+        """
+        message: RoundMessage = pickle.loads(fetch_objects(messages[:1])[0])
+        self.sees = message.site.is_seen()
+        if message.large and not self.sees and len(messages) < 2:
+            return False
+        cohort, place = message.cohort, positions_in_shard(message.cohort, self.low, self.high)
+        mine = Cohort(cohort.ids[place] - self.low, cohort.key[place], cohort.importance[place], cohort.mass_bound)
+        large: LargeMemory = {name: rows.take(place) for name, rows in message.large.items()}
+        if message.large and not self.sees:
+            large = {name: Recalled(*map(to_tensor, sent)) for name, sent in fetch_objects(messages[1:])[0].items()}
+        fleet.begin(mine, message.broadcast, {name: rows[place] for name, rows in message.memory.items()}, large,
+                    message.places.take(place) if self.sees else None)
+        return True
+
+
+def fetch_objects(references: References) -> list[Any]:
+    """The objects that references of Ray stand for, in their order; waits for them."""
+    import ray
+
+    return ray.get(references)
+
+
+def positions_in_shard(cohort: Cohort, low: int, high: int) -> Tensor:
+    """Positions in the cohort, (clients,), of the clients `low` to `high` of the population."""
+    return ((cohort.ids >= low) & (cohort.ids < high)).nonzero().flatten()
