@@ -102,7 +102,7 @@ def trained(clients: int, rounds: int, workers: int, remembers: bool, folder: st
     algorithm, checkpoints = method(len(model.params()) if remembers else None, clients), Checkpoints(place)
     earlier, seconds, processor, saving = checkpoints.load()[0], list[float](), list[float](), list[float]()
     fresh = fedtail.Trained(algorithm, model, algorithm.start(model.params(), 0))
-    start = earlier.trained(algorithm, model, 0) if earlier else fresh
+    start = earlier.to_trained(algorithm, model, 0) if earlier else fresh
     with LocalFleet(people, model, workers=workers, folder=place / MEMORY) as fleet:
         began, used = time.perf_counter(), computed()
 
@@ -136,7 +136,7 @@ def many(clients: int, width: int, folder: str) -> dict[str, Any]:
         for number, key in enumerate(people.key.tolist()):
             os.pwrite(file.fileno(), HEAD.pack(WRITTEN, head, key, bytes(8)), PAGE + number * record)
         file.truncate(PAGE + clients * record)
-    store._take(0, clients)
+    store._index_rows(0, clients)
     before, began = held(), time.perf_counter()
     opened = RowStore.open(Path(folder), store.rows.mark)
     opening, seconds = time.perf_counter() - began, []

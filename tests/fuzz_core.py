@@ -47,7 +47,7 @@ from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMC
 from fedtail.risk.base import fit_locally
 from fedtail.runs import Interrupted, run
 from fedtail.runs.checkpoint import Checkpoints
-from fedtail.training import NoContributionWarning, results
+from fedtail.training import NoContributionWarning, result_params
 
 from run_cases import Onlooker, digests
 
@@ -185,8 +185,9 @@ def sloped(risk: textbook.Part) -> bool:
 def risk_of(rng: random.Random, sampler: textbook.Part, population: Population, channel: str, huge: bool) -> textbook.Part:
     names = ["Mean", "Superquantile", "Superquantile", "TailFilter", "SmoothedSuperquantile", "QuadraticSuperquantile", "Tilted",
              "PowerFair", "Worst", "Refreshed"]
-    if population.group is not None:
-        names += ["GroupAscent"] * 2
+    drawn = sampler[1].get("cohort_size", len(population))
+    if population.group is not None and (channel != "SecureChannel" or 2 * len(population) <= drawn * int(population.group.unique(return_counts=True)[1].min())):
+        names += ["GroupAscent"] * 2                   # a group of one client in a round is refused there
     if sampler[0] == "Everyone" and not huge:
         names += ["Ascent"] * 2
     if channel == "SecureChannel":                     # a tail of one client is refused there
@@ -463,7 +464,7 @@ def check_resumed(case: Case, whole: Trained) -> None:
         with tempfile.TemporaryDirectory() as folder:
             Checkpoints(Path(folder)).save(first, {})
             checkpoint, _ = Checkpoints(Path(folder)).load()
-        first = checkpoint.trained(case.algorithm, case.task, case.seed)
+        first = checkpoint.to_trained(case.algorithm, case.task, case.seed)
     same_bits(whole, trained(case, case.rounds - case.stop, start=first), f"stopped after round {case.stop}, resumed by {case.resumed}")
 
 
@@ -519,7 +520,7 @@ def bits(run: Trained) -> dict[str, bytes]:
     """All that a run leaves."""
     tensors: dict[str, Any] = dict(run.memory.kept)
     for k, state in enumerate(states_of(run.state)):
-        tensors |= {f"{k} model": state.params, f"{k} dual": state.dual, f"{k} iterate": state.of("iterate")}
+        tensors |= {f"{k} model": state.params, f"{k} dual": state.dual, f"{k} iterate": state.part_state("iterate")}
         tensors |= {f"{k} optimizer {i}": tensor for i, tensor in enumerate(state.optimizer)}
     return {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items() if tensor is not None}
 
@@ -527,7 +528,7 @@ def bits(run: Trained) -> dict[str, bytes]:
 def check_models(case: Case, whole: Trained, views: list[Any]) -> None:
     """Models, cohorts and who counted, against the textbook."""
     problem, fewest, hides = textbook_problem(case), case.channel[1].get("threshold", 1), case.channel[1].get("minimum_contributors", 0)
-    handed_out = results(case.algorithm, whole.state)
+    handed_out = result_params(case.algorithm, whole.state)
     runs = [textbook.Run(problem, method, case.seed, fewest=fewest, hides=hides).go(case.rounds) for method in case.methods]
     if len(runs) > 1 and any(played.lost for one in runs for played in one.rounds):
         return                                             # a family loses the rounds that any of its members loses

@@ -329,12 +329,12 @@ def checked_safetensors(header: dict[str, Any], body: bytes) -> bytes:
     """A checkpoint whose digest is right again, so that what it says is looked at."""
     from safetensors.torch import load
 
-    from fedtail.runs.checkpoint import _check
+    from fedtail.runs.checkpoint import _content_digest
 
     text = json.dumps(header).encode()
     plain = json.dumps({name: value for name, value in header.items() if name != "__metadata__"}).encode()
     tensors = load(len(plain).to_bytes(8, "little") + plain + body)
-    header["__metadata__"]["check"] = _check(tensors, header["__metadata__"]["about"])
+    header["__metadata__"]["check"] = _content_digest(tensors, header["__metadata__"]["about"])
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + body
 
@@ -594,17 +594,17 @@ def use(population: Any) -> None:
 
 def read_run(place: Path) -> None:
     from fedtail.report.page import page_data
-    from fedtail.runs.comparison import differences, rows
+    from fedtail.runs.comparison import paired_differences, rows_by_method
     from fedtail.runs.run_folder import find_runs
 
     runs = find_runs(place)
     for run in runs:
-        _ = run.name, run.seed, run.members, run.finished, run.tested, run.metrics, run.privacy, run.promise, run.rounds, run.models
-        if run.finished:
-            _ = run.result, run.clients, run.of_clients(run.tested)
-    if all(run.finished for run in runs):
-        rows(runs)
-        differences(runs)
+        _ = run.name, run.seed, run.members, run.is_finished, run.tested_split, run.metrics, run.privacy, run.privacy_line, run.rounds, run.models
+        if run.is_finished:
+            _ = run.result, run.clients, run.client_columns(run.tested_split)
+    if all(run.is_finished for run in runs):
+        rows_by_method(runs)
+        paired_differences(runs)
     page_data(runs)
 
 
@@ -621,9 +621,9 @@ def read_checkpoints(place: Path) -> None:
 
 
 def read_whole(place: Path) -> None:
-    from fedtail.runs.execution import is_whole
+    from fedtail.runs.execution import is_finished_and_whole
 
-    is_whole(place / "run")
+    is_finished_and_whole(place / "run")
 
 
 def read_models(place: Path) -> None:
@@ -645,9 +645,9 @@ def read_rows(place: Path) -> None:
 
 def read_wire(place: Path) -> None:
     from fedtail.deployment.node import PARTS
-    from fedtail.wire import named, unpack
+    from fedtail.wire import types_by_name, unpack
 
-    unpack((place / "m.msgpack").read_bytes(), named(PARTS))
+    unpack((place / "m.msgpack").read_bytes(), types_by_name(PARTS))
 
 
 def read_info(place: Path) -> None:

@@ -279,7 +279,7 @@ def all_or_nothing_run(fuzzer: Fuzzer) -> None:
     """All or nothing, two queries."""
     rng, count = fuzzer.rng, fuzzer.rng.choice([2, 3, 4])
     run = Run(b"fuzz", tuple(range(count)))
-    server, clients = AllOrNothingServer(run), {one: AllOrNothingClient(run, one, random=fuzzer.keys) for one in run.members}
+    server, clients = AllOrNothingServer(run), {one: AllOrNothingClient(run, one, repetitions=1, random=fuzzer.keys) for one in run.members}
 
     def up(one: int, message: bytes | None, row_of: int | None = None) -> None:
         if message is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtail.data import Population
-from fedtail.data.fetching.shakespeare import windows
+from fedtail.data.fetching.shakespeare import cut_windows
 from fedtail_studies.emnist.writers import IMAGES
 from fedtail_studies.study import Data
 from fedtail_studies.text.roles import WINDOW
@@ -43,6 +43,6 @@ def generated_roles(clients: int = 12, seed: int = 0) -> Data:
     for k in range(clients):
         skips = 0.1 + 0.5 * k / clients
         steps = random.choice([1, 2], size=int(random.integers(130, 260)), p=[1 - skips, skips])
-        pairs.append(windows((steps.cumsum() % 26).astype(np.uint8), WINDOW))
+        pairs.append(cut_windows((steps.cumsum() % 26).astype(np.uint8), WINDOW))
     about = "They are generated, for a test."
     return Data(f"generated, {clients} roles", Population.from_clients(pairs), papers=False, about=about)

@@ -19,7 +19,7 @@ from torch.func import grad, vjp, vmap
 from torch.nn import functional as F
 
 import fedtail
-from fedtail.data.arrays import on, rows_of, tensors_of
+from fedtail.data.arrays import inputs_to_device, rows_of, tensors_of
 from fedtail.engine.gpu.convolutions import Flat, Stacked
 from fedtail.engine.gpu.cuda_graphs import Replayed
 from fedtail.engine.gpu.precision import use_precision
@@ -27,7 +27,7 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.engine.stacked import StackedGradients, StackedKernel
 from fedtail.models import CharacterGRU, ConvNet, LSTMClassifier, SoftmaxRegression
-from fedtail.modules import cast
+from fedtail.modules import cast_inputs
 
 RECIPES = {
     "fedavg": fedtail.fedavg(10),
@@ -232,7 +232,7 @@ def precisions_differ_little(task: fedtail.Task, people: fedtail.Population) -> 
 
     def gradient(precision, dtype: torch.dtype) -> torch.Tensor:
         weight = torch.full((9, 16), 1 / 16, device=card, dtype=dtype)
-        inputs = on(cast(rows_of(people.inputs, rows), dtype), card)
+        inputs = inputs_to_device(cast_inputs(rows_of(people.inputs, rows), dtype), card)
         step = (task.params().to(card, dtype).expand(9, -1), inputs, people.targets[rows].to(card), weight)
         return StackedKernel(task, card, dtype, precision).gradients(*step).double()
 

@@ -25,7 +25,7 @@ def make_task(kind: str) -> Task:
 
 def main(kind: str, folder: str) -> None:
     torch.set_num_threads(1)
-    node = Site(lambda: Node(Population.open(folder), make_task(kind), parts=(Expectile, CoordinateMedian)))
+    node = Site(lambda: Node(Population.open(folder), make_task(kind), parts=(Expectile, CoordinateMedian)), masked_only=False)
     while head := sys.stdin.buffer.read(8):
         reply = node.handle(sys.stdin.buffer.read(struct.unpack("<q", head)[0]))
         sys.stdout.buffer.write(struct.pack("<q", len(reply)) + reply)

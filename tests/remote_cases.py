@@ -41,7 +41,7 @@ class Sites:
         def make():
             self.woken += 1
             return Node(self.people[node], self.task, self.parts, workers=1, test=self.test)
-        return Site(make, **self.settings)
+        return Site(make, **{"masked_only": False, **self.settings})
 
     def exchange(self, letters):
         now = len(self.letters)

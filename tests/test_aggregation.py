@@ -29,7 +29,7 @@ from fedtail import (
     WeightedMean,
 )
 from fedtail.client_statistics import ClientStatistics
-from fedtail.composition import Composition, sums_are_divided_by_what_they_weigh
+from fedtail.composition import Composition, divisor_refusals
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.questions import Train, converse
 
@@ -43,7 +43,7 @@ def double(*values: float) -> torch.Tensor:
 
 def client_rows(aggregate, updates, clients: ClientStatistics, train: Train, batch):
     """The client half, given the weights that the risk of the question gives."""
-    return aggregate.rows(updates, clients.weighted(train.risk.density(clients, train.dual)), train, batch)
+    return aggregate.rows(updates, clients.with_density(train.risk.density(clients, train.dual)), train, batch)
 
 
 def answered(aggregate, train: Train, sums: torch.Tensor):
@@ -245,7 +245,7 @@ def check_total(aggregate, risk, cohort):
     """Refuse numbers that were planned for other cohorts than the expected ones."""
     sample = SimpleNamespace(expected_size=lambda population: cohort)
     parts = Composition(sample, risk, aggregate, LocalSGD(), None, fedtail.PlainChannel(), None)
-    for text in sums_are_divided_by_what_they_weigh(parts):
+    for text in divisor_refusals(parts):
         raise ValueError(text)
 
 

@@ -43,7 +43,7 @@ from fedtail.privacy.audit import _at_most, _error_bounds
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Sampling
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import noisy_sum
-from fedtail.questions import Question, Statistic, answer, bound_for, single_questions
+from fedtail.questions import Question, Statistic, answer, row_bound_for, single_questions
 
 DELTA = 1e-9
 CLIENTS = 5      # of a small sum; the last one is the client under attack
@@ -219,7 +219,7 @@ def released(question: Question, asked: Shard, channel) -> Tensor:
     base.refuse_release(channel, question.mechanism, question.gather, "a question")
     crossed = answer(question, asked.clients(), encoding)
     total = encoding.sum(crossed.reshape(-1, CLIENTS, crossed.shape[1]).transpose(0, 1))
-    sums = encoding.decode(total, bound_for(question, total.shape[-1], encoding))
+    sums = encoding.decode(total, row_bound_for(question, total.shape[-1], encoding))
     return question.mechanism.on_server(sums, base.server_noise(asked.broadcast, question.number))
 
 

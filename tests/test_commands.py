@@ -83,7 +83,7 @@ def test_run_keeps_one_seed_in_the_folder_and_several_below_it(place):
     several = answer("run", "one.toml", "--out", "b", "--seeds", "0..2")
     assert several["runs"] == ["b/seed-0", "b/seed-1", "b/seed-2"]
     assert digests(Path("b/seed-0")) == digests(Path("a"))
-    errors = [100 * np.array(RunFolder.open(path).of_clients("test")["error"]) for path in several["runs"]]
+    errors = [100 * np.array(RunFolder.open(path).client_columns("test")["error"]) for path in several["runs"]]
     [row] = several["rows"]
     assert row["worst10"]["mean"] == pytest.approx(np.mean([e.max() for e in errors]))
     assert row["mean"]["std"] == pytest.approx(np.std([e.mean() for e in errors], ddof=1))
@@ -210,7 +210,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_the_result_is_the_same(place, ki
     wait_for_rounds(Path("stopped"), process)
     process.send_signal(kind)
     _, stderr = process.communicate(timeout=60)
-    assert not RunFolder.open("stopped").finished
+    assert not RunFolder.open("stopped").is_finished
     if kind == signal.SIGKILL:
         assert process.returncode == -9
     else:
@@ -236,7 +236,7 @@ def test_compare_pairs_methods_on_the_same_cohorts(place):
     asked = {(run.name, run.seed): [line["asked"] for line in run.rounds] for run in found}
     for seed in range(3):
         assert asked["FedAvg", seed] == asked["Delta-FL 0.5", seed]
-    errors = {(run.name, run.seed): 100 * np.mean(run.of_clients("test")["error"]) for run in found}
+    errors = {(run.name, run.seed): 100 * np.mean(run.client_columns("test")["error"]) for run in found}
     less = np.array([errors["Delta-FL 0.5", seed] - errors["FedAvg", seed] for seed in range(3)])
     [told] = result["differences"]
     assert [run.name for run in found] == ["FedAvg"] * 3 + ["Delta-FL 0.5"] * 3      # the baseline first, for a report

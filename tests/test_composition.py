@@ -36,7 +36,7 @@ from fedtail import (
     train,
 )
 from fedtail.algorithm import RoundLostWarning
-from fedtail.base_part import Part, with_declared
+from fedtail.base_part import Part, class_with_declared
 from fedtail.composition import NEEDS, RULES, Composition, check, refusals
 from fedtail.declarations import AggregatorDeclaration, RiskDeclaration
 from fedtail.engine import LocalFleet
@@ -111,64 +111,67 @@ class Case:
 
 
 CASES = [
-    Case("sampler_fits", fedtail.fedavg(31), "cohort_size=31 clients a round, but the population has 30.", fedtail.fedavg(30)),
-    Case("risk_has_its_clients", method(sample=fedtail.Uniform(29), risk=Ascent()),
+    Case("sampler_refusals", fedtail.fedavg(31), "cohort_size=31 clients a round, but the population has 30.", fedtail.fedavg(30)),
+    Case("client_and_group_refusals", method(sample=fedtail.Uniform(29), risk=Ascent()),
          "Ascent keeps a lambda on every client and needs everybody every round, which Uniform(cohort_size=29) does not give of 30 clients. Use sample=Everyone(), or GroupAscent.",
          method(sample=fedtail.Uniform(30), risk=Ascent())),
-    Case("risk_has_its_clients", method(risk=GroupAscent(3)), "GroupAscent needs a group for each client: Population.from_arrays(..., group=...).",
+    Case("client_and_group_refusals", method(risk=GroupAscent(3)), "GroupAscent needs a group for each client: Population.from_arrays(..., group=...).",
          method(risk=GroupAscent(3)), population=GROUPLESS),
-    Case("risk_has_its_clients", method(risk=GroupAscent(2)), "population.group goes up to 2, but groups=2. Write groups=3.", method(risk=GroupAscent(3))),
-    Case("risk_has_its_clients", method(risk=Refreshed(Particular(29), 2)), "Particular is for 29 clients.", method(risk=Refreshed(Particular(30), 2))),
-    Case("channel_carries_the_rows", method(aggregate=CoordinateMedian()),
+    Case("client_and_group_refusals", method(risk=GroupAscent(2)), "population.group goes up to 2, but groups=2. Write groups=3.", method(risk=GroupAscent(3))),
+    Case("client_and_group_refusals", method(risk=Refreshed(Particular(29), 2)), "Particular is for 29 clients.", method(risk=Refreshed(Particular(30), 2))),
+    Case("channel_refusals", method(aggregate=CoordinateMedian()),
          "CoordinateMedian looks at single rows, but IntegerChannel reveals only sums. Use an aggregator that needs only sums (WeightedMean), or PlainChannel.",
          method(aggregate=CoordinateMedian()), ROWS, fits_channel=PlainChannel()),
-    Case("channel_carries_the_rows", private(Mean(), 30.0, GaussianNoise(1.0)),
+    Case("channel_refusals", private(Mean(), 30.0, GaussianNoise(1.0)),
          "PrivateMean adds GaussianNoise on the server, to the exact sum, which IntegerChannel is there to hide. Use DiscreteNoise, whose shares are added by the clients, or PlainChannel.",
          private(Mean(), 30.0), ROWS),
-    Case("channel_carries_the_rows", method(risk=Refreshed(Binned(Superquantile(0.5), replace(HISTOGRAM, noise=GaussianNoise(1.0))), 2)),
+    Case("channel_refusals", method(risk=Refreshed(Binned(Superquantile(0.5), replace(HISTOGRAM, noise=GaussianNoise(1.0))), 2)),
          "Refreshed adds GaussianNoise on the server, to the exact sum, which IntegerChannel is there to hide.",
          method(risk=Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2)), ROWS),
-    Case("channel_carries_the_rows", private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=17)),
+    Case("channel_refusals", private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=17)),
          "PrivateMean relies on the noise of 17 clients, but SecureChannel releases sums over 16. Write threshold=17, or plan for fewer clients.",
          private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=16)), HIDING),
-    Case("others_hide_what_a_node_knows", private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=25)),
+    Case("node_noise_refusals", private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=25)),
          "the noise of PrivateMean relies on 25 clients beside those of any one node, which knows its own clients' shares, and about 24 of 30 in a round are. Plan for fewer clients, sample more, or spread them over more nodes.",
          private(Mean(), 30.0, DiscreteNoise(1.0, planned_clients=20, colluders=4)), fleet=NODES.fleet(), population=NODES.registry, fits_population=NODES.registry),
-    Case("noise_makes_it_private", private(Worst(), 1.0),
+    Case("private_risk_refusals", private(Worst(), 1.0),
          "Worst cannot be trained privately: the largest loss is one client's, and noise that hides one client hides it. Use Binned(Superquantile(...), ...), or WeightedMean without privacy.",
          method(risk=Worst())),
-    Case("noise_makes_it_private", private(Particular(30), 30.0), "Particular cannot be trained privately: it does not declare that one client moves it by a bounded amount",
+    Case("private_risk_refusals", private(Particular(30), 30.0), "Particular cannot be trained privately: it does not declare that one client moves it by a bounded amount",
          private(Tilted(1.0), 30.0)),
-    Case("sums_are_divided_by_what_they_weigh", private(Mean()),
+    Case("divisor_refusals", private(Mean()),
          "PrivateMean needs a total: Mean does not release the weight of those who contribute. Write total=theta * m, the weight the tail is expected to have.",
          private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2))),
-    Case("sums_are_divided_by_what_they_weigh", private(Superquantile(0.5), 23.0),
+    Case("divisor_refusals", private(Superquantile(0.5), 23.0),
          "updates are divided by total=23, but of 30 clients about 15 contribute under Superquantile: they would be 1.53 times too short. Write total=15.",
          private(Superquantile(0.5), 22.0)),
-    Case("sums_are_divided_by_what_they_weigh", private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2), 13.0),
+    Case("divisor_refusals", private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2), 13.0),
          "updates are divided by total=13, but of 30 clients about 15 contribute under Superquantile: they would be 1.15 times too long. Write total=15.",
          private(Refreshed(Binned(Superquantile(0.5), HISTOGRAM), 2), 14.0)),
-    Case("sums_are_divided_by_what_they_weigh", private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=46.0)), 30.0),
+    Case("divisor_refusals", private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=46.0)), 30.0),
          "the histogram is planned for expected_clients=46, but of this population 30 are expected in a round. Write expected_clients=30.",
          private(Binned(Tilted(1.0), replace(HISTOGRAM, expected_clients=44.0)), 30.0)),
-    Case("aggregator_has_its_slope", method(risk=Superquantile(0.5), aggregate=CurvatureMean()),
+    Case("slope_refusals", method(risk=Superquantile(0.5), aggregate=CurvatureMean()),
          "CurvatureMean needs the slope of the density, which Superquantile does not give. Use WeightedMean, or PowerFair as the risk.",
          method(risk=Refreshed(PowerFair(1.0), 2), aggregate=CurvatureMean())),
-    Case("integers_resolve_the_weights", method(risk=Tilted(3.0, 10.0)),
+    Case("small_weight_refusals", method(risk=Tilted(3.0, 10.0)),
          "with Tilted(tilt=3.0, loss_bound=10.0) every weight may be as small as exp(-30), which the integers of IntegerChannel do not resolve (limit 15). Lower tilt, tighten loss_bound or leave it out; or raise tail_fraction (theta), or use Worst.",
          method(risk=Tilted(1.5, 10.0)), ROWS),
-    Case("integers_resolve_the_weights", method(risk=Tilted(3.0, 10.0)), "with Tilted(tilt=3.0, loss_bound=10.0) every weight may be as small as exp(-30)",
+    Case("small_weight_refusals", method(risk=Tilted(3.0, 10.0)), "with Tilted(tilt=3.0, loss_bound=10.0) every weight may be as small as exp(-30)",
          method(risk=Tilted(3.0, 10.0)), ROWS, fits_channel=PlainChannel()),
-    Case("memory_lasts", method(risk=Ascent()), "Ascent cannot run on a fleet that may lose its clients' memory: a client that lost its lambda starts again at one",
+    Case("lost_memory_refusals", method(risk=Ascent()), "Ascent cannot run on a fleet that may lose its clients' memory: a client that lost its lambda starts again at one",
          method(risk=Ascent()), fleet=NODES.fleet(), fits_fleet=NODES.fleet(forgets=False)),
-    Case("memory_lasts", method(local=Attached(may_be_lost=False)), "Attached cannot run on a fleet that may lose its clients' memory: nothing goes on without it.",
+    Case("lost_memory_refusals", method(local=Attached(may_be_lost=False)), "Attached cannot run on a fleet that may lose its clients' memory: nothing goes on without it.",
          method(local=Attached(may_be_lost=True)), fleet=NODES.fleet()),
-    Case("enough_clients_contribute", method(risk=Superquantile(0.15)),
+    Case("few_contributors_refusals", method(risk=Superquantile(0.15)),
          "Superquantile lets about 4.5 of 30 clients contribute to a round: a sum over so few reveals much about each (minimum_contributors=5). Draw more clients, or raise tail_fraction.",
          method(risk=Superquantile(0.17)), HIDING),
-    Case("enough_clients_contribute", method(sample=fedtail.Uniform(15)),
+    Case("small_group_refusals", method(sample=fedtail.Uniform(16), risk=Refreshed(GroupAscent(3), 2)),
+         "Refreshed asks by group, and group 1 has 5 of 30 clients, about 2.67 of them in a round: a sum over so few reveals much about each (minimum_contributors=5). Merge small groups, or draw more clients.",
+         method(risk=GroupAscent(3)), channel=HIDING, population=replace(PEOPLE, group=torch.tensor([0] * 13 + [1] * 5 + [2] * 12))),
+    Case("few_contributors_refusals", method(sample=fedtail.Uniform(15)),
          "about 15 clients are drawn a round, and sums are released over 16 or more. Lower threshold, or draw more clients.", method(sample=fedtail.Uniform(16)), HIDING),
-    Case("enough_clients_contribute", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
+    Case("few_contributors_refusals", BASE, 'nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. Leave them out.',
          BASE, replace(HIDING, masks="none"), NODES.fleet(), NODES.fleet(), HIDING),
 ]
 
@@ -363,14 +366,14 @@ PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(compatibility.what_runs_where())
+    return list(compatibility.table_rows())
 
 
 def test_the_table_of_what_runs_where_is_what_the_parts_declare(rows):
     page = PAGE.read_text()
     shown = page.split(compatibility.BEGIN)[1].split(compatibility.END)[0].strip()
-    assert shown == compatibility.markdown(iter(rows)), "docs/methods.md is not what the parts declare. Run make tables (python -m fedtail.compatibility docs/methods.md)."
-    assert compatibility.written(page) == page
+    assert shown == compatibility.markdown_table(iter(rows)), "docs/methods.md is not what the parts declare. Run make tables (python -m fedtail.compatibility docs/methods.md)."
+    assert compatibility.page_with_table(page) == page
 
 
 def test_the_table_has_every_risk_and_every_aggregator(rows):
@@ -379,7 +382,7 @@ def test_the_table_has_every_risk_and_every_aggregator(rows):
         for name in room.__all__:
             kind = getattr(room, name)
             if isinstance(kind, type) and issubclass(kind, Part) and kind is not Risk:
-                assert name in names, f"{name} is missing in fedtail.compatibility.what_runs_where"
+                assert name in names, f"{name} is missing in fedtail.compatibility.table_rows"
 
 
 def test_a_cell_that_says_no_has_its_text_and_others_have_none(rows):
@@ -432,7 +435,7 @@ def test_a_cohort_smaller_than_one_must_hide_among_is_lost_whatever_the_risk_say
         warnings.simplefilter("always")
         views = []
         fedtail.train(method, TASK, people, rounds=12, channel=fedtail.SecureChannel(2, minimum_contributors=10, masks="none"), on_round=lambda p: views.append(p.view))
-    drawn = [view.cohort for view in views]
+    drawn = [view.cohort_size for view in views]
     lost = {int(str(one.message).split()[1]) for one in said if one.category is RoundLostWarning}
     assert lost == {round for round, cohort in enumerate(drawn) if 2 <= cohort < 10}
     assert lost
@@ -464,4 +467,4 @@ def test_innocent_fields_of_a_risk_may_have_the_names_of_former_members():
 def test_classes_that_send_each_other_are_named_once():
     first, second = type("First", (Part,), {}), type("Second", (Part,), {})
     first.sends, second.sends = (second,), (first,)
-    assert list(with_declared(first)) == [first, second]
+    assert list(class_with_declared(first)) == [first, second]

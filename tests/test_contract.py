@@ -62,7 +62,7 @@ from fedtail.engine import LocalFleet
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import NoisySum, NoPrivacy
 from fedtail.risk.base import Risk, RiskWrapper
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 from cases import small_population
 from own_risk import Expectile
@@ -263,7 +263,7 @@ def test_every_public_part_is_frozen_known_to_nodes_and_the_same_after_it_was_se
     examples = [one for one in EXAMPLES if type(one) is kind]
     assert examples, f"{kind.__name__} has no example in this file"
     for one in examples[:20]:
-        again = unpack(pack(one), named((*PARTS, Expectile)))
+        again = unpack(pack(one), types_by_name((*PARTS, Expectile)))
         assert again == one
         assert pack(again) == pack(one)
         if hasattr(one, "declares"):
@@ -303,7 +303,7 @@ RECIPES = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_whatever_the_questions_of_a_recipe_hold_is_known_to_nodes(name):
     """Walks what was asked: declarations, which nodes are made from, might forget a class."""
-    known = named(PARTS)
+    known = types_by_name(PARTS)
     for algorithm in RECIPES[name]:
         fleet = Recording(PEOPLE, TASK, workers=1)
         for channel in (PlainChannel(), CHANNELS["unmasked"]):

@@ -5,20 +5,27 @@ import inspect
 import json
 import warnings
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import fedtail
-from fedtail import AdaptiveClip, GaussianNoise, Ledger, PrivacyBudget, SecureChannel
+from fedtail import AdaptiveClip, GaussianNoise, Ledger, PlainChannel, PrivacyBudget, SecureChannel, State
+from fedtail.client_statistics import ClientStatistics
+from fedtail.clients import Clients
+from fedtail.composition import Composition
 from fedtail.deployment import AnswerReport, RemoteFleet
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
 from fedtail.deprecated import ATTRIBUTES, KEYWORDS, NAMES, VALUES
+from fedtail.engine import LocalFleet
 from fedtail.fleet import RoundView
 from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guarantee
+from fedtail.rows import RowFolder
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
+from fedtail.secure import Client, Session
 
 from remote_cases import PEOPLE, TASK, Sites, registry_of
 from run_cases import Onlooker, digests, experiment
@@ -66,9 +73,17 @@ def holders():
     """One of each class that has attributes of old names."""
     some = torch.tensor([4, 7, 9])
     event = RoundEvent((GaussianRelease(2.0),), PoissonSampling(0.1))
-    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
-            "ClientRegistry": registry_of(PEOPLE, 3), "Experiment": experiment(),
-            "Source": experiment().source, "Guarantee": guarantee([(event, 3)], 1e-5),
+    folder = RowFolder()
+    folder.write("risk", some, torch.ones(3, 2))
+    store = folder.stores["risk"]
+    method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
+            "Clients": Clients(None, some),
+            "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
+            "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
+            "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
+            "RowFile": store.file, "RowPlaces": folder.reserve(some), "RowStore": store, "Rows": store.rows,
+            "RunFolder": RunFolder(Path("run"), {"format": "fedtail run", "splits": {"train": 3}}),
             "Ledger": Ledger(PrivacyBudget(delta=1e-3)), "PoissonSampling": PoissonSampling(0.1, 0.01),
             "RoundView": RoundView(some, torch.tensor([[True, False, True]]), some > 8), "SecureChannel": SecureChannel(5)}
 
@@ -187,9 +202,9 @@ def test_a_deployed_run_of_before_goes_on(tmp_path):
 def test_the_statement_of_a_run_of_before_is_read(tmp_path):
     private, folder = experiment("private"), tmp_path / "run"
     run(private, 0, folder, Onlooker())
-    promise, path = RunFolder.open(folder).promise, folder / "privacy.json"
+    promise, path = RunFolder.open(folder).privacy_line, folder / "privacy.json"
     assert promise
     found = json.loads(path.read_text())
     found["against_server"] = found.pop("without_amplification")
     path.write_text(json.dumps(found))
-    assert RunFolder.open(folder).promise == promise
+    assert RunFolder.open(folder).privacy_line == promise

@@ -177,7 +177,7 @@ def test_inputs_are_described_by_name(monkeypatch):
 def test_deviations_are_numpys(examples, block, seed):
     x = np.random.default_rng(seed).normal(5, [1e-3, 1, 1e4], (examples, 3))
     rows, step = torch.arange(examples), [slice(a, a + block) for a in range(0, examples, block)]
-    assert describe_module._deviation(torch.from_numpy(x), rows, step) == approx(x.std(0), rel=1e-6, abs=1e-9)
+    assert describe_module._feature_deviations(torch.from_numpy(x), rows, step) == approx(x.std(0), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(("population", "text"), [

@@ -73,7 +73,7 @@ def wrong_curvature(self, updates, seen, train, clients):
 
 
 right_curvature_rows, right_batches, right_weighted = CurvatureMean.rows, sgd.batches, batches._padded_order_and_weights
-right_state, right_put = checkpoint._state, shared_memory.SharedMemory.put
+right_state, right_put = checkpoint._state_of_model, shared_memory.SharedMemory.put
 right_weighted_rows, right_draws = weighted_mean.WeightedMean.rows, Clients.draws
 
 DEFECTS = {
@@ -134,7 +134,7 @@ DEFECTS = {
     "a residual of the closed form": (
         has("kernel", "closed"), linear, "_subtract_targets", lambda likely, targets: likely.scatter_(1, targets[:, None], 0.0)),
     "a checkpoint forgets the dual": (
-        lambda case: has("resumed", "checkpoint")(case) and has("risk", "GroupAscent", "Refreshed")(case), checkpoint, "_state",
+        lambda case: has("resumed", "checkpoint")(case) and has("risk", "GroupAscent", "Refreshed")(case), checkpoint, "_state_of_model",
         lambda *given: replace(right_state(*given), dual=None)),
     "a worker's sum is off by a bit": (
         has("workers", "2"), shared_memory.SharedMemory, "put",

@@ -313,13 +313,13 @@ def test_a_deployed_run_has_tails_a_page_and_its_best_model_and_goes_on_after_a_
     assert best["value"] == min(line["loss"]["p90"] for line in lines)
     assert (tmp_path / "run" / "best.safetensors").is_file()
     assert "best.safetensors" in run.result["files"]
-    assert find_runs(tmp_path / "run")[0].finished
+    assert find_runs(tmp_path / "run")[0].is_finished
     data = page_data([run])
     assert data["distributions"]["clients"] == [20]
     assert data["clients"] is None
     assert any("of the errors of its clients a histogram is known, with bins of width 0.02" in note for note in data["notes"])
     assert write_page([run], tmp_path).read_text().count('id="distribution"') == 1
-    spread = run.from_histogram("error")
+    spread = run.values_from_histogram("error")
     assert spread.mean() == pytest.approx(lines[-1]["error"]["mean"], abs=0.02)
 
 

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 import fedtail
 from fedtail.cli import app
 from fedtail.data import Population
-from fedtail.data.fetching import CATALOGUE, Source, Wishes, download, fetch, named
-from fedtail.data.fetching.client_database import features
+from fedtail.data.fetching import CATALOGUE, Source, Wishes, download, fetch, find_public_set
+from fedtail.data.fetching.client_database import read_features
 from fedtail.data.fetching.downloading import WrongFile
-from fedtail.data.fetching.shakespeare import OTHER, letter_codes, windows
+from fedtail.data.fetching.shakespeare import OTHER, cut_windows, letter_codes
 from fedtail.data.fetching.words import WordVectors
 from fedtail.data.opening import open_any
 
@@ -255,15 +255,15 @@ def fetched(site: Site, name: str, content: bytes, out: Path, **wishes) -> dict:
 
 
 def test_features_are_read_packed_or_not_and_damage_is_named():
-    read = features(example(label=300, pixels=[0.25, 1.0], text=b"abc"))
+    read = read_features(example(label=300, pixels=[0.25, 1.0], text=b"abc"))
     assert (read["label"].tolist(), read["pixels"].tolist(), read["text"]) == ([300], [0.25, 1.0], [b"abc"])
     loose = sized(1, sized(1, sized(1, b"v") + sized(2, sized(2, b"".join(b"\x0d" + struct.pack("<f", x) for x in (1.5, 2.5))))))
-    assert features(loose)["v"].tolist() == [1.5, 2.5]
+    assert read_features(loose)["v"].tolist() == [1.5, 2.5]
     numbers = sized(1, sized(1, sized(1, b"n") + sized(2, sized(3, b"\x08\x05\x08" + varint(2**64 - 1)))))
-    assert features(numbers)["n"].tolist() == [5, -1]
+    assert read_features(numbers)["n"].tolist() == [5, -1]
     for cut in (example(label=3)[:-1], example(pixels=[0.5])[:-3], b"\x0a\xff"):
         with pytest.raises(ValueError, match="an example is damaged"):
-            features(cut)
+            read_features(cut)
 
 
 def test_femnist_becomes_a_population_of_writers(site, tmp_path):
@@ -325,9 +325,9 @@ def test_shakespeare_becomes_windows_by_role(site, tmp_path):
 
 def test_letters_have_fifty_three_classes():
     assert letter_codes("azAZ 9\u20ac").tolist() == [0, 25, 26, 51, OTHER, OTHER, OTHER]
-    x, y = windows(letter_codes("abcd"), 3)
+    x, y = cut_windows(letter_codes("abcd"), 3)
     assert (x.tolist(), y.tolist()) == ([[0, 1, 2]], [3])
-    assert [part.shape for part in windows(letter_codes("abc"), 3)] == [(0, 3), (0,)]
+    assert [part.shape for part in cut_windows(letter_codes("abc"), 3)] == [(0, 3), (0,)]
 
 
 def glove_zip(dimension: int = 50) -> tuple[bytes, dict[str, np.ndarray]]:
@@ -376,7 +376,7 @@ def test_sent140_becomes_mean_vectors_and_words_by_account(site, tmp_path):
 
 def test_without_word_vectors_sent140_fetches_them_first_and_says_how_to_hand_them_over(site, tmp_path, monkeypatch):
     packed, tweets = glove_zip()[0], tweets_zip(TWEETS)      # once: a zip holds the time it was made
-    glove = named("glove")
+    glove = find_public_set("glove")
     here = replace(glove, source=replace(glove.source, urls=(f"{site.address}/glove",), size=len(packed), sha256=sha(packed)))
     monkeypatch.setattr("fedtail.data.fetching.catalogue.CATALOGUE", tuple(here if s is glove else s for s in CATALOGUE))
     with pytest.raises(ConnectionError, match=r"glove.6B.zip could not be (.|\n)*404(.|\n)*fetch glove --from FILE --out .*glove, then sent140 again"):

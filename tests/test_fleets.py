@@ -24,10 +24,10 @@ from fedtail.deployment import PARTS, ClientRegistry, Node, RemoteFleet, Site
 from fedtail.deployment.node import Ask, Close, Open
 from fedtail.local import Cosine, Stragglers
 from fedtail.privacy.mechanisms import Mechanism, NoPrivacy
-from fedtail.questions import Statistic, Train, side_by_side
+from fedtail.questions import Statistic, Train, join_conversations
 from fedtail.sampling import Cohort
 from fedtail.secure import Refused
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 from cases import small_population
 from node_process import make_task
@@ -103,7 +103,7 @@ def processes(request, tmp_path_factory):
 
 
 def site_of(population, kind):
-    return Site(lambda: Node(population, make_task(kind)))
+    return Site(lambda: Node(population, make_task(kind)), masked_only=False)
 
 
 def params_of(trained):
@@ -180,7 +180,7 @@ def test_a_node_builds_only_what_it_was_given_and_says_so():
 def test_every_part_crosses_as_bytes_and_comes_back_equal():
     for name, algorithm in RECIPES.items():
         for member in algorithm.members if isinstance(algorithm, Family) else (algorithm,):
-            types = named((*PARTS, Expectile))
+            types = types_by_name((*PARTS, Expectile))
             train_question = Train(member.local, member.risk, torch.arange(3.0), member.aggregate, model=1)
             again = unpack(pack(train_question), types)
             assert repr(again) == repr(train_question), name
@@ -362,7 +362,7 @@ def test_a_node_answers_only_about_the_round_that_is_open():
     node, algorithm = Node(POPULATION, make_task("linear")), fedtail.fedavg(8, **LOCAL)
     state = algorithm.start(make_task("linear").params(), 0)
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
-    types, code = named(PARTS), PlainChannel().encoding(8, 30.0)
+    types, code = types_by_name(PARTS), PlainChannel().encoding(8, 30.0)
 
     for round, opened in ((0, -1), (1, 0)):
         with pytest.raises(Refused, match=f"round {round} is asked about, but round {opened} is open"):
@@ -388,7 +388,7 @@ def test_questions_may_be_joined_within_joined_questions():
     @dataclass(frozen=True)
     class TwoAtOnce(fedtail.Superquantile):
         def fit(self, previous):
-            both = yield from side_by_side([self.quantile.fit(self.tail_fraction, None), self.quantile.fit(1.0, None)])
+            both = yield from join_conversations([self.quantile.fit(self.tail_fraction, None), self.quantile.fit(1.0, None)])
             return both[0]
 
     double = replace(RECIPES["delta_fl exact"], risk=TwoAtOnce(0.4))

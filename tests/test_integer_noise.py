@@ -31,7 +31,7 @@ from fedtail.privacy.events import GaussianRelease, LatticeRelease, NoSampling, 
 from fedtail.questions import Statistic, StatisticPart, answer
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 from remote_cases import PEOPLE, TASK, Sites
 
@@ -54,15 +54,15 @@ def cohort_of(keys: list[int]) -> Cohort:
 @pytest.mark.parametrize("count", [7, 8, 30])
 def test_as_many_clients_add_a_share_as_the_noise_relies_on(count):
     keys = torch.randperm(1000, generator=torch.Generator().manual_seed(count))[:count]
-    asked = base.sharing_out(QUESTION, cohort_of(keys.tolist()), MECHANISM.release(3, "a sum"))
+    asked = base.with_fixed_shares(QUESTION, cohort_of(keys.tolist()), MECHANISM.release(3, "a sum"))
     assert int((keys <= asked.last_share).sum()) == 7
     unknown = replace(MECHANISM.release(3, "a sum"), constant=None)      # a release that does not say it can be made so
-    assert base.sharing_out(QUESTION, cohort_of(keys.tolist()), unknown).last_share is None
+    assert base.with_fixed_shares(QUESTION, cohort_of(keys.tolist()), unknown).last_share is None
 
 
 def test_clients_that_cannot_be_told_apart_are_refused():
     with pytest.raises(ValueError, match="two clients of the cohort have the same key, and would draw the same noise"):
-        base.sharing_out(QUESTION, cohort_of([1, 2, 3, 4, 5, 6, 7, 7]), MECHANISM.release(3, "a sum"))
+        base.with_fixed_shares(QUESTION, cohort_of([1, 2, 3, 4, 5, 6, 7, 7]), MECHANISM.release(3, "a sum"))
 
 
 def test_a_share_is_drawn_from_the_client_it_falls_to_and_from_nobody_else():
@@ -106,7 +106,7 @@ def test_the_number_of_shares_of_a_real_run_says_nothing_about_its_cohorts(monke
     sizes, read = sampled.shares_read()
     assert len(set(sizes)) == 5
     assert abs(read - 40).max() < 5 * deviation
-    monkeypatch.setattr(base, "sharing_out", lambda question, cohort, release: question)
+    monkeypatch.setattr(base, "with_fixed_shares", lambda question, cohort, release: question)
     sizes, read = sampled.shares_read()
     assert abs(read - sizes).max() < 5 * deviation * 67 / 40
     assert abs(read - 40).min() > 5 * deviation
@@ -122,7 +122,7 @@ def test_an_audit_of_integer_noise_under_sampling_stays_below_the_claim_and_catc
     assert sampled.proven(-1.0, 4000) < claim.epsilon
     found = sampled.proven(0.0, 40_000)
     assert exact / 1.5 < found < exact < claim.epsilon      # what Rényi divergences at whole orders add at so large a delta is the rest
-    monkeypatch.setattr(base, "sharing_out", lambda question, cohort, release: question)
+    monkeypatch.setattr(base, "with_fixed_shares", lambda question, cohort, release: question)
     for cache in caches:
         cache.cache_clear()
     assert sampled.proven(-1.0, 10_000) > 1.1 * claim.epsilon
@@ -196,7 +196,7 @@ def test_ledgers_from_before_are_priced_without_amplification_and_say_so(tmp_pat
 # A node decides what it adds
 
 def test_which_clients_add_a_share_is_never_sent_and_cannot_be_told_to_a_node():
-    types = named(PARTS)
+    types = types_by_name(PARTS)
     question = Statistic(fedtail.NoisyHistogram(4.0, 30.0, DiscreteNoise(1.0, 5)), torch.zeros(0), mechanism=MECHANISM, last_share=3)
     sent = pack(question)
     assert b"last_share" not in sent
@@ -265,8 +265,8 @@ def test_attacks(attack):
 
 def test_the_attacks_notice_their_defects(monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(base, "refuse_coarse", lambda *_: None)
-        patched.setattr("fedtail.questions.refuse_coarse", lambda *_: None)
+        patched.setattr(base, "refuse_rounding_after_noise", lambda *_: None)
+        patched.setattr("fedtail.questions.refuse_rounding_after_noise", lambda *_: None)
         assert not attack_rounded_after_noise.attack().held
     with monkeypatch.context() as patched:
         patched.setattr(attack_node_alone, "planned_round", lambda method, fleet, channel, dim: planned_round(

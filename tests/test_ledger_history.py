@@ -23,7 +23,7 @@ from fedtail import Ledger, PrivacyBudget
 from fedtail.cli import app
 from fedtail.deployment.deployed_experiment import deployed_experiment
 from fedtail.deployment.deployed_run import DeployedRun
-from fedtail.model_file import how_made, model_bytes, read_model
+from fedtail.model_file import model_bytes, read_model, training_record
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import BudgetSpent, GaussianRelease, NoSampling, PoissonSampling, RoundEvent
 from fedtail.privacy.accounting import epsilon_at
@@ -214,13 +214,13 @@ def test_a_damaged_ledger_is_found_at_a_release_and_without_the_check_it_would_n
 
 def without_mark(path: Path) -> None:
     """A checkpoint as version 0.2.0 wrote it."""
-    from fedtail.runs.checkpoint import _check
+    from fedtail.runs.checkpoint import _content_digest
 
     with safe_open(path, "pt") as file:
         told, tensors = json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in file.keys()}      # noqa: SIM118
     del told["lines"]["ledger.jsonl"]
     about = json.dumps(told, sort_keys=True)
-    save_file(tensors, path, {"about": about, "check": _check(tensors, about)})
+    save_file(tensors, path, {"about": about, "check": _content_digest(tensors, about)})
 
 
 def test_a_run_from_before_goes_on_and_says_what_cannot_be_verified(stopped, tmp_path):
@@ -312,7 +312,7 @@ def test_a_model_file_carries_its_ledger(tmp_path):
     population, ledger = small_population(40), Ledger(OS, tmp_path / "ledger.jsonl")
     earlier = train(PRIVATE, TASK, population, rounds=3, privacy=ledger)
     file = tmp_path / "model.safetensors"
-    file.write_bytes(model_bytes(earlier.module, how_made(ledger, 3)))
+    file.write_bytes(model_bytes(earlier.module, training_record(ledger, 3)))
     with safe_open(file, "pt") as opened:
         assert json.loads(opened.metadata()["fedtail"])["ledger"] == list(ledger.mark())
     a_round(ledger, 3, UPDATE)                                                  # what came later is not this model's
@@ -325,7 +325,7 @@ def test_a_model_file_carries_its_ledger(tmp_path):
     (tmp_path / "ledger.jsonl").write_text("")
     assert "whose ledger (digest " in read_model(file)[1].what
     exact = train(fedtail.fedavg(20, learning_rate=0.1), TASK, population, rounds=1)
-    file.write_bytes(model_bytes(exact.module, how_made(exact.ledger, 1)))
+    file.write_bytes(model_bytes(exact.module, training_record(exact.ledger, 1)))
     assert read_model(file)[1].what == "model.safetensors, trained for 1 rounds that released without a mechanism: the updates, by WeightedMean"
     file.write_bytes(model_bytes(exact.module))
     assert read_model(file)[1] == EarlierHistory("model.safetensors, a model of unknown history")

@@ -21,8 +21,8 @@ from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares, LogisticRegression, SoftmaxRegression
 from fedtail.parts import Keeps, LocalDeclaration, Objective, Penalty, Prepared, Statistic, StatisticPart, full_gradients
 from fedtail.questions import Train
-from fedtail.runs.checkpoint import _state
-from fedtail.wire import named, pack, unpack
+from fedtail.runs.checkpoint import _state_of_model
+from fedtail.wire import pack, types_by_name, unpack
 
 from remote_cases import Sites, params_of
 
@@ -261,15 +261,15 @@ def test_what_the_server_half_keeps_is_part_of_the_state_and_goes_on_with_it(tmp
     whole = train(method, softmax(), people(), rounds=5)
     half = train(method, softmax(), people(), rounds=2)
     assert torch.equal(resume(half, people(), rounds=3).state.params, whole.state.params)
-    assert whole.state.of("local").shape == (2,)
-    assert whole.state.of("local")[0] != half.state.of("local")[0]
+    assert whole.state.part_state("local").shape == (2,)
+    assert whole.state.part_state("local")[0] != half.state.part_state("local")[0]
     from fedtail.runs.checkpoint import Checkpoints
     Checkpoints(tmp_path).save(half, {})
     back, problems = Checkpoints(tmp_path).load()
     assert problems == []
     assert {name: [t.tolist() for t in kept] for name, kept in back.state.parts.items()} == {
         name: [t.tolist() for t in kept] for name, kept in half.state.parts.items()}
-    again = resume(back.trained(method, softmax(), 0), people(), rounds=3)
+    again = resume(back.to_trained(method, softmax(), 0), people(), rounds=3)
     assert torch.equal(again.state.params, whole.state.params)
 
 
@@ -290,7 +290,7 @@ class Towards(Penalty):
     mean: torch.Tensor
 
     def of(self, clients, anchor):
-        kept = clients.kept()
+        kept = clients.kept_rows()
         own = torch.zeros(len(clients), len(anchor), dtype=anchor.dtype) if kept is None else kept.rows
         return Shifted(self.mean.to(anchor) - own, 0.0)
 
@@ -310,7 +310,7 @@ class ControlVariates(LocalSGD):
         return Prepared(replace(self, penalty=Towards(-minus)))
 
     def models(self, clients, anchor, start, first=None, done=0):
-        models, kept = super().models(clients, anchor, start, first, done), clients.kept()
+        models, kept = super().models(clients, anchor, start, first, done), clients.kept_rows()
         own = torch.zeros_like(models) if kept is None else kept.rows
         clients.keep(own - self.penalty.mean.to(anchor) + (anchor - models) / (self.local_steps * self.learning_rate))
         return models
@@ -360,7 +360,7 @@ def test_what_local_training_keeps_is_kept_for_each_model_and_is_there_after_a_s
     on_it = train(method, softmax(), fleet=fleet, rounds=2, seed=3)
     runs = [resume(Trained(method, softmax(), on_it.state, 3), fleet=fleet, rounds=3),      # the fleet holds what its clients keep
             resume(half, people(), rounds=3, engine=Engine(workers=1)),
-            resume(back.trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
+            resume(back.to_trained(method, softmax(), 3), people(), rounds=3, engine=Engine(workers=3))]
     assert workers.can_fork() == (fleet._team.pool is not None)
     fleet._team.close()
     for again in runs:
@@ -398,7 +398,7 @@ class Counting(LocalSGD):
         return replace(super().declares, keeps=Keeps("a client counts from zero"))
 
     def models(self, clients, anchor, start, first=None, done=0):
-        kept, models = clients.kept(), super().models(clients, anchor, start, first, done)
+        kept, models = clients.kept_rows(), super().models(clients, anchor, start, first, done)
         count = torch.ones(len(clients), dtype=WIDE) if kept is None else kept.rows + 1
         clients.keep(count.where(models.isfinite().all(1), float("nan")).to(self.dtype))
         return models
@@ -535,16 +535,16 @@ def test_losses_are_remembered_within_a_round_by_model_and_objective():
     assert bool((worst >= mean).all())
     assert not torch.equal(worst, mean)
     assert shard.losses(0, WorstExample()) is worst
-    assert shard.knows(0, WorstExample())
-    assert not shard.knows(1)
+    assert shard.knows_losses(0, WorstExample())
+    assert not shard.knows_losses(1)
 
 
 def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
     train_question = Train(ForWorstExample(0.1), Superquantile(0.5), torch.zeros(4), fedtail.WeightedMean(), objective=WorstExample())
     question = Statistic(MeanLoss(), torch.zeros(0), objective=WorstExample())
-    from fedtail.base_part import with_declared
-    types = named(dict.fromkeys((*PARTS, *with_declared(ForWorstExample), *with_declared(Careful))))
-    for one in (train_question, question, train_question.count()):
+    from fedtail.base_part import class_with_declared
+    types = types_by_name(dict.fromkeys((*PARTS, *class_with_declared(ForWorstExample), *class_with_declared(Careful))))
+    for one in (train_question, question, train_question.count_question()):
         back = unpack(pack(one), types)
         assert type(back) is type(one)
         assert back.objective == WorstExample()
@@ -556,18 +556,18 @@ def test_questions_with_local_parts_of_ones_own_are_sent_as_bytes():
 def test_checkpoints_of_the_first_version_open_with_the_state_of_parts_by_name():
     tensors = {"0 params": torch.zeros(3), "0 dual": torch.ones(4), "0 optimizer 0": torch.full((3,), 2.0), "0 optimizer 1": torch.full((3,), 3.0),
                "0 kept": torch.full((3,), 4.0), "0 aggregate": torch.full((1,), 5.0), "10 params": torch.ones(3)}
-    state = _state(0, tensors, 7)
+    state = _state_of_model(0, tensors, 7)
     assert state.round == 7
     assert {name: [t[0].item() for t in kept] for name, kept in state.parts.items()} == {
         "risk": [1.0], "server": [2.0, 3.0], "iterate": [4.0], "aggregate": [5.0]}
-    assert (state.dual[0], state.optimizer[1][0], state.of("iterate")[0], state.of("local")) == (1.0, 3.0, 4.0, None)
+    assert (state.dual[0], state.optimizer[1][0], state.part_state("iterate")[0], state.part_state("local")) == (1.0, 3.0, 4.0, None)
 
 
 def test_a_state_forgets_what_a_part_no_longer_keeps():
-    state = State(torch.zeros(2)).keeping("risk", torch.ones(1)).keeping("server", torch.ones(2), torch.zeros(2))
+    state = State(torch.zeros(2)).with_part_state("risk", torch.ones(1)).with_part_state("server", torch.ones(2), torch.zeros(2))
     assert (len(state.optimizer), state.dual.item()) == (2, 1.0)
-    assert state.keeping("risk", None).parts.keys() == {"server"}
-    assert state.keeping("server").optimizer == ()
+    assert state.with_part_state("risk", None).parts.keys() == {"server"}
+    assert state.with_part_state("server").optimizer == ()
     assert copy.copy(state).parts == state.parts
 
 

@@ -201,6 +201,16 @@ def test_either_way_of_the_theorem_may_be_the_cheaper():
     assert ways[0] != pytest.approx(ways[1], rel=1e-3)
 
 
+def test_what_is_charged_for_integer_noise_holds_the_psi_of_its_shares():
+    """A sum of shares is no discrete Gaussian: the price is more than that of one, and seen where there are many coordinates."""
+    release = LatticeRelease(10.0, Fraction(2), 2, 10**15)
+    psi = 10 * math.exp(-2 * math.pi**2)
+    for adjacency, ratio in (("zero-out", 5.0), ("replace-one", 10.0)):
+        priced = 1 / release.multiplier(adjacency)
+        assert priced == pytest.approx(min(math.sqrt(ratio**2 + psi * 10**15 / 2), ratio + psi * math.sqrt(10**15)), rel=1e-9)
+        assert priced > 1.01 * ratio
+
+
 def test_sums_wrap_as_seldom_as_hoeffding_says():
     shares = NoiseShares(Fraction(5), 10, 6)
     assert shares.wrap_probability(12, -3, 40, 43) == shares.wrap_probability(12, -3, 40, 45) == 1          # no room for noise at all

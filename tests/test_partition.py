@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtail.data import by_column, dirichlet, label_shards, quantity_skew
-from fedtail.data.partition import _taken, named_random
+from fedtail.data.partition import _examples_to_give, named_random
 
 labelled = st.lists(st.integers(0, 6), min_size=1, max_size=80)
 
@@ -96,7 +96,7 @@ def test_the_shortest_are_filled_from_the_largest():
 def test_the_largest_give_first(counts, data):
     count = np.array(counts)
     need = data.draw(st.integers(0, count.sum()))
-    taken = _taken(count, need)
+    taken = _examples_to_give(count, need)
     assert taken.sum() == need
     assert ((taken >= 0) & (taken <= count)).all()
     left = count - taken

@@ -488,7 +488,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
     population().save(tmp_path / "p")
     def broken(*_):
         raise OSError("disk full")
-    monkeypatch.setattr(storage_module, "_write", broken)
+    monkeypatch.setattr(storage_module, "_write_arrays", broken)
     with pytest.raises(OSError, match="disk full"):
         population((1, 1)).save(tmp_path / "p")
     assert same(Population.open(tmp_path / "p"), population())

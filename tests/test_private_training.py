@@ -145,7 +145,7 @@ def test_integer_noise_crosses_a_channel_of_integers_unharmed():
 
 def nodes_for(population):
     home = torch.arange(len(population)) * 2 // len(population)
-    nodes = [Site(lambda n=n: Node(population.select(home == n), TASK)) for n in range(2)]
+    nodes = [Site(lambda n=n: Node(population.select(home == n), TASK), masked_only=False) for n in range(2)]
     place = torch.cat([torch.arange(int((home == n).sum())) for n in range(2)])
     registry = ClientRegistry(population.key, population.mass, home, place, None)
     return nodes, registry
@@ -240,7 +240,7 @@ def test_the_ledger_prices_a_run_as_dp_accounting_does():
 def test_small_cohorts_are_not_asked_and_the_rate_is_that_of_those_that_are():
     algorithm = dp_fedavg(z=1.0, noise="discrete", planned_clients=30)
     asked = []
-    result = train(algorithm, TASK, PEOPLE, rounds=20, on_round=lambda progress: asked.append(progress.view.cohort) and None)
+    result = train(algorithm, TASK, PEOPLE, rounds=20, on_round=lambda progress: asked.append(progress.view.cohort_size) and None)
     held = [cohort for cohort in asked if cohort]
     assert 0 < len(held) < 20
     assert min(held) >= 30
@@ -346,7 +346,7 @@ def test_an_adaptive_clip_norm_finds_the_quantile_of_the_norms_it_is_told_to_fin
         module = result.module
         torch.nn.functional.cross_entropy(module(people.inputs[rows]), people.targets[rows].long()).backward()
         norms.append(0.01 * float(torch.cat([p.grad.flatten() for p in module.parameters()]).norm()))
-    share = float((torch.tensor(norms) <= float(result.state.of("aggregate")[0])).double().mean())
+    share = float((torch.tensor(norms) <= float(result.state.part_state("aggregate")[0])).double().mean())
     assert 0.4 < share < 0.6
     [(event, count)] = result.ledger.rounds
     assert count == 40                                                            # equal rounds, whatever the clip norm was
@@ -361,7 +361,7 @@ def test_an_adaptive_clip_uses_only_what_earlier_rounds_released_and_bounds_its_
     assert torch.allclose(first.state.params, fixed.state.params, atol=1e-8)
     longer = torch.tensor([[0.0] * 9, [1.0] * 9, [1e-3] * 9]).double()
     question = fedtail.questions.Train(algorithm.local, algorithm.risk, torch.zeros(0), aggregate, kept=torch.tensor([0.5]))
-    rows = aggregate.rows(longer, ClientStatistics(torch.zeros(3).double(), torch.ones(3).double()).weighted(torch.ones(3).double()), question, None)
+    rows = aggregate.rows(longer, ClientStatistics(torch.zeros(3).double(), torch.ones(3).double()).with_density(torch.ones(3).double()), question, None)
     assert float(rows.norm(dim=1).max()) <= aggregate.mechanism.clip_norm
     assert rows[:, -1].tolist() == [0.25, -0.25, 0.25]
 

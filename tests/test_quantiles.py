@@ -170,7 +170,23 @@ def test_a_digit_is_counted_for_those_with_its_beginning_only():
 def test_the_share_of_a_boundary(above, inside, tail, share):
     found = boundary(-1.0, 3.0, above, inside, tail)
     assert found.dtype == torch.float64
-    assert found.tolist() == [-1.0, 3.0, approx(share, rel=1e-9), tail]
+    assert found.tolist() == [-1.0, 3.0, approx(share, rel=1e-9), min(tail, above + inside)]
+
+
+def test_a_tail_is_not_said_to_hold_those_who_dropped_out_while_it_was_found():
+    """Ten clients; of the boundary's seven, five drop out after the first byte: three contribute, not the four of theta."""
+    losses = torch.tensor([9.0, *(2.0 + k / 8 for k in range(7)), 0.5, 0.5]).double()
+    everybody, asked = ClientStatistics(losses, torch.ones(10).double()), []
+    stayed = ClientStatistics(losses, torch.tensor([1.0, 0, 0, 0, 0, 0, 1, 1, 1, 1]).double())
+
+    def ask(question):
+        asked.append(question)
+        return question.part.statistic(everybody if len(asked) == 1 else stayed, question.trial).sum(0)
+
+    risk = Superquantile(0.4)
+    dual = converse(risk.fit(None), ask)
+    assert int((risk.density(everybody, dual) > 0).sum()) == 3
+    assert risk.fewest_contributors(dual, 1.0) == 3
 
 
 def test_nobody_is_above_infinity():

@@ -22,12 +22,12 @@ from fedtail.data.opening import open_any
 from fedtail.data.tables import read_arrays, read_npy
 from fedtail.deployment.registry import read_node_info
 from fedtail.experiment import ExperimentError, Source
-from fedtail.parquet_files import _Compact, opened, unpacked_size
-from fedtail.reading import DEPTH, Unreadable, json_lines, json_value, plain_name, read_bytes, read_json, toml_tables
+from fedtail.parquet_files import _CompactReader, open_parquet, unpacked_size
+from fedtail.reading import DEPTH, Unreadable, check_plain_name, json_lines, json_value, read_bytes, read_json, toml_tables
 from fedtail.rows import Mark, RowsError, RowStore
-from fedtail.runs.execution import is_whole
+from fedtail.runs.execution import is_finished_and_whole
 from fedtail.runs.run_folder import RunFolder, read_rounds
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 from run_folders import write_folder
 
 
@@ -116,7 +116,7 @@ def test_lines_are_whole_and_a_half_one_is_left_out(tmp_path):
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "..", ".", "", "a\0", 3, None, "a\\b"])
 def test_names_that_lead_elsewhere(name):
     with pytest.raises(Unreadable, match="plain name"):
-        plain_name(name, "it")
+        check_plain_name(name, "it")
 
 
 # Arrays
@@ -183,7 +183,7 @@ def test_pages_are_counted_as_pyarrow_counts_them(tmp_path):
         for name, leaf, width in (("x", 0, 8), ("y", 1, 8), ("client", 2, 4)):
             columns = [group.column(leaf) for group in groups]
             values = sum(column.num_values for column in columns)
-            with opened(place) as file:
+            with open_parquet(place) as file:
                 counted = unpacked_size(file, place, [name])
             plain = sum(column.total_uncompressed_size for column in columns)      # with the heads of pages
             assert (width + 6) * values < counted <= (width + 6) * (values + 7 * len(columns)) + plain      # a dictionary has 7
@@ -226,7 +226,7 @@ def test_a_footer_that_would_end_the_process_is_refused(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"\x15", b"\x1c" * 40, b"\x18\xff\xff\xff\xff\x0f", b"\x19\xf8\xff\xff\xff\x7f", b"\xff" * 12])
 def test_heads_of_pages_that_end_early(data):
     with pytest.raises(Unreadable):
-        _Compact(data).struct()
+        _CompactReader(data).read_struct()
 
 
 def test_columns_that_are_neither_numbers_nor_text(tmp_path):
@@ -317,7 +317,7 @@ def test_a_message_nested_too_deeply():
     for _ in range(100):
         value = (value,)
     with pytest.raises(Unreadable, match="nested more than"):
-        unpack(pack(value), named([]))
+        unpack(pack(value), types_by_name([]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
@@ -325,7 +325,7 @@ def test_a_message_nested_too_deeply():
 def test_tensors_of_every_type_and_shape_come_back(dtype):
     for shape in ((), (0,), (2, 3), (1, 0, 4)):
         tensor = torch.ones(shape, dtype=dtype)
-        again = unpack(pack(tensor), named([]))
+        again = unpack(pack(tensor), types_by_name([]))
         assert (again.dtype, again.shape) == (dtype, tensor.shape)
         assert torch.equal(again, tensor)
 
@@ -391,7 +391,7 @@ def test_a_result_that_names_files_elsewhere_is_not_whole(tmp_path):
     for name in ("/dev/zero", "../../etc/passwd", "pipe"):
         os.path.exists(run.path / "pipe") or os.mkfifo(run.path / "pipe")
         (run.path / "result.json").write_text(json.dumps(result | {"files": {name: "0" * 32}}))
-        assert not is_whole(run.path)
+        assert not is_finished_and_whole(run.path)
 
 
 # Row stores
@@ -430,7 +430,7 @@ def test_nothing_unpickles(tmp_path):
         (tmp_path / "a.npy").write_bytes(content)
         (place / "names.npy").write_bytes(content)
         for read in (lambda: open_any(tmp_path / "a.npz"), lambda: read_npy(tmp_path / "a.npy"), lambda: Population.open(place),
-                     lambda content=content: unpack(content, named([]))):
+                     lambda content=content: unpack(content, types_by_name([]))):
             with pytest.raises(ValueError):
                 read()
     assert not (tmp_path / "pwned").exists()

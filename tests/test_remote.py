@@ -5,17 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import fedtail
 from fedtail import Family, IntegerChannel, SecureChannel, train
-from fedtail.deployment import Node, Site
+from fedtail.deployment import Node, RemoteFleet, Site
 from fedtail.deployment.masking import nodes_needed
+from fedtail.deployment.node import Open
 from fedtail.deployment.node_messages import NodeMessage, message_bytes, read_message, read_reply
+from fedtail.deployment.settings import NodeSettings
 from fedtail.questions import Statistic, Train
 from fedtail.secure import Refused
+from fedtail.wire import pack
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of, registry_of
 
@@ -94,8 +98,8 @@ def test_the_model_travels_once_a_round():
 def test_losses_are_computed_once_a_round_even_in_new_processes(monkeypatch):
     from fedtail.clients import Shard
 
-    computed, losses_of = [], Shard.losses_of
-    monkeypatch.setattr(Shard, "losses_of", lambda shard, model, low, high, objective=None: computed.append(high - low) or losses_of(shard, model, low, high, objective))
+    computed, compute_losses = [], Shard.compute_losses
+    monkeypatch.setattr(Shard, "compute_losses", lambda shard, model, low, high, objective=None: computed.append(high - low) or compute_losses(shard, model, low, high, objective))
     train(RECIPES["delta_fl 12 bits"], TASK, fleet=Sites(restart=True).fleet(), rounds=2, channel=CHANNEL)
     assert sum(computed) == 2 * 20
 
@@ -167,8 +171,51 @@ def test_a_node_that_answers_under_masks_only_says_nothing_in_the_clear():
     train(RECIPES["fedavg"], TASK, fleet=Sites(masked_only=True).fleet(), rounds=1, channel=CHANNEL)
 
 
+class DepartingFleet(RemoteFleet):
+    """A server that does not send all nodes what it says: `changed(node, broadcast)` is what a node is told instead."""
+
+    def __init__(self, sites, changed, **settings):
+        super().__init__(sites.exchange, sites.registry, **settings)
+        self.changed = changed
+
+    def open(self, cohort, broadcast):
+        super().open(cohort, broadcast)
+        for node in self._counts:
+            told = Open(self.population.cohort_at(cohort, node), self.changed(node, self._broadcast), self._nodes.training, self._nodes.lost)
+            self._unsent[node][-1] = pack(told)
+
+
+def test_a_node_takes_no_noise_from_a_seed_of_the_server():
+    """Who knows the seed could take the noise off: whatever is sent, noise is the node's own."""
+    method = fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=30, noise="discrete", planned_clients=20, **LOCAL)
+    found = [params_of(train(method, TASK, fleet=DepartingFleet(Sites(), lambda node, told: replace(told, noise_seed=7)), rounds=1, seed=0,
+                             channel=SecureChannel(20, minimum_contributors=3))) for _ in range(2)]
+    assert not found[0].equal(TASK.params())
+    assert not found[0].equal(found[1])
+
+
+@pytest.mark.parametrize("change", [lambda told: replace(told, params=told.params + 1e-7), lambda told: replace(told, seed=told.seed + 1)])
+def test_a_node_that_is_sent_another_model_has_another_context(change):
+    """Its masks are bound to the model, so that a server cannot have one node answer about a model of its own."""
+    fleet = DepartingFleet(Sites(), lambda node, told: change(told) if node == 3 else told, schedule="simple")
+    train(RECIPES["fedavg"], TASK, fleet=fleet, rounds=1, channel=CHANNEL)
+    assert 0 < fleet.reports[0].answered < fleet.reports[0].sampled
+    assert [list(report.problems) for report in fleet.reports] == [[3]] * len(fleet.reports)
+    assert "has another context than this server" in fleet.reports[0].problems[3]
+
+
+def test_a_node_of_which_nothing_is_said_answers_under_masks_only():
+    """Unknown is the safe case: in the clear only where somebody wrote so."""
+    ask = message_bytes(NodeMessage(b"run", 3, 1, ask=b"question"))
+    for settings in ({}, {"masked_only": True}):
+        site = Site(lambda: Node(PEOPLE, TASK, workers=1), **settings)
+        assert read_reply(ask, site.handle(ask)).problem == b"this node answers under masks only (masked_only)."
+    settings = NodeSettings(Path(), "north", "experiment.toml", "d.npz")
+    assert read_reply(ask, settings.site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
+
+
 def test_a_site_is_one_node_in_a_run_and_tells_no_data():
-    site = Site(lambda: Node(PEOPLE, TASK, workers=1))
+    site = Site(lambda: Node(PEOPLE, TASK, workers=1), masked_only=False)
     first = message_bytes(NodeMessage(b"run", 3, 1))
     assert read_reply(first, site.handle(first)).problem == b""
     other = message_bytes(NodeMessage(b"run", 4, 2))
@@ -183,7 +230,7 @@ def test_a_site_is_one_node_in_a_run_and_tells_no_data():
         raise ValueError("the patient's value is 17.5")
 
     ask = message_bytes(NodeMessage(b"run", 3, 1, ask=b"question"))
-    said = read_reply(ask, Site(broken).handle(ask)).problem.decode()
+    said = read_reply(ask, Site(broken, masked_only=False).handle(ask)).problem.decode()
     assert said == "ValueError on the node; its own log says more."
 
 

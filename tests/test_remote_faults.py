@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import fedtail
 from fedtail import IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
-from fedtail.deployment.node import PARTS
+from fedtail.deployment.node import PARTS, Node
 from fedtail.deployment.node_messages import Reply, digest, message_bytes, read_message, read_reply
-from fedtail.wire import named, pack, unpack
+from fedtail.secure.encoding import Refused
+from fedtail.wire import pack, types_by_name, unpack
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
 
@@ -22,7 +25,7 @@ CHANNEL = SecureChannel(8, minimum_contributors=3)
 EVERYBODY = {"sample": fedtail.Everyone()}
 FEDAVG = fedtail.fedavg(30, **LOCAL)
 DELTA = fedtail.delta_fl(0.5, 30, **ONE_QUESTION, **LOCAL)
-TYPES = named(PARTS)
+TYPES = types_by_name(PARTS)
 
 
 def without(node, nodes=5):
@@ -170,22 +173,89 @@ def test_fewer_clients_than_the_noise_counts_on_lose_the_round_and_are_charged()
     assert result.ledger.guarantee().epsilon == whole.ledger.guarantee().epsilon
 
 
+@pytest.mark.parametrize("schedule", ["ahead", "simple"])
+@pytest.mark.parametrize(("minimum", "held"), [(9, True), (10, False)])
+def test_a_node_that_drops_out_takes_all_its_clients_from_the_tail(schedule, minimum, held):
+    """A tail of 15 of 30 clients, six at each node: without one node 9 are left at least."""
+    sites = Sites(vanish={2: range(12, 99)})                             # after four histograms, in two sessions
+    channel = SecureChannel(8, minimum_contributors=minimum)
+    lost = contextlib.nullcontext() if held else pytest.warns(RoundLostWarning, match="24 of 30 clients answered, and 25 are needed: nothing is unmasked")
+    with lost:
+        result = train(fedtail.delta_fl(0.5, 30, **LOCAL), TASK, fleet=sites.fleet(schedule=schedule), rounds=1, channel=channel)
+    assert torch.equal(params_of(result), TASK.params()) == (not held)
+    assert len(sites.letters) == (14 if held else 13)                    # nobody is asked to unmask
+
+
+@pytest.mark.parametrize(("unusable", "held"), [(3, True), (4, False)])
+def test_clients_of_nodes_who_answer_with_zeros_do_not_hide_anybody(unusable, held):
+    """Six clients at each of five nodes; without four nodes' six are left, and ten are needed."""
+    sites = Sites()
+    for node in range(unusable):
+        sites.people[node] = replace(sites.people[node], inputs=sites.people[node].inputs * math.nan)
+    lost = contextlib.nullcontext() if held else pytest.warns(RoundLostWarning, match="30 of 30 clients answered, and 34 are needed: nothing is unmasked")
+    with lost:
+        result = train(FEDAVG, TASK, fleet=sites.fleet(schedule="simple"), rounds=1, channel=SecureChannel(8, minimum_contributors=10))
+    assert torch.equal(params_of(result), TASK.params()) == (not held)
+
+
+@pytest.mark.parametrize("answer", [b"1", b"12345"])
+def test_a_masked_row_comes_with_a_number_of_silent_clients_or_not_at_all(answer):
+    def garbled(exchange, node, letter, reply):
+        return message_bytes(replace(read_reply(letter, reply), answer=answer)) if node == 1 and read_message(letter).ask else reply
+
+    fleet = Sites(fault=garbled).fleet(schedule="simple")
+    train(FEDAVG, TASK, fleet=fleet, rounds=1, channel=CHANNEL)
+    assert fleet.reports[-1].answered == 24
+    assert fleet.reports[-1].problems == {1: "an answer with a masked row holds more than a number."}
+
+
 def test_nobody_answers():
     with pytest.warns(RoundLostWarning, match="no node answered"):
         result = train(FEDAVG, TASK, fleet=Sites(fault=lambda *_: None).fleet(), rounds=1)
     assert torch.equal(params_of(result), TASK.params())
 
 
+NOISY = fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=30, noise="discrete", planned_clients=18, **LOCAL)
+
+
 def test_all_or_nothing_is_repeated_once_with_the_rest_and_charged_again():
     sites = Sites(vanish={3: {2}})
     fleet = sites.fleet(schedule="all-or-nothing")
-    result = train(FEDAVG, TASK, fleet=fleet, rounds=3, channel=CHANNEL)
+    result = train(NOISY, TASK, fleet=fleet, rounds=3, channel=SecureChannel(18, minimum_contributors=3))
     asked = [len(event.releases) * count for event, count in result.ledger.rounds]
     assert sum(asked) == 4
     assert len(sites.letters) == 1 + 3 + 1
     again = read_message(sites.letters[3][0])
     assert unpack(again.ask, TYPES).attempt == 1
     assert list(sites.letters[3]) == [0, 1, 2, 4]
+
+
+def test_all_or_nothing_without_noise_is_not_repeated():
+    """With the late row, the difference of the two sums would be that row."""
+    sites = Sites(vanish={3: {2}})
+    with pytest.warns(RoundLostWarning, match="no row came from nodes 3, and all are needed: nothing is released. Without noise there is no retry") as said:
+        result = train(FEDAVG, TASK, fleet=sites.fleet(schedule="all-or-nothing"), rounds=3, channel=CHANNEL)
+    assert len([one for one in said if one.category is RoundLostWarning]) == 1
+    assert [list(letters) for letters in sites.letters[1:4]] == [[0, 1, 2, 3, 4]] * 3          # each question once, from everybody
+    assert sum(len(event.releases) * count for event, count in result.ledger.rounds) == 3
+    assert not torch.equal(params_of(result), TASK.params())
+
+
+@pytest.mark.parametrize(("method", "answers"), [(FEDAVG, False), (NOISY, True)], ids=["exact", "noise"])
+def test_a_node_refuses_a_retry_without_noise(method, answers):
+    """Whatever the server thinks: the question of a round is asked once more as its second attempt."""
+    sites = Sites()
+    train(method, TASK, fleet=sites.fleet(schedule="all-or-nothing"), rounds=1, channel=SecureChannel(18, minimum_contributors=3))
+    first = read_message(sites.letters[1][0])
+    node, ask = Node(sites.people[0], TASK, workers=1), unpack(first.ask, TYPES)
+    node.tell(first.broadcasts[-1])
+    row, _ = node.row(first.ask, 62)
+    again = pack(replace(ask, attempt=1))
+    if answers:
+        assert not np.array_equal(node.row(again, 62)[0], row)
+    else:
+        with pytest.raises(Refused, match="a retry asks for sums without noise"):
+            node.row(again, 62)
 
 
 def test_all_or_nothing_that_could_not_agree_on_keys_tries_again():

@@ -41,7 +41,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def column_of(run: RunFolder, member: int = 0, split: str = "test", name: str = "error") -> np.ndarray:
-    return run.of_clients(split, member)[name].astype(float)
+    return run.client_columns(split, member)[name].astype(float)
 
 
 def worst_share(errors: np.ndarray, fraction: float) -> float:
@@ -121,7 +121,7 @@ def test_histogram_and_distribution_function_are_of_the_pooled_clients(family):
 
 def test_differences_by_client_are_averaged_over_common_seeds(methods):
     data = page_data(methods)
-    finished = {(run.name, run.seed): column_of(run) for run in methods if run.finished}
+    finished = {(run.name, run.seed): column_of(run) for run in methods if run.is_finished}
     expected = np.mean([finished["tail", s] - finished["FedAvg", s] for s in SEEDS], axis=0)
     assert data["clients"]["differences"][1] == approx(expected, abs=1e-5)
     change = data["clients"]["changes"][1]
@@ -193,7 +193,7 @@ def test_what_the_tail_is_made_of(family):
     for k, label in enumerate(tail["classes"]["group"]):
         assert made["composition"]["group"]["contributed"][k][-1] == approx(np.mean([f"group {group[i]:g}" == label for i in ids]), rel=1e-4)
     assert sum(part[-1] for part in made["composition"]["size"]["contributed"]) == approx(1, abs=1e-4)
-    names = family[0].of_clients("train")["name"].tolist()
+    names = family[0].client_columns("train")["name"].tolist()
     total = {names[k]: n for k, n in enumerate(sum(column_of(run, 2, "train", "in_tail") for run in family))}
     assert made["frequent"]["contributed"] == sorted(total.values(), reverse=True)[:25]
     assert [total[name] for name in made["frequent"]["names"]] == made["frequent"]["contributed"]
@@ -238,7 +238,7 @@ def test_clients_that_could_not_pick_are_left_out(family, tmp_path):
 
 
 def test_an_unfinished_run_shows_its_curves(methods, tmp_path):
-    half = [run for run in methods if not run.finished]
+    half = [run for run in methods if not run.is_finished]
     data = page_data(half)
     assert data["clients"] is data["tail"] is data["distributions"] is None
     assert data["curves"][0]["test"]["loss"]["rounds"] == [0, 5]
@@ -248,7 +248,7 @@ def test_an_unfinished_run_shows_its_curves(methods, tmp_path):
 
 
 def test_an_unfinished_seed_does_not_bend_the_average(methods):
-    whole = page_data([run for run in methods if run.finished])
+    whole = page_data([run for run in methods if run.is_finished])
     data = page_data(methods)
     assert data["table"] == whole["table"]
     assert data["curves"] == whole["curves"]

@@ -50,7 +50,7 @@ def move(visit: Visit, theta: float) -> None:
 def numbers_of(family: list[RunFolder], theta: float) -> dict[str, float]:
     """Means over seeds, of numpy over the table of clients and of the run's own last line."""
     member = THETAS.index(theta)
-    errors = [run.of_clients("test", member)["error"] for run in family]
+    errors = [run.client_columns("test", member)["error"] for run in family]
     worst = [run.metrics[-1]["members"][member]["test"]["error"]["worst10"] for run in family]
     return {"mean": np.mean([e.mean() for e in errors]), "p90": np.mean([np.percentile(e, 90) for e in errors]), "worst10": np.mean(worst)}
 
@@ -66,7 +66,7 @@ def check_numbers(visit: Visit, family: list[RunFolder], theta: float) -> None:
         assert visit.value(f"#table tr.focus [data-statistic={name}]") == approx(value, abs=1e-12)
         assert visit.text(f"#table tr.focus [data-statistic={name}]").startswith(f"{100 * value:.2f}")
     assert visit.page.locator("#table tr.focus").count() == 1
-    picked = sum(run.of_clients("test", THETAS.index(theta))["picks"].sum() for run in family)
+    picked = sum(run.client_columns("test", THETAS.index(theta))["picks"].sum() for run in family)
     assert visit.value("#focus-picked") == picked
 
 
@@ -97,7 +97,7 @@ def test_the_slider_moves_when_its_value_is_set(visit, family):
 
 def test_plots_show_the_numbers_of_the_files(visit, family):
     member, data = THETAS.index(0.2), page_data(family)
-    tables = [{k: run.of_clients("test", k) for k in (0, member)} for run in family]
+    tables = [{k: run.client_columns("test", k) for k in (0, member)} for run in family]
     before, after = (100 * np.mean([t[k]["error"] for t in tables], axis=0) for k in (0, member))
     move(visit, 0.2)
     pairs = visit.traces("pairs")[0]

@@ -47,7 +47,7 @@ from fedtail import (
     fedavg,
 )
 from fedtail.client_statistics import ClientStatistics
-from fedtail.composition import Composition, risk_has_its_clients
+from fedtail.composition import Composition, client_and_group_refusals
 from fedtail.declarations import RiskDeclaration
 from fedtail.privacy.events import NonPrivateRelease
 from fedtail.privacy.mechanisms import NoPrivacy
@@ -1052,7 +1052,7 @@ def test_the_lambdas_of_groups_sum_to_one_when_only_groups_without_any_are_sampl
 
 
 def check_clients(risk, people, sample):
-    for text in risk_has_its_clients(Composition(sample, risk, WeightedMean(), LocalSGD(), people, PlainChannel(), None)):
+    for text in client_and_group_refusals(Composition(sample, risk, WeightedMean(), LocalSGD(), people, PlainChannel(), None)):
         raise ValueError(text)
 
 

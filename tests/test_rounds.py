@@ -13,7 +13,7 @@ from torch import nn
 
 import fedtail
 from fedtail import Engine, Family, LocalSGD, Population, Task, Trained, resume, train
-from fedtail.draws import hashed, permutations
+from fedtail.draws import hash_bits, permutations
 from fedtail.engine import LocalFleet
 from fedtail.local import Cosine, Proximal, StepDecay
 from fedtail.losses import squared_error
@@ -57,7 +57,7 @@ def textbook(task, population, cohort_of, weights_of, rounds, seed, learning_rat
             x, own, anchor = x.double(), copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
             speed = [torch.zeros_like(p) for p in own.parameters()]
             for epoch in range(epochs):
-                order = permutations(hashed(seed, "batches", t, population.key[[k]], epoch), torch.tensor([len(y)]))[0]
+                order = permutations(hash_bits(seed, "batches", t, population.key[[k]], epoch), torch.tensor([len(y)]))[0]
                 for low in range(0, len(y), batch_size):
                     few = order[low : low + batch_size]
                     gradients = torch.autograd.grad(task.loss(own(x[few]), y[few]).mean(), list(own.parameters()))
@@ -200,7 +200,7 @@ def test_a_client_whose_update_is_not_finite_is_left_out_and_counted(name):
     method = replace(ALGORITHMS[name], sample=fedtail.Everyone())
     seen = []
     task = Task(Fragile())
-    trained = train(method, task, Population.from_clients(pairs), rounds=2, on_round=lambda p: seen.append(p.view.failed))
+    trained = train(method, task, Population.from_clients(pairs), rounds=2, on_round=lambda p: seen.append(p.view.num_failed))
     assert trained.state.params.isfinite().all()
     if name == "delta_fl":
         assert all(f <= 1 for f in seen)
@@ -221,8 +221,8 @@ def test_a_client_without_a_finite_loss_has_no_mass(name):
     seen = []
     trained = train(method, Task(start, loss=fedtail_squared), population, rounds=2, on_round=lambda p: seen.append(p.view))
     assert trained.state.params.isfinite().all()
-    assert seen[0].failed == 1
-    assert seen[0].cohort == len(population)
+    assert seen[0].num_failed == 1
+    assert seen[0].cohort_size == len(population)
 
 
 @pytest.mark.parametrize("module", [LeastSquares(5), nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))], ids=["linear", "module"])
@@ -266,7 +266,7 @@ def test_an_empty_cohort_keeps_the_model():
 def test_a_round_in_which_nobody_was_asked_repeats_no_count():
     views = []
     rare = replace(ALGORITHMS["fedavg"], sample=fedtail.Poisson(0.05))
-    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort, p.view.contributors)))
+    train(rare, linear(), POPULATION, rounds=30, on_round=lambda p: views.append((p.view.cohort_size, p.view.contributors)))
     drawn = [len(rare.sample(POPULATION, 0, t).ids) for t in range(30)]
     assert 0 in drawn
     assert views == [(n, n) for n in drawn]
@@ -495,7 +495,7 @@ def test_a_callback_sees_every_round_and_can_stop():
     seen = []
 
     def on_round(progress):
-        seen.append((progress.round, progress.rounds, progress.view.cohort))
+        seen.append((progress.round, progress.rounds, progress.view.cohort_size))
         assert isinstance(progress.module, SoftmaxRegression)
         return progress.round == 2
 

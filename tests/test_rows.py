@@ -89,8 +89,8 @@ def test_a_store_is_a_dictionary_with_snapshots_whatever_is_committed_copied_and
         if round % 7 == 6:
             store = RowStore.open(tmp_path, pickle.loads(pickle.dumps(store.rows.mark)))
         if round % 11 == 10:
-            store = store.rows.copied(tmp_path / f"{round}.rows")
-            assert len(store) == store.live == len(model)
+            store = store.rows.copy_to(tmp_path / f"{round}.rows")
+            assert len(store) == store.num_keys == len(model)
     for rows, then in [*past, (store.rows, model)]:
         assert_holds(rows, then)
 
@@ -274,7 +274,7 @@ def test_replaced_rows_are_given_up_when_they_outweigh_the_others(tmp_path, monk
         trained = train(method(), task(), fleet=fleet, rounds=5, seed=3, on_round=lambda p: snapshots.append((p.trained, column(p.trained))) and None)
     assert same(trained, narrow)
     store = trained.memory.kept["risk 0"].store
-    assert len(store) <= 2 * store.live + 7
+    assert len(store) <= 2 * store.num_keys + 7
     assert len(list((tmp_path / "memory").glob("*.rows"))) > 1      # until `sweep`, for whoever still refers to them
     for earlier, then in snapshots:
         assert all(torch.equal(*pair) for pair in zip(column(earlier), then, strict=True))
@@ -288,7 +288,7 @@ def test_parts_recall_rows_and_who_has_any(tmp_path):
     for round, (chosen, finished) in enumerate([([0, 2], True), ([1], False), ([], True)]):
         fleet.open(Cohort(ids, POPULATION.key[ids], torch.ones(3), 1.0), Broadcast(round + 1, 0, task().params()[None]))
         clients = fleet._shard.clients()
-        found = {name: clients.recalled(name) for name in rows}
+        found = {name: clients.stored_rows(name) for name in rows}
         for name in rows if round else ():
             assert found[name].has.tolist() == [name == "wide", False, True]
             assert torch.equal(found[name].rows[2], rows[name][2])
@@ -321,7 +321,7 @@ def go_on(folder: Path, rounds: int = 6, stop: int | None = None) -> fedtail.tra
     folder.mkdir(exist_ok=True)
     checkpoints, algorithm = Checkpoints(folder), method()
     checkpoint = checkpoints.load()[0]
-    start = checkpoint.trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
+    start = checkpoint.to_trained(algorithm, task(), 3) if checkpoint else Trained(algorithm, task(), algorithm.start(task().params(), 3), 3)
     with LocalFleet(POPULATION, task(), workers=1, folder=folder / MEMORY) as fleet:
         return resume(start, fleet=fleet, rounds=(stop or rounds) - start.rounds,
                       on_round=lambda progress: checkpoints.save(progress.trained, {}))
@@ -524,7 +524,7 @@ class Folders(Sites):
     def fresh(self, node):
         return fedtail.deployment.Site(lambda: fedtail.deployment.Node(
             self.people[node], self.task, parts=[Habit], workers=1, folder=self.folder and self.folder / str(node),
-            trainings=self.most))
+            trainings=self.most), masked_only=False)
 
     def column(self):
         nodes = [self.sites[n]._loaded_node() for n in sorted(self.sites)]
@@ -547,7 +547,7 @@ def test_nodes_keep_their_last_round_and_a_server_that_restarts_finds_it(tmp_pat
         del site
         sites.sites = {n: sites.fresh(n) for n in sites.sites}
     again = sites.fleet(forgets=False)
-    start = Checkpoints(folder).load()[0].trained(method(width), task(), 3)
+    start = Checkpoints(folder).load()[0].to_trained(method(width), task(), 3)
     trained = resume(start, fleet=again, rounds=3)
     again.finish()
     assert torch.allclose(trained.state.params, narrow.state.params, atol=1e-6)

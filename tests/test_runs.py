@@ -22,7 +22,7 @@ from fedtail.experiment.experiment import build_experiments
 from fedtail.privacy import Ledger
 from fedtail.runs import Interrupted, RunError, RunFolder, find_runs, run
 from fedtail.runs.checkpoint import Checkpoints
-from fedtail.runs.comparison import differences, rows
+from fedtail.runs.comparison import paired_differences, rows_by_method
 from fedtail.runs.files import Lines, only_writer, write_whole
 
 from run_cases import BASE, METHODS, Onlooker, digests, experiment
@@ -59,13 +59,13 @@ def test_metrics_are_statistics_of_the_client_table(whole, name):
     assert [line["round"] for line in folder.metrics] == [0, 2, 4, 6]
     for member in range(len(folder.members)):
         for split in ("validation", "test"):
-            error = folder.of_clients(split, member)["error"]
+            error = folder.client_columns(split, member)["error"]
             told = last["members"][member][split]["error"]
             assert told["mean"] == pytest.approx(error.mean())
             assert told["p90"] == pytest.approx(np.percentile(error, 90))
             assert told["p95"] == pytest.approx(np.percentile(error, 95))
             assert told["worst10"] == pytest.approx(error.max())          # a tenth of four clients is part of one
-        train = folder.of_clients("train", member)
+        train = folder.client_columns("train", member)
         assert last["members"][member]["train"]["loss"]["mean"] == pytest.approx(np.average(train["loss"], weights=train["mass"]))
     assert folder.result["members"] == last["members"]
 
@@ -87,7 +87,7 @@ def test_rounds_say_who_was_asked_and_who_counted(whole, name):
             tail[member][counted] += 1
         asked[line["asked"]] += 1
     for member in range(len(folder.members)):
-        table = folder.of_clients("train", member)
+        table = folder.client_columns("train", member)
         assert table["asked"].tolist() == asked.tolist()
         assert table["in_tail"].tolist() == tail[member].tolist()
 
@@ -210,10 +210,10 @@ def test_promises_that_cannot_be_kept_are_refused_before_anything_is_written(tmp
 def test_a_family_says_who_picks_which_model(whole):
     folder = whole["family"]
     family = fedtail.evaluate_family(trained("family"), experiment("family").data.load(3)["test"])
-    picks = np.stack([folder.of_clients("test", member)["picks"] for member in range(3)])
+    picks = np.stack([folder.client_columns("test", member)["picks"] for member in range(3)])
     assert picks.sum(0).tolist() == [1] * 4                                # everybody picks one
     assert picks.argmax(0).tolist() == family.choice.tolist()
-    judged = np.stack([folder.of_clients("test", member)["judged"] for member in range(3)])
+    judged = np.stack([folder.client_columns("test", member)["judged"] for member in range(3)])
     assert judged.astype(float).tolist() == [member.values.tolist() for member in family.members]
 
 
@@ -231,7 +231,7 @@ def test_finetuning_is_recorded_where_it_is_asked_for(tmp_path):
     splits = wanted.data.load(0)
     model = fedtail.train(wanted.algorithm, wanted.task.make(0), splits["train"], rounds=6)
     tuned = fedtail.finetune(model, splits["test"], fedtail.LocalSGD(learning_rate=0.1, epochs=2))
-    table = folder.of_clients("test")
+    table = folder.client_columns("test")
     assert table["before_finetuning"].tolist() == tuned.before.error.values.tolist()
     assert table["after_finetuning"].tolist() == tuned.after.error.values.tolist()
     assert folder.result["finetuned"][0]["after"]["mean"] == pytest.approx(np.mean(table["after_finetuning"]))
@@ -240,7 +240,7 @@ def test_finetuning_is_recorded_where_it_is_asked_for(tmp_path):
 def test_clients_with_one_example_are_left_out_of_what_needs_two(tmp_path):
     text = "[evaluate.finetune]\nlearning_rate = 0.1\nepochs = 1\n"
     wanted = experiment("family", "data.sizes=[9,1,1,1,5,1,8,1,1,5,9,1,7,1,5,1]", more=text)
-    table = run(wanted, 0, tmp_path / "ones", Onlooker()).of_clients("test")
+    table = run(wanted, 0, tmp_path / "ones", Onlooker()).client_columns("test")
     alone = table["size"] == 1
     assert alone.any()
     assert all(value is None for value in table["picks"][alone])
@@ -318,7 +318,7 @@ def test_from_every_checkpoint_of_a_narrow_model_training_goes_on_to_the_same_bi
         kept = Checkpoints(tmp_path / str(stop))
         kept.folder.mkdir()
         kept.save(states[stop], {})
-        read = kept.load()[0].trained(method, task, 0)
+        read = kept.load()[0].to_trained(method, task, 0)
         more = fedtail.resume(read, people, rounds=rounds - stop, engine=fedtail.Engine(workers=1))
         assert torch.equal(more.state.params, whole.state.params)
 
@@ -466,7 +466,7 @@ def test_a_folder_in_use_is_not_written(tmp_path, whole):
         run(experiment(), 3, tmp_path / "mine", Onlooker(), resume=True)
     assert (tmp_path / "mine" / "experiment.toml").read_text() == "precious"
     onlooker = Onlooker()
-    assert run(experiment(), 3, whole["delta_fl"].path, onlooker, resume=True).finished
+    assert run(experiment(), 3, whole["delta_fl"].path, onlooker, resume=True).is_finished
     assert "is finished; nothing to do" in onlooker.notes[0]
 
 
@@ -482,7 +482,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_checkpoint(tmp_path):
     checkpoint, problems = Checkpoints(folder).load()
     assert (checkpoint.round, problems) == (2, [])
     assert not list(folder.glob(".*writing"))
-    assert run(experiment(), 3, folder, Onlooker(), resume=True).finished
+    assert run(experiment(), 3, folder, Onlooker(), resume=True).is_finished
 
 
 def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
@@ -634,14 +634,14 @@ def test_runs_are_found_below_folders_and_others_are_refused(whole, tmp_path):
 def test_comparisons_are_means_deviations_and_paired_differences(tmp_path):
     runs = [run(experiment(name, "rounds=2"), seed, tmp_path / f"{name}{seed}", Onlooker()) for seed in (0, 1, 2)
             for name in ("delta_fl", "refreshed momentum")]
-    a, b = ([100 * np.array(r.of_clients("test")["error"]) for r in runs if r.name == name] for name in ("delta_fl", "refreshed momentum"))
-    first, second = rows(runs)
+    a, b = ([100 * np.array(r.client_columns("test")["error"]) for r in runs if r.name == name] for name in ("delta_fl", "refreshed momentum"))
+    first, second = rows_by_method(runs)
     assert (first["method"], second["method"], first["unit"], first["seeds"]) == ("delta_fl", "refreshed momentum", "%", [0, 1, 2])
     assert first["p90"]["mean"] == pytest.approx(np.mean([np.percentile(e, 90) for e in a]))
     assert first["p90"]["std"] == pytest.approx(np.std([np.percentile(e, 90) for e in a], ddof=1))
     assert second["variance"]["mean"] == pytest.approx(np.mean([np.var(e) for e in b]))
-    [less] = differences(runs)
+    [less] = paired_differences(runs)
     paired = np.array([y.mean() - x.mean() for x, y in zip(a, b, strict=True)])
     assert less["mean"]["mean"] == pytest.approx(paired.mean())
     assert less["mean"]["stderr"] == pytest.approx(paired.std(ddof=1) / np.sqrt(3))
-    assert rows(runs[:1])[0]["mean"]["std"] is None
+    assert rows_by_method(runs[:1])[0]["mean"]["std"] is None

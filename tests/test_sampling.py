@@ -15,7 +15,7 @@ from scipy import stats
 from torch import tensor
 
 from fedtail import ByMass, Everyone, Poisson, Population, Uniform
-from fedtail.draws import hashed, integers, permutations, uniform
+from fedtail.draws import hash_bits, integers, permutations, uniform
 from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
 
 ERROR_RATE = 1e-6                     # of each statistical assertion below
@@ -96,7 +96,7 @@ def test_uniform_draws_so_many_and_a_smaller_cohort_is_a_subset(size, other, rou
 def test_uniform_takes_the_smallest_hashes_and_poisson_the_draws_below_its_rate(round):
     """A run that goes on after an upgrade draws the cohorts that it would have drawn. A draw at the rate is not below it."""
     population = crowd(30)
-    hashes = hashed(5, "cohort", round, population.key)
+    hashes = hash_bits(5, "cohort", round, population.key)
     draws = uniform(hashes).tolist()
     for size in (1, 4, 29):
         assert Uniform(size)(population, 5, round).ids.tolist() == sorted(np.argsort(hashes.numpy())[:size].tolist())
@@ -272,41 +272,41 @@ def test_what_fits_is_not_refused():
 
 @given(words, st.lists(words, max_size=4))
 def test_the_path_of_integers_equals_the_path_of_tensors(seed, parts):
-    plain = hashed(seed, "name", *parts)
+    plain = hash_bits(seed, "name", *parts)
     assert plain.dtype == torch.int64
     assert plain.shape == ()
     if parts:
-        assert hashed(seed, "name", *(tensor([p]) for p in parts)).tolist() == [plain.item()]
-        assert hashed(seed, "name", tensor(parts[0]), *parts[1:]).item() == plain.item()
-        assert hashed(seed, "name", *parts[:-1], tensor(parts[-1:])).tolist() == [plain.item()]
+        assert hash_bits(seed, "name", *(tensor([p]) for p in parts)).tolist() == [plain.item()]
+        assert hash_bits(seed, "name", tensor(parts[0]), *parts[1:]).item() == plain.item()
+        assert hash_bits(seed, "name", *parts[:-1], tensor(parts[-1:])).tolist() == [plain.item()]
 
 
 def test_a_numpy_integer_is_an_integer():
     """Seeds often come from numpy.arange."""
-    assert hashed(np.int64(3), "name", 1, tensor([2])).tolist() == hashed(3, "name", 1, tensor([2])).tolist()
+    assert hash_bits(np.int64(3), "name", 1, tensor([2])).tolist() == hash_bits(3, "name", 1, tensor([2])).tolist()
 
 
 def test_draws_broadcast():
     rows, columns = torch.arange(3)[:, None], torch.arange(4)
-    grid = hashed(5, "grid", rows, columns)
-    assert grid.tolist() == [[hashed(5, "grid", r, c).item() for c in range(4)] for r in range(3)]
+    grid = hash_bits(5, "grid", rows, columns)
+    assert grid.tolist() == [[hash_bits(5, "grid", r, c).item() for c in range(4)] for r in range(3)]
 
 
 def test_every_part_of_a_name_matters():
-    base = hashed(1, "a", 2, 3).item()
-    others = [hashed(2, "a", 2, 3), hashed(1, "b", 2, 3), hashed(1, "a", 3, 2), hashed(1, "a", 2, 4), hashed(1, "a", 3, 3),
-              hashed(1, "a", 2), hashed(1, "a", 2, 3, 0), hashed(-1, "a", 2, 3), hashed(1, "", 2, 3)]
+    base = hash_bits(1, "a", 2, 3).item()
+    others = [hash_bits(2, "a", 2, 3), hash_bits(1, "b", 2, 3), hash_bits(1, "a", 3, 2), hash_bits(1, "a", 2, 4), hash_bits(1, "a", 3, 3),
+              hash_bits(1, "a", 2), hash_bits(1, "a", 2, 3, 0), hash_bits(-1, "a", 2, 3), hash_bits(1, "", 2, 3)]
     assert len({base, *(o.item() for o in others)}) == len(others) + 1      # a collision of 64 bits: below 1e-17
 
 
 STREAMS = {
-    "clients": lambda k: hashed(0, "x", 0, k),
-    "rounds": lambda k: hashed(0, "x", k, 0),
-    "last part": lambda k: hashed(0, "x", 3, 7, k),
-    "far clients": lambda k: hashed(0, "x", 0, k * 2**32),
-    "seeds": lambda k: torch.stack([hashed(int(s), "x", 0, 0) for s in k]),
-    "names": lambda k: torch.stack([hashed(0, f"x{s}", 0, 0) for s in k]),
-    "negative": lambda k: hashed(0, "x", -k),
+    "clients": lambda k: hash_bits(0, "x", 0, k),
+    "rounds": lambda k: hash_bits(0, "x", k, 0),
+    "last part": lambda k: hash_bits(0, "x", 3, 7, k),
+    "far clients": lambda k: hash_bits(0, "x", 0, k * 2**32),
+    "seeds": lambda k: torch.stack([hash_bits(int(s), "x", 0, 0) for s in k]),
+    "names": lambda k: torch.stack([hash_bits(0, f"x{s}", 0, 0) for s in k]),
+    "negative": lambda k: hash_bits(0, "x", -k),
 }
 
 
@@ -330,7 +330,7 @@ def test_draws_are_uniform_their_bits_balanced_and_neighbours_independent(stream
 def test_two_streams_are_independent(other):
     name, round, seed = other
     clients = torch.arange(4000)
-    a, b = uniform(hashed(0, "x", 0, clients)).numpy(), uniform(hashed(seed, name, round, clients)).numpy()
+    a, b = uniform(hash_bits(0, "x", 0, clients)).numpy(), uniform(hash_bits(seed, name, round, clients)).numpy()
     counts, _, _ = np.histogram2d(a, b, bins=8, range=[[0, 1], [0, 1]])
     assert_uniform_counts(counts.ravel(), [4000 / 64] * 64)
     assert stats.spearmanr(a, b).pvalue > ERROR_RATE
@@ -342,7 +342,7 @@ def test_uniform_reads_bits_as_a_fraction_in_the_unit_interval():
 
 
 def test_integers_are_uniform_over_their_range():
-    bits = hashed(0, "dice", torch.arange(6000))
+    bits = hash_bits(0, "dice", torch.arange(6000))
     values = integers(bits, 1, 7)
     assert_uniform_counts(values.bincount(minlength=7)[1:].numpy(), [1000] * 6)
     assert int(values.min()) == 1
@@ -353,7 +353,7 @@ def test_integers_are_uniform_over_their_range():
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2**40))
 def test_permutations_are_permutations_of_each_size(sizes, seed):
-    orders = permutations(hashed(seed, "order", torch.arange(len(sizes))), tensor(sizes))
+    orders = permutations(hash_bits(seed, "order", torch.arange(len(sizes))), tensor(sizes))
     assert orders.shape == (len(sizes), max(sizes))
     for row, size in zip(orders.tolist(), sizes, strict=True):
         assert sorted(row[:size]) == list(range(size))
@@ -361,7 +361,7 @@ def test_permutations_are_permutations_of_each_size(sizes, seed):
 
 
 def test_a_permutation_does_not_depend_on_who_else_is_asked():
-    bits, sizes = hashed(0, "order", torch.arange(5)), tensor([3, 9, 4, 1, 6])
+    bits, sizes = hash_bits(0, "order", torch.arange(5)), tensor([3, 9, 4, 1, 6])
     together = permutations(bits, sizes)
     for k in range(5):
         assert permutations(bits[k : k + 1], sizes[k : k + 1])[0].tolist() == together[k, : sizes[k]].tolist()
@@ -372,7 +372,7 @@ def test_permutations_of_four_are_equally_likely(width):
     n = 4800
     sizes = torch.full((n,), 4)
     sizes[0] = width
-    orders = permutations(hashed(0, "order", torch.arange(n)), sizes)[1:, :4].tolist()
+    orders = permutations(hash_bits(0, "order", torch.arange(n)), sizes)[1:, :4].tolist()
     _, counts = np.unique([int("".join(map(str, order))) for order in orders], return_counts=True)
     assert len(counts) == 24
     assert_uniform_counts(counts, [(n - 1) / 24] * 24)
@@ -382,5 +382,5 @@ def test_permutations_of_four_are_equally_likely(width):
 @given(st.integers(0, 2**63 - 1))
 def test_draws_do_not_touch_torchs_generator(seed):
     before = torch.random.get_rng_state()
-    permutations(hashed(seed, "order", torch.arange(3)), tensor([2, 3, 4]))
+    permutations(hash_bits(seed, "order", torch.arange(3)), tensor([2, 3, 4]))
     assert torch.equal(before, torch.random.get_rng_state())

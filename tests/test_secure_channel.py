@@ -15,7 +15,7 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
-from fedtail.channel.base import lose_rounding, refuse_release, server_noise
+from fedtail.channel.base import hide_small_groups, lose_rounding, refuse_release, server_noise
 from fedtail.channel.secure import context_digest
 from fedtail.composition import refusals
 from fedtail.deployment import ClientRegistry, RemoteFleet
@@ -24,7 +24,7 @@ from fedtail.fleet import Broadcast
 from fedtail.models import SoftmaxRegression
 from fedtail.privacy import NoSampling, RoundEvent, SystemRandomness
 from fedtail.quantiles.radix import Digit
-from fedtail.questions import Statistic, Train
+from fedtail.questions import Statistic, StatisticPart, Train
 from fedtail.risk import Risk
 
 from cases import small_population
@@ -43,7 +43,7 @@ RECIPES = {
     "quadratic": replace(fedtail.fedavg(14, **LOCAL), risk=fedtail.QuadraticSuperquantile(0.5, 0.2)),
     "q_ffl": fedtail.q_ffl(1.0, 14, **LOCAL),
     "term": fedtail.term(1.0, 14, loss_bound=8.0, **LOCAL),
-    "afl groups": fedtail.afl(0.3, groups=3, cohort_size=14, **LOCAL),
+    "afl groups": fedtail.afl(0.3, groups=3, cohort_size=24, **LOCAL),      # of each group of ten, four at least
     "family": Family((fedtail.fedavg(14, **LOCAL), fedtail.delta_fl(0.5, 14, **LOCAL))),
     "dp_fedavg": fedtail.dp_fedavg(30, 0.1, 1.0, cohort_size=16, noise="discrete", planned_clients=8, **LOCAL),
     "dp_delta_fl": fedtail.dp_delta_fl(0.5, 30, 0.1, 1.0, 1.0, 3.0, cohort_size=16, noise="discrete", planned_clients=8, **LOCAL),
@@ -113,17 +113,27 @@ def test_clients_told_another_threshold_another_model_or_other_members_have_othe
 
 
 def test_a_tail_in_which_nobody_could_hide_is_lost_before_it_trains():
-    """One client with half of all mass is half of the tail: equal masses would show more clients in it."""
-    mass = torch.ones(30, dtype=torch.float64)
-    mass[3] = 30.0
-    heavy = replace(PEOPLE, mass=mass)
+    """One client with half of all mass may be the whole tail: it is counted where its mass alone does not tell."""
     algorithm = replace(fedtail.delta_fl(0.5, **LOCAL), sample=fedtail.Everyone())
-    lost = pytest.warns(RoundLostWarning, match="clients may contribute, and minimum_contributors is 10")
+    start = train(RECIPES["fedavg"], TASK, PEOPLE, rounds=3).module                    # at the start of all, losses are equal
+    worst = int(fedtail.evaluate(start, PEOPLE, TASK)["loss"].values.argmax())
+    heavy = replace(PEOPLE, mass=torch.ones(30, dtype=torch.float64).index_fill(0, torch.tensor([worst]), 30.0))
+    lost = pytest.warns(RoundLostWarning, match="as few as 1 clients may contribute, and minimum_contributors is 10")
     with pytest.warns(fedtail.NoContributionWarning), lost:
-        result = train(algorithm, TASK, heavy, rounds=1, channel=SecureChannel(16))
-    assert torch.equal(result.state.params, TASK.params())
+        result = train(algorithm, TASK, heavy, rounds=1, start=start, channel=SecureChannel(16))
+    assert counts_of(result) == 1
+    assert all(torch.equal(one, other) for one, other in zip(result.module.parameters(), start.parameters(), strict=True))
     moved = train(algorithm, TASK, PEOPLE, rounds=1, channel=SecureChannel(16))
     assert not torch.equal(moved.state.params, TASK.params())
+
+
+def test_a_round_is_not_lost_by_a_bound_where_counting_tells_that_enough_contribute():
+    """By mass alone a tail may be one heavy client; here it is all 30, whose losses are equal."""
+    mass = torch.ones(30, dtype=torch.float64).index_fill(0, torch.tensor([3]), 30.0)
+    algorithm = replace(fedtail.delta_fl(0.5, **LOCAL), sample=fedtail.Everyone())
+    result = train(algorithm, TASK, replace(PEOPLE, mass=mass), rounds=1, channel=SecureChannel(16))
+    assert counts_of(result) == 1
+    assert not torch.equal(result.state.params, TASK.params())
 
 
 def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
@@ -133,13 +143,75 @@ def test_a_tail_of_exactly_as_many_as_a_client_must_hide_among_is_trained():
     (refused,) = refusals(algorithm, PEOPLE, few, LocalFleet(PEOPLE, TASK))
     assert "Superquantile lets about 10 of 20 clients contribute to a round: " in refused
     assert "(minimum_contributors=11)" in refused
-    dual = torch.tensor([1.0, 2.0, 0.5, 10.0], dtype=torch.float64)      # the last of them: a mass of 10 counts
-    question = Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate)
+    question, cohort = tail_question(10.0)
+    assert just.answers_needed((question,), cohort, asked_in_vain) == 20     # of exactly ten nobody may drop out
+    with pytest.raises(RoundLost, match="as few as 10 clients may contribute, and minimum_contributors is 11"):
+        few.answers_needed((question,), cohort, lambda joint: [torch.tensor([10.0 - 1e-9])])
+    assert few.answers_needed((question,), cohort, lambda joint: [torch.tensor([11.0])]) == 20
+
+
+def tail_question(mass):
+    """A question for the updates of a tail of so much mass, each client having a mass of one, and a cohort of 20."""
+    algorithm = fedtail.delta_fl(0.5, 20, **LOCAL)
+    dual = torch.tensor([1.0, 2.0, 0.5, mass], dtype=torch.float64)
     cohort = algorithm.sample(PEOPLE, 0, 0)
     assert cohort.mass_bound == 1
-    just.lose_small_sums((question,), cohort, asked_in_vain)
-    with pytest.raises(RoundLost, match="as few as 10 clients may contribute, and minimum_contributors is 11"):
-        few.lose_small_sums((question,), cohort, asked_in_vain)
+    return Train(algorithm.local, algorithm.risk, dual, algorithm.aggregate), cohort
+
+
+@pytest.mark.parametrize(("mass", "needed"), [(12.0, 18), (11.2, 18), (12 + 1e-9, 18), (20.0, 10), (25.0, 10), (10.0, 20)])
+def test_so_many_must_answer_that_the_minimum_contribute_whoever_drops_out(mass, needed):
+    question, cohort = tail_question(mass)
+    channel = SecureChannel(11, minimum_contributors=10)
+    assert channel.answers_needed((question,), cohort, asked_in_vain) == needed
+    everybody = Statistic(Digit(24, 8), torch.tensor(0))
+    assert channel.answers_needed((everybody,), cohort, asked_in_vain) == 10
+    assert channel.answers_needed((everybody, question), cohort, asked_in_vain) == needed
+    assert IntegerChannel().answers_needed((question,), cohort, asked_in_vain) == 0
+
+
+@pytest.mark.parametrize("masks", ["real", "none"])
+@pytest.mark.parametrize(("gone", "released"), [(2, True), (3, False)])
+def test_a_sum_stays_masked_where_more_dropped_out_than_the_tail_can_spare(monkeypatch, masks, gone, released):
+    """Of 12 contributors 10 are needed: with three clients gone, whoever they are, the sum could be over 9."""
+    channel = SecureChannel(11, minimum_contributors=10, masks=masks, dropout=0.1)
+    method = fedtail.delta_fl(0.6, 20, **LOCAL)
+    monkeypatch.setattr(SecureChannel, "_vanished", lambda self, cohort, broadcast, number: torch.arange(20) < (gone if number >= 4 else 0))
+    lost = contextlib.nullcontext() if released else pytest.warns(RoundLostWarning, match=f"{20 - gone} of 20 clients .* 18")
+    with lost:
+        trained = train(method, TASK, PEOPLE, rounds=1, channel=channel)
+    assert torch.equal(trained.state.params, TASK.params()) == (not released)
+
+
+def unusable(count):
+    """The population with examples of its first clients that are not numbers."""
+    owner = torch.repeat_interleave(torch.arange(30), PEOPLE.size)
+    return replace(PEOPLE, inputs=PEOPLE.inputs.masked_fill((owner < count)[:, None], float("nan")))
+
+
+@dataclass(frozen=True)
+class Picky(fedtail.WeightedMean):
+    """A user's aggregator that makes rows of zeros for clients of some keys."""
+
+    refused: int = 0
+
+    def rows(self, updates, weighted, train, clients):
+        return super().rows(updates, weighted, train, clients) * (clients.keys >= self.refused)[:, None]
+
+
+@pytest.mark.parametrize("settings", [{"masks": "real"}, {"masks": "none"}, {"masks": "none", "dropout": 1e-9}], ids=str)
+@pytest.mark.parametrize(("silent", "held"), [(20, True), (21, False)])
+@pytest.mark.parametrize("why", ["not finite", "empty"])
+def test_clients_who_answer_with_zeros_do_not_hide_anybody(settings, silent, held, why):
+    """Of 30 clients 9 or 10 contribute: the others' updates are not finite, or their rows are empty."""
+    base = replace(fedtail.fedavg(30, **LOCAL), sample=fedtail.Everyone())
+    people, method = (unusable(silent), base) if why == "not finite" else (PEOPLE, replace(base, aggregate=Picky(refused=int(PEOPLE.key.sort().values[silent]))))
+    channel = SecureChannel(16, minimum_contributors=10, **settings)
+    lost = pytest.warns(RoundLostWarning, match="21 of 30 clients answered with zeros .* and 10 must answer otherwise")
+    with contextlib.nullcontext() if held else lost, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=fedtail.NoContributionWarning)
+        trained = train(method, TASK, people, rounds=1, channel=channel)
+    assert torch.equal(trained.state.params, TASK.params()) == (not held)
 
 
 def asked_in_vain(question):
@@ -148,12 +220,12 @@ def asked_in_vain(question):
 
 def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
     question = Statistic(Digit(24, 8), torch.tensor(0))                  # without noise: only the channel needs a minimum
-    SecureChannel(8).lose_few((question,), SimpleNamespace(answered=8))
+    SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=8))
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(8).lose_few((question,), SimpleNamespace(answered=7))
+        SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=7))
     shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)         # noise of 8 clients
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answered=7))
+        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answer_count=7))
 
 
 def counts_of(trained):
@@ -186,6 +258,79 @@ class Nearest(Risk):
 
     def density(self, clients, dual):
         return (clients.losses.argsort().argsort() < self.contributors).double()
+
+
+@dataclass(frozen=True)
+class Overheard(fedtail.GroupAscent):
+    """Group ascent that notes the sums it was given."""
+
+    def fit(self, previous):
+        sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
+        HEARD.append(sums)
+        return (yield from answered(super().fit(previous), sums))
+
+
+HEARD: list[torch.Tensor] = []
+
+
+def answered(conversation, sums):
+    """A conversation whose one question is answered at once."""
+    next(conversation)
+    try:
+        conversation.send(sums)
+    except StopIteration as end:
+        return end.value
+    yield
+
+
+@pytest.mark.parametrize("masks", ["real", "none"])
+def test_of_a_group_with_fewer_clients_than_the_minimum_nothing_is_released(masks):
+    HEARD.clear()
+    method = replace(fedtail.fedavg(14, **LOCAL), risk=Overheard(3))
+    views = []
+    train(method, TASK, PEOPLE, rounds=4, channel=SecureChannel(8, minimum_contributors=4, masks=masks), on_round=lambda progress: views.append(progress.view))
+    small = 0
+    for sums, view in zip(HEARD, views, strict=True):
+        sizes = PEOPLE.group[view.sampled].bincount(minlength=3)
+        assert sums[:3].tolist() == [float(size) if size >= 4 else 0.0 for size in sizes.tolist()]
+        assert ((sums[3:] > 0) == (sizes >= 4)).all()
+        assert not (view.trained[0] & (sizes < 4)[PEOPLE.group[view.sampled]]).any()      # nor do its clients train
+        small += int(((sizes < 4) & (sizes > 0)).sum())
+    assert small > 0
+
+
+def test_groups_are_hidden_by_the_channel_that_hides_clients_only():
+    question, cohort = Statistic(fedtail.GroupAscent(3), torch.zeros(0)), fedtail.Everyone()(PEOPLE, 0, 0)
+    groups = replace(PEOPLE, group=torch.tensor([0] * 1 + [1] * 12 + [2] * 17))
+    hidden = hide_small_groups(question, cohort, groups, 10)
+    assert (hidden.left_out_groups, hidden.smallest_group, hidden.fewest_contributors(1.0)) == ((0,), 12, 12)
+    assert SecureChannel(16, minimum_contributors=10).answers_needed((hidden,), cohort, asked_in_vain) == 28      # two of twelve may drop out
+    assert hide_small_groups(question, cohort, groups, 0) is question
+    assert hide_small_groups(replace(question, part=Digit(24, 8)), cohort, groups, 10).smallest_group is None
+    with pytest.raises(RoundLost, match=r"of no group 18 clients were sampled \(minimum_contributors\), and GroupAscent asks by group"):
+        hide_small_groups(question, cohort, groups, 18)
+    shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)
+    assert hide_small_groups(shares, cohort, groups, 18) is shares
+
+
+def test_a_part_that_does_not_say_that_it_asks_by_group_is_not_given_the_groups():
+    @dataclass(frozen=True)
+    class Spy(StatisticPart):
+        def statistic(self, clients, trial):
+            assert clients.group is None
+            return clients.mass[:, None]
+
+    shard = shard_of(PEOPLE)
+    assert Statistic(Spy(), torch.zeros(0)).rows(shard.clients()).shape == (30, 1)
+    assert Statistic(fedtail.GroupAscent(3), torch.zeros(0)).rows(shard.clients()).shape == (30, 6)
+    rows = Statistic(fedtail.GroupAscent(3), torch.zeros(0), left_out_groups=(1, 2)).rows(shard.clients())
+    assert (rows.any(1) == (PEOPLE.group == 0)).all()
+
+
+def shard_of(people):
+    fleet = LocalFleet(people, TASK, workers=1)
+    fleet.open(fedtail.Everyone()(people, 0, 0), Broadcast(0, 0, TASK.params()[None]))
+    return fleet._shard
 
 
 @pytest.mark.parametrize("contributors", [1, 3, 9, 10, 20])
@@ -354,10 +499,10 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
     question = Statistic(Digit(24, 8), torch.tensor(0))
-    PlainChannel().lose_few((question,), SimpleNamespace(answered=None))             # nobody can fail there
-    PlainChannel().lose_few((question,), SimpleNamespace(answered=1))
+    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=None))             # nobody can fail there
+    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=1))
     with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
-        PlainChannel().lose_few((question,), SimpleNamespace(answered=0))
+        PlainChannel().lose_few((question,), SimpleNamespace(answer_count=0))
 
 
 def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
@@ -382,7 +527,7 @@ def test_the_noise_of_a_server_follows_from_seed_round_and_question():
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
-    in_one_process, answered = True, None
+    in_one_process, answer_count = True, None
 
     def __init__(self, fails=False):
         self.fails, self.seen = fails, []
@@ -439,7 +584,7 @@ def test_nodes_are_asked_for_masked_sums_and_one_process_for_what_it_needs():
     question, cohort = Statistic(Digit(24, 8), torch.tensor(0)), SimpleNamespace(key=torch.arange(3))
     nodes = SimpleNamespace(in_one_process=False, collect_masked=lambda *given: given)
     again = lambda: None  # noqa: E731
-    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again) == ((question,), "code", 8, again)
+    assert CHANNEL.collect((question,), "code", nodes, cohort, None, again, 12) == ((question,), "code", 8, again, None, 12)
     here = SimpleNamespace(in_one_process=True, collect=lambda questions, encoding: questions)
     assert replace(CHANNEL, masks="none").collect((question,), "code", here, cohort, None, again) == (question,)
 
@@ -480,5 +625,5 @@ def test_plain_numbers_are_added_in_float64():
     assert code.sum(code.encode(rows, torch.ones(1))).tolist() == (2 * rows.double()[0]).tolist()
     assert torch.equal(code.decode(rows, torch.ones(1)), rows)
     assert code.resolves(torch.zeros(2), torch.ones(1), 0)
-    assert not code.bounded
-    assert FixedPoint(3, 2.0, 20).bounded
+    assert not code.needs_bound
+    assert FixedPoint(3, 2.0, 20).needs_bound

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtail.secure import Refused, centred, masks, shamir
+from fedtail.secure import Client, Participant, Refused, Session, centred, masks, shamir
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, decode, encode
+from fedtail.secure.frames import unwrap, wrap
 from fedtail.secure.masks import add_masks, from_wire, residues, to_wire, word
+from fedtail.secure.messages import KeyList, Keys
 from fedtail.secure.primitives import (
     agreement,
     derive,
@@ -22,6 +26,7 @@ from fedtail.secure.primitives import (
     seal,
     sign,
     signed_by,
+    system,
     unseal,
 )
 
@@ -302,3 +307,23 @@ def test_masks_are_added_once_each_however_many_streams_are_open(monkeypatch, to
     monkeypatch.setattr(masks, "STREAMS", together)
     add_masks(row, keys[:4], keys[4:])
     assert (row == expected).all()
+
+
+def secrets_drawn(**settings):
+    """All secrets that a client draws in a session and the shares that it gives of them, with every generator of the process seeded."""
+    random.seed(0)
+    np.random.seed(0)      # noqa: NPY002 (the generator that everybody shares)
+    session = Session(b"run", 0, (0, 1), 2, queries=2)
+    clients = [Client(session, one, **settings) for one in session.members]
+    keys = KeyList(tuple(unwrap(Keys, one.keys(), session.id, 10**6) for one in clients))
+    shares = clients[0].shares(wrap(session.id, keys))
+    state = clients[0].state
+    return {state.sealing, shares, *(part for one in state.secrets for part in (one.mask, one.seed, one.own))}
+
+
+def test_mask_keys_are_the_operating_systems_and_nobodys_seed():
+    """Not from a generator in the process: whoever knows its seed, or a few hundred of its draws, would know every mask."""
+    assert secrets_drawn().isdisjoint(secrets_drawn())
+    assert system is os.urandom
+    assert Participant(0, b"run")._random is os.urandom
+    assert secrets_drawn(random=random.randbytes) == secrets_drawn(random=random.randbytes)      # the defect put back in

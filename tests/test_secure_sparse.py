@@ -356,7 +356,7 @@ def test_shares_go_to_neighbours_and_each_gives_one_of_two():
         if one == 14:
             continue
         holders = session.holders(one, server._key_digest)
-        held = client._held(session.read(unwrap(SparseUnmask, requests[one], session.id, 10**6)))
+        held = client._held_shares(session.read(unwrap(SparseUnmask, requests[one], session.id, 10**6)))
         assert sorted(held) == sorted(holders)
         given = unwrap(Unmasked, client.unmask(requests[one]), session.id, 10**6).shares
         for place, other in enumerate(sorted(holders)):
@@ -370,7 +370,7 @@ def test_as_many_neighbours_as_agreed_restore_a_secret_and_no_fewer():
     session = few()
     server, clients, _ = carried(session, {one: np.array([one]) for one in NAMES}, 16)
     requests, near = server.unmask(), session.holders(10, server._key_digest)
-    held = {point: clients[one]._held(session.read(unwrap(SparseUnmask, requests[one], session.id, 10**6)))[10] for one, point in near.items()}
+    held = {point: clients[one]._held_shares(session.read(unwrap(SparseUnmask, requests[one], session.id, 10**6)))[10] for one, point in near.items()}
     for secret, half in ((clients[10].state.secrets[0].seed, slice(33)), (clients[10].state.secrets[0].mask, slice(33, 66))):
         for points in itertools.combinations(held, session.needed):
             assert combine({point: held[point][half] for point in points}) == secret
@@ -435,9 +435,9 @@ def test_an_old_client_reads_another_version_and_a_new_one_no_mixture():
     client = Client(complete, 10)
     for message, text in ((SparseAsk(0, b"\xff\xf0", 1, 8), "SparseAsk came out of order: Ask is what"), (Ask(0, NAMES, 1, 8), "never came")):
         with pytest.raises(Refused, match=text):
-            client.asked(wrap(complete.id, message))
+            client.checked_query(wrap(complete.id, message))
     with pytest.raises(Refused, match="Ask came out of order: SparseAsk is what"):
-        Client(session, 10).asked(wrap(session.id, Ask(0, NAMES, 1, 8)))
+        Client(session, 10).checked_query(wrap(session.id, Ask(0, NAMES, 1, 8)))
 
 
 @pytest.fixture
@@ -495,8 +495,8 @@ def test_a_client_whose_neighbours_left_gives_nothing():
     fresh[10].shares(listed[10])
     for one, text, kind in ((Ask(0, tuple(k for k in NAMES if k not in near[:2]), 1, 8), "2 of this client's neighbours are left", TooFew),
                             (Ask(0, NAMES[:7], 1, 8), "7 members are left, and the threshold is 8", TooFew)):
-        refused(fresh[10].asked, wrap(session.id, session.sent(one)), text, kind)
-    fresh[10].asked(wrap(session.id, session.sent(Ask(0, tuple(k for k in NAMES if k != near[0]), 1, 8))))
+        refused(fresh[10].checked_query, wrap(session.id, session.sent(one)), text, kind)
+    fresh[10].checked_query(wrap(session.id, session.sent(Ask(0, tuple(k for k in NAMES if k != near[0]), 1, 8))))
 
 
 def test_too_few_neighbours_left_lose_the_sum():
@@ -521,9 +521,9 @@ def test_a_query_whose_member_is_a_neighbour_without_keys_is_refused(table):
     near = sorted(session.holders(10, digest))
     heard = wrap(session.id, Neighbours(digest, tuple(encode(keys[one]) for one in near[1:])))      # the first one's never came
     client.shares(heard)
-    refused(client.asked, wrap(session.id, session.sent(Ask(0, NAMES, 3, 16))), "has a member whose keys never came")
-    refused(client.asked, wrap(session.id, session.sent(Ask(0, NAMES[1:], 3, 16))), "not for this client")
-    client.asked(wrap(session.id, session.sent(Ask(0, tuple(one for one in NAMES if one != near[0]), 3, 16))))
+    refused(client.checked_query, wrap(session.id, session.sent(Ask(0, NAMES, 3, 16))), "has a member whose keys never came")
+    refused(client.checked_query, wrap(session.id, session.sent(Ask(0, NAMES[1:], 3, 16))), "not for this client")
+    client.checked_query(wrap(session.id, session.sent(Ask(0, tuple(one for one in NAMES if one != near[0]), 3, 16))))
     assert server.members == NAMES
 
 
@@ -592,11 +592,11 @@ def test_bits_for_members_are_exact(table):
     session, clients, server, *_ = table
     assert session.bits(NAMES) == b"\xff\xf0"
     for bits in (b"", b"\xff", b"\xff\xf1", b"\xff\xf8", b"\xff\xf0\0"):
-        refused(clients[10].asked, wrap(session.id, SparseAsk(1, bits, 3, 16)), "a list of members is not 12 bits")
+        refused(clients[10].checked_query, wrap(session.id, SparseAsk(1, bits, 3, 16)), "a list of members is not 12 bits")
         request = unwrap(SparseUnmask, request_to(server, 10, lists_without()), session.id, 10**6)
         refused(clients[10].unmask, wrap(session.id, replace(request, alive=bits)), "a list of members is not 12 bits")
     refused(clients[10].unmask, wrap(session.id, replace(request, dropped=b"\x80\0")), "both as alive and as dropped")
-    refused(clients[10].asked, wrap(session.id, SparseAsk(1, b"\xff\xf0", 3, 63)), "rows may have up to")
+    refused(clients[10].checked_query, wrap(session.id, SparseAsk(1, b"\xff\xf0", 3, 63)), "rows may have up to")
 
 
 def test_replays_and_messages_of_others_are_refused(table):
@@ -605,8 +605,8 @@ def test_replays_and_messages_of_others_are_refused(table):
     clients[10].unmask(requests[10])
     refused(clients[10].unmask, requests[10], "unmasked already")
     refused(clients[12].unmask, requests[10], "for another client|not one for each")
-    refused(clients[10].asked, wrap(session.id, session.sent(Ask(0, NAMES, 3, 16))), "query 0 was answered")
-    refused(clients[10].asked, wrap(session.id, session.sent(Ask(1, NAMES[:11], 3, 16))), "the list of members changed")
+    refused(clients[10].checked_query, wrap(session.id, session.sent(Ask(0, NAMES, 3, 16))), "query 0 was answered")
+    refused(clients[10].checked_query, wrap(session.id, session.sent(Ask(1, NAMES[:11], 3, 16))), "the list of members changed")
     refused(clients[10].confirm, wrap(session.id, Confirm(lists_without())), "unmasked already")
     other = few(queries=2, round=1)
     for message in (listed[12], requests[12]):

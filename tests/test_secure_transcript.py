@@ -217,7 +217,7 @@ def test_every_byte_of_a_run_without_shares():
     secrets = {one: draw(32) for one, draw in draws.items()}
     body = blob(NAME) + names(MEMBERS) + u(1, 0)
     digest = hashed("fedtail secure: run", b"\1", body)
-    server, clients = AllOrNothingServer(run), {one: AllOrNothingClient(run, one, random=drawn(one)) for one in MEMBERS}
+    server, clients = AllOrNothingServer(run), {one: AllOrNothingClient(run, one, repetitions=1, random=drawn(one)) for one in MEMBERS}
     for one, message in server.invite().items():
         assert message == frame(11, digest, body)
         assert clients[one].keys() == frame(12, digest, u(8, one) + public(secrets[one]) + blob(b""))

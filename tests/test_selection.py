@@ -24,7 +24,7 @@ from fedtail.privacy.accountants import ORDERS
 from fedtail.privacy.selection import best_trial_divergences, draw_number_of_trials, epsilon_of_search, gamma_for
 from fedtail.runs.files import RunRefused
 from fedtail.runs.private_tuning import PrivateSearch
-from fedtail.runs.tuning import _held_out, tune
+from fedtail.runs.tuning import _split_held_out, tune
 
 from run_cases import BASE, METHODS, Onlooker
 
@@ -160,8 +160,8 @@ def test_a_private_search_states_what_its_best_model_cost(tmp_path, private, cov
         assert len(found["trials"]) == 3
         assert "held-out clients, by whose exact results the best trial was chosen, are not covered" in said["statement"]
     search = read_search(tmp_path / "t.toml")
-    trial = PrivateSearch(search, *_held_out(search, 0))
-    assert said["epsilon"] > epsilon_at([(trial.trial, trial.rounds)], 0.01)
+    trial = PrivateSearch(search, *_split_held_out(search, 0))
+    assert said["epsilon"] > epsilon_at([(trial.trial_round, trial.rounds)], 0.01)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -170,7 +170,7 @@ def test_a_random_number_of_trials_is_drawn_once_and_the_best_is_known_at_the_en
     seed = next(seed for seed in range(20) if draw_number_of_trials("geometric", 3, SeededRandomness(seed, "trials")) == 3)
     stopped = tune(search, (seed,), tmp_path / "out", Onlooker(stop_after=4))
     assert (stopped["finished"], stopped["best"], (tmp_path / "out" / "best.toml").exists()) == (False, None, False)
-    monkeypatch.setattr(PrivateSearch, "draw", lambda *_: 1)                    # as the operating system might
+    monkeypatch.setattr(PrivateSearch, "draw_number_of_trials", lambda *_: 1)      # as the operating system might
     done = tune(search, (seed,), tmp_path / "out", Onlooker(), resume=True)
     assert (done["finished"], len(done["trials"])) == (True, 3)
     with pytest.raises(RunRefused, match="holds another search"):

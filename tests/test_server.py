@@ -40,7 +40,7 @@ from fedtail import (
     train,
 )
 from fedtail.clients import Shard
-from fedtail.draws import hashed, permutations
+from fedtail.draws import hash_bits, permutations
 from fedtail.engine.kernel_choice import kernel_for
 from fedtail.fleet import Broadcast
 from fedtail.local import FullWork, NoPenalty, Proximal
@@ -392,7 +392,7 @@ def test_every_epoch_holds_each_example_once_in_batches_of_the_size_asked(sizes,
             assert [len(part) for part in parts] == ([size] if batch_size is None else [min(batch_size, size - low) for low in range(0, size, batch_size)])
             order = [example for part in parts for example in part]
             assert sorted(order) == list(range(size))
-            bits = hashed(4, "batches", 2, few.shard.population.key[k:k + 1], epoch)
+            bits = hash_bits(4, "batches", 2, few.shard.population.key[k:k + 1], epoch)
             assert batch_size is None or order == permutations(bits, torch.tensor([size]))[0].tolist()
 
 

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from fedtail.data import Population, dirichlet, pad_sequences
 from fedtail.data.opening import open_any
-from fedtail.data.tables import Sequences, list_arrays, per_client, read_arrays
+from fedtail.data.tables import Sequences, list_arrays, read_arrays, values_per_client
 
 
 @pytest.fixture(params=["npz", "parquet"])
@@ -65,12 +65,12 @@ def test_one_value_for_each_client_or_the_first_client_that_has_two(pairs):
     mixed = [name for name, found in seen.items() if len(found) > 1]
     if mixed:
         with pytest.raises(ValueError, match=f"but client {mixed[0]} has") as error:
-            per_client(values, client, "group 'site'")
+            values_per_client(values, client, "group 'site'")
         two = re.findall(r"has (\d) and (\d)", str(error.value))[0]
         assert set(map(int, two)) <= seen[mixed[0]]
         assert two[0] != two[1]
     else:
-        assert per_client(values, client, "group 'site'").tolist() == [min(found) for found in seen.values()]
+        assert values_per_client(values, client, "group 'site'").tolist() == [min(found) for found in seen.values()]
 
 
 @pytest.mark.parametrize(("more", "text"), [
@@ -135,7 +135,7 @@ def test_sequences_are_padded_as_by_pad_sequences(rows, fill):
     flat = np.array([entry for row in rows for entry in row], dtype=np.int64)
     sequences = Sequences(flat, np.array([len(row) for row in rows]))
     expected = pad_sequences([np.array(row, dtype=np.int64) for row in rows], fill)
-    assert sequences.padded(fill).tolist() == expected["sequence"].tolist()
+    assert sequences.pad(fill).tolist() == expected["sequence"].tolist()
     assert [row.tolist() for row in sequences.rows()] == rows
 
 

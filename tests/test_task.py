@@ -327,6 +327,8 @@ def test_labels_are_judged_by_the_loss_not_by_the_number_of_outputs(module, loss
 def test_one_column_of_outputs_is_a_logit():
     """misclassification: one output per example is read as a logit."""
     assert misclassification(tensor([[2.0], [-1.0], [3.0]]), tensor([1, 1, 0])).tolist() == [0.0, 1.0, 1.0]
+    sequences = tensor([[[2.0], [-1.0], [3.0]], [[1.0], [1.0], [1.0]]]), tensor([[1, 1, 0], [1, 0, -100]])      # -100 is padding
+    assert misclassification(*sequences).tolist() == [2 / 3, 0.5]
 
 
 def test_a_plain_linear_layer_on_sequences_trains_with_the_loss_named():

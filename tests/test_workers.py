@@ -158,10 +158,10 @@ def test_gradients_and_objectives_with_dropout_are_the_same_in_any_batch_of_clie
     kernel, params = fedtail.engine.kernel_choice.kernel_for(task, CPU, torch.float32, POPULATION), task.params()[None]
     shard = Shard(POPULATION, torch.ones(24, dtype=torch.float64), fedtail.fleet.Broadcast(1, 5, params), kernel, params)
     with own_generator():
-        together = full_gradients(shard.clients(), params[0]), shard.losses_of(0, 0, 24, InTraining())
+        together = full_gradients(shard.clients(), params[0]), shard.compute_losses(0, 0, 24, InTraining())
         for k in (5, 3, 23):
             assert torch.equal(full_gradients(shard.clients(k, k + 1), params[0])[0], together[0][k])
-            assert torch.equal(shard.losses_of(0, k, k + 1, InTraining())[0], together[1][k])
+            assert torch.equal(shard.compute_losses(0, k, k + 1, InTraining())[0], together[1][k])
     assert len(together[1].unique()) > 20
 
 
@@ -202,7 +202,7 @@ def test_clients_left_out_by_another_process_are_counted(eager):
     for count in (1, 3):
         fedtail.train(fedtail.delta_fl(0.5, 24, learning_rate=10.0), dropout(), people, rounds=1, engine=fedtail.Engine(workers=count),
                       on_round=lambda p: views.append(p.view))
-    assert [view.failed for view in views] == [1, 1]
+    assert [view.num_failed for view in views] == [1, 1]
     assert views[1].left_out[views[1].sampled == 23].all()
 
 

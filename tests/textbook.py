@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.draws import hashed, integers, permutations, uniform
+from fedtail.draws import hash_bits, integers, permutations, uniform
 
 Part = tuple[str, dict[str, Any]]
 Method = dict[str, Part]
@@ -121,7 +121,7 @@ def cohort(sampler: Part, clients: list[Client], seed: int, round: int) -> dict[
     if name == "Everyone":
         return dict.fromkeys(everyone, 1.0)
     if name == "ByMass":
-        bits = hashed(seed, "cohort", round, torch.arange(settings["cohort_size"]))
+        bits = hash_bits(seed, "cohort", round, torch.arange(settings["cohort_size"]))
         by_key, drawn = sorted(everyone, key=lambda k: clients[k].key), []
         for u in uniform(bits).tolist():
             left = u * math.fsum(c.mass for c in clients)
@@ -131,7 +131,7 @@ def cohort(sampler: Part, clients: list[Client], seed: int, round: int) -> dict[
                     break
             drawn.append(k)
         return {k: drawn.count(k) / clients[k].mass for k in sorted(set(drawn))}
-    bits = hashed(seed, "cohort", round, torch.tensor([c.key for c in clients]))
+    bits = hash_bits(seed, "cohort", round, torch.tensor([c.key for c in clients]))
     if name == "Poisson":
         return {k: 1.0 for k in everyone if float(uniform(bits[k])) < settings["rate"]}
     ranked = sorted(everyone, key=lambda k: int(bits[k]))
@@ -304,12 +304,12 @@ def steps_of(local: dict[str, Any], client: Client, seed: int, round: int) -> in
     full = local.get("local_steps") or (local.get("epochs") or 1) * epoch
     name, settings = local.get("work", ("FullWork", {}))
     key = torch.tensor(client.key)
-    if name == "FullWork" or float(uniform(hashed(seed, "straggler", round, key))) >= settings["fraction"]:
+    if name == "FullWork" or float(uniform(hash_bits(seed, "straggler", round, key))) >= settings["fraction"]:
         return full
     if settings["drop"]:
         return 0
     piece = epoch if full > epoch else 1                          # whole epochs; of a single one, batches
-    managed = int(integers(hashed(seed, "straggler work", round, key), 1, math.ceil(full / piece) + 1))
+    managed = int(integers(hash_bits(seed, "straggler work", round, key), 1, math.ceil(full / piece) + 1))
     return min(managed * piece, full)
 
 
@@ -319,7 +319,7 @@ def batches(local: dict[str, Any], client: Client, steps: int, seed: int, round:
         return [torch.arange(client.size)] * steps
     found: list[Tensor] = []
     for epoch in range(steps):
-        bits = hashed(seed, "batches", round, torch.tensor([client.key]), epoch)
+        bits = hash_bits(seed, "batches", round, torch.tensor([client.key]), epoch)
         found += permutations(bits, torch.tensor([client.size]))[0].split(local["batch_size"])
         if len(found) >= steps:
             break
@@ -382,7 +382,7 @@ def result_of(iterate: Part, models: list[Tensor], seed: int) -> Tensor:
     if name == "RandomIterate" and len(models) > 1:
         drawn = models[0]
         for t in range(1, len(models)):                           # w^(t-1) joins with probability 1/t
-            drawn = models[t - 1] if float(uniform(hashed(seed, "iterate", t))) * t < 1 else drawn
+            drawn = models[t - 1] if float(uniform(hash_bits(seed, "iterate", t))) * t < 1 else drawn
         return drawn
     return models[-1]
 
@@ -539,14 +539,16 @@ class Run:
                 {k: slope(inner, losses[k], dual) for k in here})
 
     def by_group(self, here: list[int], losses: dict[int, float], mass: dict[int, float]) -> dict[int, float]:
-        settings, group = self.method["risk"][1], {k: self.problem.clients[k].group for k in here}
-        present = sorted(set(group.values()))
+        settings, group = self.method["risk"][1], {k: self.problem.clients[k].group for k in mass}
+        drawn = list(group.values())
+        here = [k for k in here if drawn.count(group[k]) >= self.hides]              # others are as if absent
+        present = sorted({group[k] for k in here})
         old = {g: self.lambdas.get(g, 1 / settings["groups"]) for g in present}
         of_group = {g: math.fsum(mass[k] for k in here if group[k] == g) for g in present}
         loss = {g: math.fsum(mass[k] * losses[k] for k in here if group[k] == g) / of_group[g] for g in present}
         climbed = projected([old[g] + settings["step"] * loss[g] for g in present], math.fsum(old.values()))
         self.lambdas |= zip(present, climbed, strict=True)
-        return {k: old[group[k]] * mass[k] / of_group[group[k]] for k in here}
+        return dict.fromkeys(mass, 0.0) | {k: old[group[k]] * mass[k] / of_group[group[k]] for k in here}
 
 
 class Total:

@@ -81,6 +81,7 @@ __all__ = ["__version__", *sorted(_ROOM_OF)]
 
 
 def __getattr__(name: str) -> Any:
+    """A public name or a submodule, imported when it is first used; an old name with a warning, else an AttributeError."""
     if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
@@ -91,6 +92,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """The public names and the submodules, sorted, none of which is imported by asking."""
     return sorted({*__all__, *_submodules()})
 
 

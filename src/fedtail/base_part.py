@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import field, fields, is_dataclass
 from typing import Any, ClassVar
 
+from fedtail.deprecated import old_names
+
 UNSENT = "unsent"      # in the metadata of a field that stays in its process
 
 
@@ -15,25 +17,28 @@ class Part:
     sends: ClassVar[tuple[type, ...]] = ()      # classes of parts that its questions hold beside itself and its fields
 
 
-def unsent() -> Any:
-    """A field of a dataclass, None by default, that is never sent to another machine; a message that sets it is refused."""
+def unsent_field() -> Any:
+    """A dataclass field, None by default, that is never sent to another machine; a message that sets it is refused."""
     return field(default=None, metadata={UNSENT: True})
 
 
 def classes_sent(part: Any) -> Iterator[type]:
-    """The classes that are sent with a part: its own, those of its fields, and those its class declares."""
+    """The classes that are sent with a part: its own, those of its fields (in tuples too), and those its class declares.
+
+    A class may come more than once; values that are no dataclasses give none.
+    """
     if isinstance(part, (tuple, list)):
         for one in part:
             yield from classes_sent(one)
     elif is_dataclass(part) and not isinstance(part, type):
-        yield from with_declared(type(part))
+        yield from class_with_declared(type(part))
         for one in fields(part):
             yield from classes_sent(getattr(part, one.name))
         yield from classes_sent(getattr(part, "objective", None))      # of local training: sent with every question
 
 
-def with_declared(kind: type) -> Iterator[type]:
-    """A class, and those it declares to be sent with it; a user's class that declares nothing is sent alone."""
+def class_with_declared(kind: type) -> Iterator[type]:
+    """A class, and all that it declares in `sends`, directly or through another; each once, the class itself first."""
     known, waiting = dict[type, None](), [kind]
     while waiting:
         one = waiting.pop(0)
@@ -41,3 +46,6 @@ def with_declared(kind: type) -> Iterator[type]:
             known[one] = None
             waiting += getattr(one, "sends", ())
     yield from known
+
+
+__getattr__ = old_names(__name__)

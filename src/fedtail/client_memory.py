@@ -30,24 +30,28 @@ class ClientMemory:
     kept: Mapping[str, Tensor | Rows]      # rows of `LARGE` numbers or more are on disk, by the client's key
     nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
-    def of(self, key: Tensor) -> dict[str, Tensor | Rows]:
-        """What is kept, by name, in the order of these keys; refused where they are not the same clients."""
+    def align_to(self, key: Tensor) -> dict[str, Tensor | Rows]:
+        """What is kept, by name, its rows in the order of these keys; rows on disk, which have keys themselves, as they are.
+
+        A ValueError where the keys are not those of the clients that the memory is of.
+        """
         whose = {name: kept.keys for name, kept in self.kept.items() if isinstance(kept, Rows)}
         if whose:
             known = set(key.tolist())
             for keys in whose.values():
                 if not known.issuperset(keys):
-                    raise self._others(len(keys), key)
+                    raise self._other_clients_error(len(keys), key)
         if len(whose) == len(self.kept):
             return dict(self.kept)
         order, wanted = self.key.argsort(), key.argsort()
         if not torch.equal(self.key[order], key[wanted]):
-            raise self._others(len(self.key), key)
+            raise self._other_clients_error(len(self.key), key)
         place = torch.empty_like(wanted)
         place[wanted] = order
         return {name: kept if isinstance(kept, Rows) else kept[place] for name, kept in self.kept.items()}
 
     @staticmethod
-    def _others(count: int, key: Tensor) -> ValueError:
+    def _other_clients_error(count: int, key: Tensor) -> ValueError:
+        """The error for a memory of `count` clients that is given to a population of other clients; not raised here."""
         return ValueError(f"the run remembers something of {count} clients, which are not the {len(key)} clients of this "
                           "population. Go on with the population it was trained on.")

@@ -8,9 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
 from fedtail.types import Density, Losses, Mass
 
 
+@with_old_names
 @dataclass(frozen=True)
 class ClientStatistics:
     """All a risk may know of some clients: one number or so per client, float64."""
@@ -21,14 +23,17 @@ class ClientStatistics:
     memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
 
     def take(self, chosen: Tensor) -> ClientStatistics:
-        """Those of some of the clients; memory may be as wide as the model, so all of them are not copied."""
-        if _is_all(chosen):
+        """The statistics of the clients at some positions, or where a mask is true.
+
+        Itself where the mask is all true: memory may be as wide as the model, and is not copied then.
+        """
+        if _takes_all(chosen):
             return self
         return ClientStatistics(self.losses[chosen], self.mass[chosen], None if self.group is None else self.group[chosen],
                                 None if self.memory is None else self.memory[chosen])
 
-    def weighted(self, density: Density) -> WeightedClients:
-        """The statistics together with how much of each client's mass contributes."""
+    def with_density(self, density: Density) -> WeightedClients:
+        """These statistics with the risk's density, (clients,): how much of each client's mass contributes."""
         return WeightedClients(self.losses, self.mass, self.group, self.memory, density)
 
 
@@ -40,18 +45,19 @@ class WeightedClients(ClientStatistics):
 
     @cached_property
     def weight(self) -> Tensor:
-        """Mass times density, float64."""
+        """The weight of each client's update, mass times density, (clients,) float64."""
         return self.mass * self.density
 
     @property
     def share(self) -> Tensor:
-        """How much a client contributes where all have mass one: its density, and zero for a client without mass."""
+        """How much a client contributes where all have mass one, (clients,): its density, zero for a client without mass."""
         return (self.mass > 0) * self.density
 
     def take(self, chosen: Tensor) -> WeightedClients:
-        """Those of some of the clients."""
-        return self if _is_all(chosen) else super().take(chosen).weighted(self.density[chosen])
+        """The statistics and densities of the clients at some positions, or where a mask is true; itself where it is all true."""
+        return self if _takes_all(chosen) else super().take(chosen).with_density(self.density[chosen])
 
 
-def _is_all(chosen: Tensor) -> bool:
+def _takes_all(chosen: Tensor) -> bool:
+    """Whether the selection is a mask that is true for every client; false for positions, whichever they are."""
     return chosen.dtype == torch.bool and bool(chosen.all())

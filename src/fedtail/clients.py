@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.client_statistics import ClientStatistics
-from fedtail.data.arrays import on, taken
+from fedtail.data.arrays import inputs_to_device, take_rows
 from fedtail.data.population import Population, rows_of
-from fedtail.devices import sent
-from fedtail.draws import hashed
+from fedtail.deprecated import with_old_names
+from fedtail.devices import to_device
+from fedtail.draws import hash_bits
 from fedtail.fleet import Broadcast
-from fedtail.modules import cast, generator_positions
+from fedtail.modules import cast_inputs, generator_positions
 from fedtail.privacy.randomness import ClientRandomness, Randomness, SystemRandomness
 from fedtail.rows import Recalled, RowPlaces
 from fedtail.rows.folder import LARGE
@@ -48,14 +49,14 @@ class HeldOut:
     place: Tensor                       # (clients,) where each client is in it; -1 for one that has none
 
     @classmethod
-    def of(cls, clients: Population, population: Population) -> HeldOut:
-        """Those of some clients, found by their keys."""
+    def match_keys(cls, clients: Population, population: Population) -> HeldOut:
+        """Find each client's held-out examples in `population`, by equal keys; the place of a client that has none is -1."""
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
         return cls(population, order[near].where(ranked[near] == clients.key, -1))
 
     def take(self, place: Tensor) -> HeldOut:
-        """Those of some of the clients."""
+        """The held-out examples of the clients at some positions; the population they lie in is shared."""
         return HeldOut(self.population, self.place[place])
 
 
@@ -80,34 +81,42 @@ class Shard:
     places: RowPlaces | None = None                   # where such memory is written to
     held_out: HeldOut | None = None                   # examples that are never trained on
     drawing: set[Any] = field(default_factory=set)    # objectives that were seen to draw, from streams of each client
-    failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite
+    failed: Tensor = field(init=False)                # (clients,) a loss or an update was not finite, or a row was empty
     contributed: Tensor = field(init=False)           # (models, clients) who trained
 
     def __post_init__(self) -> None:
+        """Compute all clients as one block where no blocks were given; at first nobody has failed or contributed."""
         self.blocks = self.blocks or [(0, len(self.population))]
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int, objective: Any = None) -> Tensor:
-        """What risks see of every client, by default its mean loss: rounded once to float32, then held as float64."""
+        """What risks read of every client of the shard, (clients,) float64: its mean loss, or an objective's number.
+
+        Rounded once to float32, whatever the order of addition. Computed at the first call of the round, then from the memo.
+        """
         name = memo_name(model, objective)
         if name not in self.memo:
-            self.memo[name] = torch.cat([self.losses_of(model, *block, objective) for block in self.blocks])
+            self.memo[name] = torch.cat([self.compute_losses(model, *block, objective) for block in self.blocks])
         return self.memo[name]
 
-    def knows(self, model: int, objective: Any = None) -> bool:
-        """Whether those losses were computed before in this round."""
+    def knows_losses(self, model: int, objective: Any = None) -> bool:
+        """Whether the losses under this model and objective were computed before in this round."""
         return memo_name(model, objective) in self.memo
 
-    def losses_of(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
-        """The losses of some consecutive clients, computed anew."""
+    def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
+        """The losses of the clients from position `low` up to `high`, (high - low,) float64, computed anew, without the memo."""
         if objective is not None:
-            return self._values_of(objective, self.clients(low, high), model).float().double()
+            return self._objective_values(objective, self.clients(low, high), model).float().double()
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
-    def _values_of(self, objective: Any, clients: Clients, model: int) -> Tensor:
-        """An objective's numbers; a client draws from a stream of its own, whoever else is sampled and by which process."""
+    def _objective_values(self, objective: Any, clients: Clients, model: int) -> Tensor:
+        """An objective's numbers for some clients, on the CPU.
+
+        Where it draws (dropout), clients are computed one at a time, each from the stream of its own key, so that who else is
+        sampled and which process computes change nothing.
+        """
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
         if objective not in self.drawing:                  # most draw nothing: they are computed in evaluation mode
@@ -117,27 +126,29 @@ class Shard:
                 return together
             self.drawing.add(objective)
         found = []
-        for one in clients.one_by_one():
+        for one in clients.batches_of_one():
             one.reseed("objective")
             found.append(objective.losses(one, model).detach().cpu())
         return torch.cat(found)
 
     def report(self, place: Tensor) -> Report:
-        """What is known of the clients at some places beside their answers."""
+        """Who contributed and who failed among the clients at some places, and what they remember for the next round."""
         return Report(self.contributed[:, place], self.failed[place],
                       {name: rows[place] for name, rows in self.remembered.items()})
 
-    def add(self, place: Tensor, report: Report) -> None:
-        """Note what another process found out about them."""
+    def add_report(self, place: Tensor, report: Report) -> None:
+        """Note what another process found about the clients at these places; who contributed or failed before stays so."""
         self.contributed[:, place] |= report.contributed
         self.failed[place] |= report.failed
         for name, rows in report.remembered.items():
             Clients(self, place).remember(name, rows)
 
     def clients(self, low: int = 0, high: int | None = None) -> Clients:
+        """The clients from position `low` up to `high`, by default all, as one batch."""
         return Clients(self, torch.arange(low, len(self.population) if high is None else high))
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Clients:
     """Some clients of a shard, as a batch: their data, draws, losses and memory."""
@@ -151,33 +162,41 @@ class Clients:
 
     @property
     def kernel(self) -> Kernel:
+        """The kernel that computes losses and gradients of the task for these clients."""
         return self.shard.kernel
 
     @property
     def round(self) -> int:
+        """The number of the round, from 0."""
         return self.shard.broadcast.round
 
     @property
     def keys(self) -> Tensor:
-        """What names their random streams, (clients,) int64."""
+        """The keys that name the clients' random streams, (clients,) int64."""
         return self.shard.population.key[self.place]
 
     @property
     def sizes(self) -> Tensor:
+        """How many training examples each client has, (clients,) int64."""
         return self.shard.population.size[self.place]
 
     def params(self, model: int) -> Tensor:
+        """One of the broadcast models as a flat vector, (dim,), on the device and in the precision of the training."""
         return self.shard.params[model]
 
     def take(self, chosen: Tensor | slice) -> Clients:
+        """The clients at some positions of this batch, or where a mask is true, as a batch of their own with the same memory."""
         return Clients(self.shard, self.place[chosen], self.memory)
 
-    def one_by_one(self) -> Iterator[Clients]:
-        """Batches of one client each."""
+    def batches_of_one(self) -> Iterator[Clients]:
+        """Each client as a batch of its own, in order."""
         return (self.take(slice(k, k + 1)) for k in range(len(self)))
 
-    def split(self, split: str) -> tuple[Population, Tensor]:
-        """The examples of one split, "train" or "test", of those clients who have some, and which these are, (clients,) bool."""
+    def examples_in_split(self, split: str) -> tuple[Population, Tensor]:
+        """The examples of one split, "train" or "test", of those clients who have some, and which these are, (clients,) bool.
+
+        A ValueError where the test split is asked for and no client holds out examples.
+        """
         if split == "train":
             return self.shard.population.select(self.place), torch.ones(len(self), dtype=torch.bool)
         if self.shard.held_out is None:
@@ -187,16 +206,22 @@ class Clients:
         return mine.population.select(mine.place[mine.place >= 0]), mine.place >= 0
 
     def draws(self, name: str, *parts: int | Tensor) -> Tensor:
-        """64 hashed bits per client, from (seed, name, round, client, ...)."""
-        return hashed(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
+        """64 hashed bits per client, (clients,) int64, from (seed, name, round, client, *parts); tensors in `parts` broadcast."""
+        return hash_bits(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
     def reseed(self, name: str, *parts: int) -> None:
-        """Start the stream that dropout draws from: that of the first client under a name, where the kernel draws at all."""
+        """Seed torch's generator, which dropout draws from, with the stream of the first client under this name.
+
+        Does nothing where the kernel draws nothing.
+        """
         if self.kernel.draws:
             self.kernel.reseed(int(self.take(slice(1)).draws(name, *parts)))
 
-    def noise(self, number: int) -> Randomness:
-        """Where these clients' noise for one of the round's questions comes from."""
+    def noise_source(self, number: int) -> Randomness:
+        """Where these clients' noise for one of the round's questions comes from: a stream of each, from the round's noise seed.
+
+        Without a noise seed it is the operating system.
+        """
         seed = self.shard.broadcast.noise_seed
         if seed is None:
             return SystemRandomness()
@@ -204,7 +229,11 @@ class Clients:
 
     def statistics(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None,
                    objective: Any = None) -> ClientStatistics:
-        """What a risk sees of these clients under one of the broadcast models; their `losses` may be known already."""
+        """What a risk may read of these clients under one of the broadcast models.
+
+        Losses are computed unless `losses` gives them, (clients,), or `reads_losses` is false (then zero). A client without a
+        finite loss is marked as failed and has loss and mass zero. `memory` names what the risk keeps on its clients.
+        """
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
         if losses is None and not reads_losses:
@@ -216,17 +245,20 @@ class Clients:
                 self.shard.failed[place] |= ~finite
                 losses, mass = losses.where(finite, 0.0), mass.where(finite, 0.0)
         return ClientStatistics(losses, mass, None if population.group is None else population.group[place],
-                                self._or_nan(memory) if memory else None)
+                                self._stored_or_nan(memory) if memory else None)
 
-    def _or_nan(self, memory: str) -> Tensor | None:
-        """What these clients keep under a name, NaN for those who keep nothing; None where no client keeps anything."""
+    def _stored_or_nan(self, memory: str) -> Tensor | None:
+        """The rows that these clients keep under a name, NaN for those who keep nothing; None where no client keeps anything."""
         if memory in self.shard.large:
             return self.shard.large[memory].take(self.place).read().or_nan()
         kept = self.shard.memory.get(memory)
         return None if kept is None else kept[self.place]
 
-    def recalled(self, memory: str) -> Recalled | None:
-        """What these clients keep under a name: a row for each, and who has one; None where no client keeps anything."""
+    def stored_rows(self, memory: str) -> Recalled | None:
+        """The rows that these clients keep under a name, zero for those who have none, and a mask of who has one.
+
+        None where no client keeps anything.
+        """
         if memory in self.shard.large:
             return self.shard.large[memory].take(self.place).read()
         kept = self.shard.memory.get(memory)
@@ -236,18 +268,24 @@ class Clients:
         return Recalled(kept[self.place].where(has.view(-1, *[1] * (kept.ndim - 1)), 0.0), has)
 
     def with_memory(self, name: str) -> Clients:
-        """The same clients, bound to a memory: `kept()` and `keep(rows)` then read and write the rows stored under its name."""
+        """A batch of these clients whose `kept_rows()` and `keep(rows)` read and write the rows stored under this name."""
         return replace(self, memory=name)
 
-    def kept(self) -> Recalled | None:
-        """Local training: the rows that these clients kept last, and who has one; None where no client has."""
+    def kept_rows(self) -> Recalled | None:
+        """Local training: the rows that these clients kept last, on the model's device, and who has one; None where nobody has.
+
+        A TypeError where the part does not declare that it keeps something.
+        """
         if self.memory is None:
             raise TypeError(KEEPS_NOTHING)
-        found, device = self.recalled(self.memory), self.shard.params.device
-        return None if found is None else Recalled(sent(found.rows, device), sent(found.has, device))
+        found, device = self.stored_rows(self.memory), self.shard.params.device
+        return None if found is None else Recalled(to_device(found.rows, device), to_device(found.has, device))
 
     def keep(self, rows: Tensor) -> None:
-        """Local training: what each client keeps for the next round it trains in; one that failed keeps what it had."""
+        """Local training: store one row per client for the next round it trains in; where a row is not finite, the old one stays.
+
+        A TypeError where the part does not declare that it keeps something.
+        """
         if self.memory is None:
             raise TypeError(KEEPS_NOTHING)
         rows = rows.detach().cpu()
@@ -256,7 +294,10 @@ class Clients:
             self.take(finite).remember(self.memory, rows[finite])
 
     def remember(self, memory: str, values: Tensor) -> None:
-        """Keep one row per client until the next round; rows of `LARGE` numbers or more are written to disk at once."""
+        """Store one floating-point row per client, which takes effect next round; NaN stands for nothing.
+
+        Rows of `LARGE` numbers or more go to disk at once, others stay in memory. A TypeError where the rows are integers.
+        """
         if not values.is_floating_point():
             raise TypeError(f"what clients keep are floating-point numbers, NaN where a client keeps nothing, got {values.dtype} "
                             f"for {memory!r}. Write rows.double().")
@@ -269,39 +310,46 @@ class Clients:
         self.shard.remembered[memory][self.place] = values
 
     def examples(self, within: Tensor) -> tuple[Examples, Tensor]:
-        """Examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...)."""
+        """Training examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...).
+
+        On the device of the model; floating-point inputs in its precision.
+        """
         population = self.shard.population
         where = population.targets.device
-        rows = sent(population.start[self.place], where)[:, None] + sent(within, where)
-        inputs, targets = rows_of(population.inputs, rows), taken(population.targets, rows)
-        return on(cast(inputs, self.shard.params.dtype), self.shard.params.device), sent(targets, self.shard.params.device)
+        rows = to_device(population.start[self.place], where)[:, None] + to_device(within, where)
+        inputs, targets = rows_of(population.inputs, rows), take_rows(population.targets, rows)
+        params = self.shard.params
+        return inputs_to_device(cast_inputs(inputs, params.dtype), params.device), to_device(targets, params.device)
 
 
 def memo_name(model: int, objective: Any) -> Any:
-    """Under which name the losses of a model are remembered within a round."""
+    """The key of the round's memo for the losses under a model and an objective; the model alone for the mean loss."""
     return model if objective is None else (model, objective)
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
-    """Means over each client's examples of per-example functions of (outputs, targets): (functions, clients), float64.
+    """Means over each client's examples of per-example functions of (outputs, targets): (functions, clients) float64, on the CPU.
 
-    One forward pass in flat batches over all clients, then segment sums.
+    One forward pass in flat batches over all clients, then segment sums. NaN for a client without examples.
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in flat_batches(population, kernel.flat, params):
-        outputs, owner = kernel.outputs(params, inputs), sent(owner, params.device)
+        outputs, owner = kernel.outputs(params, inputs), to_device(owner, params.device)
         for k, function in enumerate(functions):
             sums[k].index_add_(0, owner, function(outputs, targets).double())
     return sums.cpu() / population.size                        # one copy to the host, at the end
 
 
 def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
-    """All examples of all clients in order, at most `batch` at a time: (owner, inputs, targets), on the device of `like`."""
+    """All examples of all clients in order, at most `batch` at a time: (position of the client, inputs, targets) of each example.
+
+    Inputs and targets are on the device of `like`, floating-point inputs in its precision.
+    """
     before = 0
     for piece in population.pieces(PIECE):
         owner, rows = piece.examples(population.targets.device)
         even = -(-len(rows) // -(-len(rows) // batch))
         for mine, few in zip(owner.add_(before).split(even), rows.split(even), strict=True):
-            inputs = on(cast(rows_of(population.inputs, few), like.dtype), like.device)
-            yield mine, inputs, sent(taken(population.targets, few), like.device)
+            inputs = inputs_to_device(cast_inputs(rows_of(population.inputs, few), like.dtype), like.device)
+            yield mine, inputs, to_device(take_rows(population.targets, few), like.device)
         before += len(piece)

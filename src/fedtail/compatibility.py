@@ -64,6 +64,7 @@ class SingleRows(Part):
 
     @property
     def declares(self) -> AggregatorDeclaration:
+        """One column beside the parameters, and that it asks for single rows."""
         return AggregatorDeclaration(columns=1, gathers=True)
 
 
@@ -88,11 +89,12 @@ class Row:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
+        """The cells in the order of the table's columns."""
         return self.integers, self.secure, self.private, self.remote, self.keeps
 
 
-def what_runs_where() -> Iterator[Row]:
-    """A row for each risk, and for each aggregator around the mean."""
+def table_rows() -> Iterator[Row]:
+    """A row of the table for each risk with the weighted mean, then for each aggregator with the mean as its risk."""
     noise = DiscreteNoise(1.0, planned_clients=CLIENTS // 2)
     histogram = NoisyHistogram(4.0, float(CLIENTS), noise)
     tail = Superquantile(0.5)
@@ -109,7 +111,7 @@ def what_runs_where() -> Iterator[Row]:
     )
     for name, risk in risks:
         method = replace(fedavg(CLIENTS), sample=Everyone(), risk=risk)
-        yield _row(name, method, _risk_with_noise(method, noise, histogram))
+        yield _table_row(name, method, _noise_cell_of_risk(method, noise, histogram))
     aggregators: tuple[tuple[str, Any], ...] = (
         ("`WeightedMean`", WeightedMean()), ("`CurvatureMean`", CurvatureMean()),
         ("`PrivateMean` with `DiscreteNoise`", PrivateMean(1.0, noise, float(CLIENTS))),
@@ -120,51 +122,56 @@ def what_runs_where() -> Iterator[Row]:
     )
     for name, aggregate in aggregators:
         method = replace(fedavg(CLIENTS), sample=Everyone(), aggregate=aggregate)
-        yield _row(name, method, _aggregator_with_noise(method))
+        yield _table_row(name, method, _noise_cell_of_aggregator(method))
 
 
-def markdown(rows: Iterator[Row]) -> str:
-    """The rows as a table, the texts of refusals numbered below it."""
+def markdown_table(rows: Iterator[Row]) -> str:
+    """The rows as a Markdown table, the texts of refusals numbered below it."""
     texts: list[str] = []
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for row in rows:
-        lines.append("| " + " | ".join([row.part, *(_shown(cell, texts) for cell in row.cells)]) + " |")
+        lines.append("| " + " | ".join([row.part, *(_cell_text(cell, texts) for cell in row.cells)]) + " |")
     return "\n".join([*lines, "", "Refused, each with its text:", "", *(f"{n}. {text}" for n, text in enumerate(texts, 1))])
 
 
-def written(page: str) -> str:
-    """A page with the table of today between the two comments."""
+def page_with_table(page: str) -> str:
+    """The text of a page with the table of today in place of what is between the two comments."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{markdown(what_runs_where())}\n\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{markdown_table(table_rows())}\n\n{END}{rest.split(END)[1]}"
 
 
-def _row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
+def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
+    """The row of one method under its name; `private` is the cell about noise, the others are decided here."""
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
-    return Row(name, _tried(method, IntegerChannel()), _tried(method, secure, _counted(method)), private,
-               _tried(method, PlainChannel(), forgets=True), Cell(kept))
+    return Row(name, _cell_over_channel(method, IntegerChannel()), _cell_over_channel(method, secure, _counting_note(method)),
+               private, _cell_over_channel(method, PlainChannel(), forgets=True), Cell(kept))
 
 
-def _tried(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
-    found = _refused(method, channel, forgets)
+def _cell_over_channel(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
+    """Whether the method runs over a channel on clients in other processes: "yes" and a note, or "no" and the refusals."""
+    found = _refusal_texts(method, channel, forgets)
     return Cell("no", found) if found else Cell(f"yes{counted}")
 
 
-def _refused(method: FederatedAlgorithm, channel: Channel, forgets: bool = False) -> tuple[str, ...]:
-    fleet = _fleet(forgets)
+def _refusal_texts(method: FederatedAlgorithm, channel: Channel, forgets: bool = False) -> tuple[str, ...]:
+    """What `fedtail.composition` has against the method over a channel, on clients in other processes that may forget."""
+    fleet = _remote_fleet(forgets)
     return refusals(method, fleet.population, channel, fleet)
 
 
-def _fleet(forgets: bool) -> Fleet:
-    """Clients in other processes, of whom nothing is asked."""
+def _remote_fleet(forgets: bool) -> Fleet:
+    """A fleet of `CLIENTS` clients on `NODES` nodes that is only asked what it is: nothing is ever sent."""
     client = torch.arange(CLIENTS)
     registry = ClientRegistry(client, torch.ones(CLIENTS, dtype=torch.float64), client % NODES, client // NODES, client % GROUPS)
     return RemoteFleet(lambda messages: {}, registry, forgets)
 
 
-def _counted(method: FederatedAlgorithm) -> str:
-    """Whether a secure channel counts who contributes before they train: in every round, or where a dual is used again."""
+def _counting_note(method: FederatedAlgorithm) -> str:
+    """A note for the table where a secure channel has to count contributors before they train, in every round or with a reused
+    dual; else empty.
+    """
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
                                client % GROUPS)
@@ -178,44 +185,47 @@ def _counted(method: FederatedAlgorithm) -> str:
     return ", counted first" if all(unknown) else ", counted first with a reused dual" if any(unknown) else ""
 
 
-def _risk_with_noise(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
-    """With a private aggregator: as the risk is, or inside `Binned`."""
+def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
+    """Whether a risk runs with a private aggregator at a finite epsilon: as it is, inside `Binned`, or not at all."""
     private = _with_private_mean(method, noise)
-    found = _refused(private, PlainChannel())
+    found = _refusal_texts(private, PlainChannel())
     if found:
         return Cell("no", found)
-    if _finite(private):
+    if _has_finite_epsilon(private):
         return Cell("yes")
     binned = _with_private_mean(replace(method, risk=Binned(method.risk, histogram)), noise)
-    found = _refused(binned, PlainChannel())
+    found = _refusal_texts(binned, PlainChannel())
     return Cell("no", found) if found else Cell("inside `Binned`")
 
 
 def _with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) -> FederatedAlgorithm:
+    """The method with a private mean whose total fits the weight that the risk declares."""
     weight = method.risk.declares.weight
     aggregate: Aggregator = PrivateMean(1.0, noise, CLIENTS * (1.0 if weight is None else weight))
     return replace(method, aggregate=aggregate)
 
 
-def _aggregator_with_noise(method: FederatedAlgorithm) -> Cell:
-    return Cell("yes" if _finite(method) else "ε is infinite")
+def _noise_cell_of_aggregator(method: FederatedAlgorithm) -> Cell:
+    """Whether an aggregator costs a finite epsilon."""
+    return Cell("yes" if _has_finite_epsilon(method) else "ε is infinite")
 
 
-def _finite(method: FederatedAlgorithm) -> bool:
-    """Whether a round costs a finite epsilon."""
+def _has_finite_epsilon(method: FederatedAlgorithm) -> bool:
+    """Whether everything that a round releases is noised."""
     return not any(isinstance(release, NonPrivateRelease) for release in method.releases(1))
 
 
-def _shown(cell: Cell, texts: list[str]) -> str:
-    """A cell in the table; the texts it refers to are appended where they are new."""
+def _cell_text(cell: Cell, texts: list[str]) -> str:
+    """A cell as the table shows it, its refusals as numbers; texts that are new are appended to `texts`, in place."""
     texts += [text for text in cell.refused if text not in texts]
     numbers = ", ".join(str(texts.index(text) + 1) for text in cell.refused)
     return f"{cell.says} ({numbers})" if numbers else cell.says
 
 
 def main(path: str) -> None:
+    """Write the table of today into the page at this path, in place."""
     page = Path(path)
-    page.write_text(written(page.read_text()))
+    page.write_text(page_with_table(page.read_text()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtail.channel.base import Channel, adds_shares, refuse_release
 from fedtail.declarations import AggregatorDeclaration, LocalDeclaration, RiskDeclaration
+from fedtail.deprecated import old_names, with_old_names
 from fedtail.fleet import Fleet
 from fedtail.risk.base import Risk, RiskWrapper
 from fedtail.sampling import Sampler
@@ -27,6 +28,7 @@ class SmallTailWarning(UserWarning):
     """Few clients contribute in a round: what the cohort optimises is far from the risk over all clients."""
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Composition:
     """A method's parts, and what they are to run on."""
@@ -40,17 +42,18 @@ class Composition:
     fleet: Fleet
 
     @property
-    def declared(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
+    def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
+        """What the risk, the aggregator and the local training declare, in this order."""
         return self.risk.declares, self.aggregate.declares, self.local.declares
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the risk and of the aggregator."""
+        """The class names of the risk and of the aggregator, for error texts."""
         return type(self.risk).__name__, type(self.aggregate).__name__
 
     @property
-    def innermost(self) -> Risk:
-        """The risk within its wrappers."""
+    def innermost_risk(self) -> Risk:
+        """The risk inside all its wrappers; itself where it is not wrapped."""
         risk = self.risk
         while isinstance(risk, RiskWrapper):
             risk = risk.risk
@@ -58,7 +61,7 @@ class Composition:
 
     @property
     def cohort_size(self) -> float:
-        """The clients expected in a round."""
+        """How many clients are expected in a round."""
         return self.sample.expected_size(self.population)
 
 
@@ -66,7 +69,10 @@ Rule = Callable[[Composition], Iterator[str]]
 
 
 def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tuple[str, ...]:
-    """Everything that stands against running a method, or any member of a family, so; empty where nothing does."""
+    """The texts of all that stands against running a method, or any member of a family, this way; empty where nothing does.
+
+    Each text comes once. Where the sampler or the risk lacks its clients, nothing else of that member is judged.
+    """
     found = []
     for member in method.members:
         parts = Composition(member.sample, member.risk, member.aggregate, member.local, population, channel, fleet)
@@ -76,7 +82,7 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
 
 
 def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
-    """Refuse, before any work starts, parts that do not fit each other, the data, the channel or the fleet."""
+    """Raise one ValueError with all refusals, before any work starts; else warn where few clients of a cohort contribute."""
     found = refusals(method, population, channel, fleet)
     if len(found) == 1:
         raise ValueError(found[0])
@@ -86,13 +92,13 @@ def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
         _warn_of_small_tail(member.risk, member.sample, population)
 
 
-def sampler_fits(parts: Composition) -> Iterator[str]:
-    """The sampler can draw from this population."""
-    yield from _said(lambda: parts.sample.check(parts.population))
+def sampler_refusals(parts: Composition) -> Iterator[str]:
+    """Yields the sampler's own text where it cannot draw from this population."""
+    yield from _catch_refusal(lambda: parts.sample.check(parts.population))
 
 
-def risk_has_its_clients(parts: Composition) -> Iterator[str]:
-    """The risk has the clients and groups it needs, and nothing to say against them itself."""
+def client_and_group_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text for each thing the risk needs and does not get: every client in every round, groups, its own checks."""
     declared, name, population = parts.risk.declares, parts.names[0], parts.population
     if declared.needs_everyone and not parts.sample.takes_everyone(population):
         yield (f"{name} keeps a lambda on every client and needs everybody every round, which {parts.sample} does not give of "
@@ -102,62 +108,62 @@ def risk_has_its_clients(parts: Composition) -> Iterator[str]:
     elif declared.needs_groups is not None and int(population.group.max()) >= declared.needs_groups:
         highest = int(population.group.max())
         yield f"population.group goes up to {highest}, but groups={declared.needs_groups}. Write groups={highest + 1}."
-    yield from _said(lambda: parts.risk.check(population, parts.sample))
+    yield from _catch_refusal(lambda: parts.risk.check(population, parts.sample))
 
 
-def channel_carries_the_rows(parts: Composition) -> Iterator[str]:
-    """What is sent may be seen as this channel shows it."""
-    risk, aggregate, _ = parts.declared
+def channel_refusals(parts: Composition) -> Iterator[str]:
+    """Yields the texts of the channel where it must not, or cannot, reveal the rows of the aggregator or of the risk."""
+    risk, aggregate, _ = parts.declarations
     names = parts.names
-    yield from _said(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
-    yield from _said(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
+    yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
+    yield from _catch_refusal(lambda: refuse_release(parts.channel, risk.mechanism, False, names[0]))
 
 
-def noise_makes_it_private(parts: Composition) -> Iterator[str]:
-    """Where updates are noised, one client moves the rest by a bounded amount too."""
-    risk, aggregate, _ = parts.declared
+def private_risk_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where updates are noised, but one client may move the risk's weights without bound."""
+    risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
                "WeightedMean without privacy.")
 
 
-def sums_are_divided_by_what_they_weigh(parts: Composition) -> Iterator[str]:
-    """Public divisors were planned for these cohorts and this theta: else updates would be too short or too long.
+def divisor_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where public divisors were not planned for these cohorts and this theta: updates would be too short or long.
 
-    The cohort a risk's own numbers were planned for must be about the sampler's, and a total about what the weights of the risk
-    sum to; where that is not known (`Tilted`), any total will do.
+    That is so where the cohort that a risk's numbers were planned for is not about the sampler's, and where a total is not
+    about what the weights of the risk sum to; where that is not known (`Tilted`), any total will do.
     """
-    risk, aggregate, _ = parts.declared
+    risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:
         yield (f"{parts.names[1]} needs a total: {parts.names[0]} does not release the weight of those who contribute. Write "
                "total=theta * m, the weight the tail is expected to have.")
     if not aggregate.mechanism.private:
         return
     cohort, planned = parts.cohort_size, risk.planned_clients
-    if planned is not None and not _near(planned, cohort, ROUGHLY):
+    if planned is not None and not _is_near(planned, cohort, ROUGHLY):
         yield (f"the histogram is planned for expected_clients={planned:g}, but of this population {cohort:g} are expected in a "
                f"round. Write expected_clients={cohort:g}.")
         return
     if aggregate.total is None or risk.weight is None:
         return
-    clients, total, inner = planned or cohort, aggregate.total, type(parts.innermost).__name__
+    clients, total, inner = planned or cohort, aggregate.total, type(parts.innermost_risk).__name__
     weight = risk.weight * clients
-    if not _near(total, weight, ROUGHLY if planned is None else CLOSELY):
+    if not _is_near(total, weight, ROUGHLY if planned is None else CLOSELY):
         times, wrong = (total / weight, "short") if total > weight else (weight / total, "long")
         yield (f"updates are divided by total={total:g}, but of {clients:g} clients about {weight:g} contribute under {inner}: "
                f"they would be {times:.3g} times too {wrong}. Write total={weight:g}.")
 
 
-def aggregator_has_its_slope(parts: Composition) -> Iterator[str]:
-    """An aggregator that uses curvature has a risk that gives it."""
-    risk, aggregate, _ = parts.declared
+def slope_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where the aggregator uses the slope of the density and the risk does not give it."""
+    risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
         yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
                "PowerFair as the risk.")
 
 
-def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
-    """Where sums are of integers, weights are not all so small that they vanish."""
+def small_weight_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where sums are of integers and all weights of a round may be so small that they round to zero."""
     spread = parts.risk.declares.dynamic_range
     if not parts.channel.reveals_rows and spread > RESOLVED:
         yield (f"with {parts.risk} every weight may be as small as exp(-{spread:g}), which the integers of "
@@ -165,16 +171,19 @@ def integers_resolve_the_weights(parts: Composition) -> Iterator[str]:
                "out; or raise tail_fraction (theta), or use Worst.")
 
 
-def memory_lasts(parts: Composition) -> Iterator[str]:
-    """What must not be lost is kept where it is not."""
+def lost_memory_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text for each part that keeps what must not be lost on clients of a fleet that may lose it."""
     for part in (parts.risk, parts.local):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
             yield f"{type(part).__name__} cannot run on a fleet that may lose its clients' memory: {keeps.lost}."
 
 
-def enough_clients_contribute(parts: Composition) -> Iterator[str]:
-    """Where sums hide single clients, enough are expected to contribute; what is not known is counted round by round."""
+def few_contributors_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where so few clients are expected to contribute that a sum would reveal much about each.
+
+    Also what the channel has against the fleet. Risks that cannot tell how many contribute are counted round by round.
+    """
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
     if expected is not None and expected < channel.minimum_contributors:
@@ -184,9 +193,26 @@ def enough_clients_contribute(parts: Composition) -> Iterator[str]:
     yield from channel.refuse_fleet(cohort, parts.fleet)
 
 
-def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
-    """Where a node adds its own clients' shares of integer noise, and so knows them, the others' are enough."""
-    risk, aggregate, _ = parts.declared
+def small_group_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where a risk asks by group, sums hide single clients, and some group has too few of them in a round."""
+    risk, minimum = parts.risk.declares, parts.channel.minimum_contributors
+    if risk.needs_groups is None or risk.mechanism.private or not minimum:
+        return
+    sizes = parts.population.group.bincount()
+    smallest = int(sizes.masked_fill(sizes == 0, len(parts.population) + 1).argmin())      # a group without clients tells nothing
+    expected = int(sizes[smallest]) * parts.cohort_size / len(parts.population)
+    if expected < minimum:
+        yield (f"{parts.names[0]} asks by group, and group {smallest} has {int(sizes[smallest])} of {len(parts.population)} "
+               f"clients, about {expected:.3g} of them in a round: a sum over so few reveals much about each "
+               f"(minimum_contributors={minimum}). Merge small groups, or draw more clients.")
+
+
+def node_noise_refusals(parts: Composition) -> Iterator[str]:
+    """Yields a text where too few clients are expected beside the largest node for the noise of the risk or the aggregator.
+
+    A node that adds its own clients' shares of integer noise knows them, so those of the others must be enough.
+    """
+    risk, aggregate, _ = parts.declarations
     nodes = getattr(parts.population, "node", None)
     if nodes is None:
         return
@@ -199,14 +225,16 @@ def others_hide_what_a_node_knows(parts: Composition) -> Iterator[str]:
                    "sample more, or spread them over more nodes.")
 
 
-NEEDS: tuple[Rule, ...] = (sampler_fits, risk_has_its_clients)
+NEEDS: tuple[Rule, ...] = (sampler_refusals, client_and_group_refusals)
 RULES: tuple[Rule, ...] = (
-    channel_carries_the_rows, noise_makes_it_private, sums_are_divided_by_what_they_weigh, aggregator_has_its_slope,
-    integers_resolve_the_weights, memory_lasts, enough_clients_contribute, others_hide_what_a_node_knows,
+    channel_refusals, private_risk_refusals, divisor_refusals, slope_refusals,
+    small_weight_refusals, lost_memory_refusals, few_contributors_refusals, small_group_refusals,
+    node_noise_refusals,
 )
 
 
 def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
+    """Warn where fewer than `ENOUGH_IN_TAIL` clients of a cohort are expected to contribute; not where everyone is sampled."""
     cohort = sample.expected_size(population)
     expected = risk.declares.expected_contributors(cohort)
     if expected is not None and expected < min(ENOUGH_IN_TAIL, cohort) and not sample.takes_everyone(population):
@@ -216,13 +244,17 @@ def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
                       SmallTailWarning, stacklevel=5)
 
 
-def _said(check: Callable[[], None]) -> Iterator[str]:
-    """What a check of a part's own says, if it refuses."""
+def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
+    """The text of the ValueError that a check raises; nothing where it passes."""
     try:
         check()
     except ValueError as reason:
         yield str(reason)
 
 
-def _near(one: float, other: float, factor: float) -> bool:
+def _is_near(one: float, other: float, factor: float) -> bool:
+    """Whether one number is within a factor of the other, above or below."""
     return other / factor <= one <= other * factor
+
+
+__getattr__ = old_names(__name__)

@@ -44,7 +44,7 @@ class RiskDeclaration:
     dynamic_range: float = 0.0           # log of how far below its bound every weight may lie at once
 
     def expected_contributors(self, cohort_size: float) -> float | None:
-        """How many of a cohort have a non-zero weight, about: one at least, where there is a client."""
+        """About how many clients of a cohort have a non-zero weight, at least one where there is a client; None where unknown."""
         return None if self.contributing is None else max(self.contributing * cohort_size, min(1.0, cohort_size))
 
 

@@ -15,11 +15,23 @@ Kind = TypeVar("Kind", bound=type)
 
 NAMES = {
     "fedtail": {"NobodyCountedWarning": "NoContributionWarning", "Terms": "PrivacyBudget"},
+    "fedtail.base_part": {"unsent": "unsent_field", "with_declared": "class_with_declared"},
+    "fedtail.composition": {
+        "aggregator_has_its_slope": "slope_refusals", "channel_carries_the_rows": "channel_refusals",
+        "enough_clients_contribute": "few_contributors_refusals", "integers_resolve_the_weights": "small_weight_refusals",
+        "memory_lasts": "lost_memory_refusals", "noise_makes_it_private": "private_risk_refusals",
+        "others_hide_what_a_node_knows": "node_noise_refusals", "risk_has_its_clients": "client_and_group_refusals",
+        "sampler_fits": "sampler_refusals", "sums_are_divided_by_what_they_weigh": "divisor_refusals"},
+    "fedtail.data.fetching": {"named": "find_public_set"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
+    "fedtail.parts": {"side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
     "fedtail.quantiles": {"flat": "flat_strategy", "nobody": "empty_tail", "optimal": "optimal_strategy",
                           "tree": "tree_strategy"},
+    "fedtail.questions": {"arranged": "arrange_answers", "bound_for": "row_bound_for", "changed": "replace_fields",
+                          "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise",
+                          "side_by_side": "join_conversations"},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
                        "TogetherServer": "AllOrNothingServer"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
@@ -27,65 +39,85 @@ NAMES = {
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AdaptiveClip": {"now": "current_clip_norm"},
     "AnswerReport": {"asked": "sampled"},
+    "Client": {"asked": "checked_query"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
+    "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
+    "ClientStatistics": {"weighted": "with_density"},
+    "Composition": {"declared": "declarations", "innermost": "innermost_risk"},
     "Experiment": {"computing": "training_engine"},
+    "Family": {"lost": "after_lost_round", "skip": "after_skipped_round"},
+    "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
     "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
-    "RoundView": {"asked": "sampled", "counted": "contributors", "who_counted": "contributors_of"},
+    "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
+                  "who_counted": "contributors_of"},
+    "RowFile": {"goes_with": "remove_with", "settle": "sync"},
+    "RowPlaces": {"created": "new_files", "written": "read_written"},
+    "RowStore": {"files": "num_files", "go_on": "resume_writing", "leave": "stop_writing", "live": "num_keys"},
+    "Rows": {"copied": "copy_to"},
+    "RunFolder": {"deployed": "is_deployed", "finished": "is_finished", "from_histogram": "values_from_histogram",
+                  "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
+                  "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
     "Source": {"changed": "with_value", "where": "location"},
+    "State": {"keeping": "with_part_state", "of": "part_state"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}
 VALUES = {"schedule": {"together": "all-or-nothing"}}
 
 
 def old_names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module of which some names have changed."""
+    """The `__getattr__` for a module of which some names have changed: a function from an old name to its object."""
     return lambda name: old_name(module, name)
 
 
 def old_name(module: str, name: str) -> Any:
-    """What a module calls otherwise now; an AttributeError where it never had such a name."""
+    """The object that an old name of a module stands for, with a DeprecationWarning; an AttributeError for any other name."""
     new = NAMES[module].get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{module}.{new}", stacklevel=3)
+    _warn_of_old_name(f"{module}.{name}", f"{module}.{new}", stacklevel=3)
     return getattr(importlib.import_module(module), new)
 
 
 def with_old_names(kind: Kind) -> Kind:
-    """A class decorator: attributes and keywords of a class whose names have changed still work."""
+    """A class decorator: attributes and keywords of the class whose names have changed still work, with a DeprecationWarning.
+
+    Changes the class in place, by the entries under its name in `ATTRIBUTES` and `KEYWORDS`.
+    """
     changed: Any = kind
     made = changed.__init__
 
     @wraps(made)
     def init(self: Any, *args: Any, **given: Any) -> None:
+        """Call the class's own `__init__` with keywords under their new names."""
         made(self, *args, **new_keywords(kind.__name__, given))
 
-    changed.__init__ = init
+    if set(KEYWORDS.get(kind.__name__, {}).values()) & set(made.__code__.co_varnames):      # others are made as quickly as before
+        changed.__init__ = init
     for old, new in ATTRIBUTES.get(kind.__name__, {}).items():
-        setattr(kind, old, _old_attribute(kind.__name__, old, new))
+        setattr(kind, old, _old_attribute_property(kind.__name__, old, new))
     return kind
 
 
 def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a class under their new names, an old one before a new one; warns where there are old ones."""
+    """The keywords of a class under their new names; warns of each old one, whose value wins where both came."""
     changed = KEYWORDS.get(kind, {})
     for old in changed.keys() & given.keys():
-        _warn(f"{old} of {kind}", changed[old], stacklevel=3)
+        _warn_of_old_name(f"{old} of {kind}", changed[old], stacklevel=3)
     return new_fields(kind, given)
 
 
 def new_fields(kind: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a class as they were written to a file, under their new names."""
+    """The fields of a class as they were written to a file, under their new names, without a warning."""
     changed = KEYWORDS.get(kind, {})
     return {name: value for name, value in written.items() if name not in changed} | {
         changed[name]: value for name, value in written.items() if name in changed}
 
 
 def new_tables(table: Any) -> Any:
-    """The tables of an experiment as a run has written them, with the fields of all parts under their new names."""
+    """The tables of an experiment as a run has written them, with the fields of all parts under their new names; a copy."""
     if isinstance(table, list):
         return [new_tables(entry) for entry in table]
     if not isinstance(table, dict):
@@ -95,24 +127,28 @@ def new_tables(table: Any) -> Any:
 
 
 def new_value(name: str, value: Any) -> Any:
-    """The value of a setting as it is written now; warns where it was written otherwise."""
+    """A setting's value under the name it has now, with a warning where it came under its old one; other values as they are."""
     new = VALUES[name].get(value, value)
     if new != value:
-        _warn(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
+        _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
     return new
 
 
-def _old_attribute(kind: str, old: str, new: str) -> property:
+def _old_attribute_property(kind: str, old: str, new: str) -> property:
+    """A property under an old name that reads and writes the attribute of the new name, each with a DeprecationWarning."""
     def get(self: Any) -> Any:
-        _warn(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
+        """Warn, and read the attribute under its new name."""
+        _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         return getattr(self, new)
 
     def put(self: Any, value: Any) -> None:
-        _warn(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
+        """Warn, and set the attribute under its new name; raises as the class does where that is frozen."""
+        _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         setattr(self, new, value)
 
     return property(get, put, doc=f"The old name of `{new}`.")
 
 
-def _warn(old: str, new: str, stacklevel: int) -> None:
+def _warn_of_old_name(old: str, new: str, stacklevel: int) -> None:
+    """Warn that a name has changed; `stacklevel` 1 would blame the function that calls this one."""
     warnings.warn(f"{old} is now {new}; the old name goes with the next version.", DeprecationWarning, stacklevel + 1)

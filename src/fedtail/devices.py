@@ -6,6 +6,6 @@ import torch
 from torch import Tensor
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device. From the host to a GPU without waiting for what the GPU has still to do."""
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """The values on a device; itself where it is there. A copy to a GPU does not wait for work that the GPU has still to do."""
     return values.to(device, non_blocking=device.type == "cuda")

@@ -20,19 +20,22 @@ class FieldError(ValueError):
     """
 
     def __init__(self, field: str, needed: str = "", came: Any = None, write: str = "", *, symbol: str = "", text: str = ""):
+        """Put the sentence together from its parts, or take `text`; all parts stay readable as attributes."""
         self.field, self.needed, self.came, self.write, self.symbol = field, needed, came, write, symbol
         name = f"{field} ({symbol})" if symbol else field
-        sentences = [f"{name} must be {needed}, got {shown(came)}.", *([write] if write else [])]
+        sentences = [f"{name} must be {needed}, got {format_value(came)}.", *([write] if write else [])]
         super().__init__(text or " ".join(sentences))
 
     def __reduce__(self) -> Any:      # workers send errors home as pickles, which call the class with `args`
-        return _again, (type(self), self.field, self.needed, self.came, self.write, self.symbol, str(self))
+        """How a worker process sends the error home: a pickle would call the class with the sentence only."""
+        return _rebuild_error, (type(self), self.field, self.needed, self.came, self.write, self.symbol, str(self))
 
 
-def shown(value: Any) -> str:
-    """A value as an error text shows it: numbers short, text in quotes."""
+def format_value(value: Any) -> str:
+    """A value as an error text shows it: floats in few digits, integers as they are, anything else by its repr."""
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else repr(value)
 
 
-def _again(kind: type[FieldError], field: str, needed: str, came: Any, write: str, symbol: str, text: str) -> FieldError:
+def _rebuild_error(kind: type[FieldError], field: str, needed: str, came: Any, write: str, symbol: str, text: str) -> FieldError:
+    """The error that was pickled in another process, with its fields and its sentence."""
     return kind(field, needed, came, write, symbol=symbol, text=text)

@@ -13,7 +13,7 @@ from fedtail.deprecated import with_old_names
 
 if TYPE_CHECKING:
     from fedtail.channel.base import Encoder
-    from fedtail.channel.graph import SparseGraph
+    from fedtail.channel.graph import Graph
     from fedtail.client_memory import ClientMemory
     from fedtail.questions import Question
     from fedtail.sampling import Cohort
@@ -36,31 +36,34 @@ class RoundView:
 
     sampled: Tensor         # (clients,) the cohort, as positions in the population
     trained: Tensor         # (models, clients) who trained and contributed, under each of a family's models
-    left_out: Tensor        # (clients,) whose loss or update was not finite
+    left_out: Tensor        # (clients,) whose loss or update was not finite, or whose row was nothing but zeros
 
     @classmethod
-    def of_nobody(cls) -> RoundView:
-        """A round in which no client was sampled."""
+    def empty(cls) -> RoundView:
+        """The view of a round in which no client was sampled."""
         none = torch.zeros(0, dtype=torch.bool)
         return cls(torch.zeros(0, dtype=torch.int64), none[None], none)
 
     @property
-    def cohort(self) -> int:
+    def cohort_size(self) -> int:
         """How many clients were sampled."""
         return len(self.sampled)
 
     @property
     def contributors(self) -> int:
-        """How many trained and contributed, under any of a family's models."""
+        """How many clients trained and contributed, under at least one of a family's models."""
         return int((self.trained.any(0) & ~self.left_out).sum())
 
     @property
-    def failed(self) -> int:
-        """How many were left out because a loss or an update was not finite."""
+    def num_failed(self) -> int:
+        """How many clients were left out because a loss or an update was not finite."""
         return int(self.left_out.sum())
 
     def contributors_of(self, model: int = 0) -> Tensor:
-        """Positions in the population of those who trained and contributed under one of the models."""
+        """Positions in the population of the clients that trained and contributed under one of the models.
+
+        A round that trained fewer models than `model` gives those of its last.
+        """
         return self.sampled[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
 
 
@@ -84,7 +87,7 @@ class Fleet(Protocol):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether all clients live here, so that rows gathered here are not sent anywhere."""
+        """Whether this process and its workers compute all clients, so that rows gathered here are not sent anywhere."""
         ...
 
     @property
@@ -94,33 +97,37 @@ class Fleet(Protocol):
 
     @property
     def loses_clients(self) -> bool:
-        """Whether a client that is sampled may fail to answer."""
+        """Whether a sampled client may fail to answer."""
         ...
 
     @property
-    def answered(self) -> int | None:
-        """Clients whose answers the last sums hold; None where nobody can fail."""
+    def answer_count(self) -> int | None:
+        """How many clients' answers the last sums hold; None on fleets where no client fails to answer."""
         ...
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round; a fleet whose keys travel ahead draws it with the round before."""
+        """The cohort of a round, by `draw(round)`; a fleet that has keys sent ahead has drawn it with the round before."""
         ...
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """A round begins; in round 0 nobody remembers anything."""
+        """Begin a round: send the broadcast to the cohort. In round 0 no client remembers anything."""
         ...
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum, or the encoded rows where it gathers."""
+        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it gathers."""
         ...
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
-        """The encoded sums over `threshold` clients or more, single rows being masked; `again` charges for a repetition."""
+                       again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
+        """The encoded sums over at least `threshold` clients, single rows being masked; one for each question.
+
+        `again` is called to charge the ledger before a repetition; `graph` says who masks with whom, by default everyone. These
+        sums are unmasked only where at least `needed` clients have answered; a round's other sums may need fewer.
+        """
         ...
 
     def close(self, finished: bool) -> None:
-        """The round is over; what clients remember takes effect if it was held to its end."""
+        """End the round; what clients remember takes effect only if it was `finished`."""
         ...
 
     def view(self) -> RoundView | None:
@@ -128,9 +135,9 @@ class Fleet(Protocol):
         ...
 
     def memory(self) -> ClientMemory:
-        """What clients keep between rounds, as far as it can be seen here."""
+        """What clients keep between rounds, as far as it can be seen here, to be saved with the run's state."""
         ...
 
     def recall(self, memory: ClientMemory) -> None:
-        """Give clients back what they kept."""
+        """Give clients back what they kept, in place of what they have now."""
         ...

@@ -8,15 +8,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtail.draws import hashed, uniform
+from fedtail.draws import hash_bits, uniform
 
 
 class Iterate(Protocol):
     """Looks at every model w^(t), t = 0, 1, ..., once and keeps what it needs for the result."""
 
-    def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None: ...
+    def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        """What is kept after model number `round` (0 is the start), as a tensor or None; `kept` is what was kept before it.
 
-    def result(self, kept: Tensor | None, params: Tensor) -> Tensor: ...
+        A draw is a function of (seed, round).
+        """
+        ...
+
+    def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        """The flat model to hand out, (dim,), from what was kept and the last model."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,9 +31,11 @@ class LastIterate:
     """The model of the last round."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        """None: the last model is in the state anyway."""
         return None
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        """The last model."""
         return params
 
 
@@ -40,11 +49,13 @@ class AveragedIterate:
     contraction: float = 1.0
 
     def __post_init__(self) -> None:
+        """Refuse a contraction outside (0, 1]."""
         if not 0 < self.contraction <= 1:
             raise ValueError(f"contraction must be in (0, 1], got {self.contraction:g}. "
                              "It is 1 - learning_rate * weight_decay * local_steps / 2.")
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        """The weighted average of all models so far, (dim,), this one included."""
         if kept is None:
             return params.clone()
         r = self.contraction
@@ -52,6 +63,7 @@ class AveragedIterate:
         return kept + newest * (params - kept)
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        """The average so far; the last model where nothing was kept."""
         return params if kept is None else kept
 
 
@@ -63,11 +75,13 @@ class RandomIterate:
     """
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
+        """Two models, (2, dim): the one drawn among all before the newest, and the newest."""
         if kept is None:
             return torch.stack([params, params])
         drawn, newest = kept
-        taken = float(uniform(hashed(seed, "iterate", round))) * round < 1
+        taken = float(uniform(hash_bits(seed, "iterate", round))) * round < 1
         return torch.stack([newest if taken else drawn, params])
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
+        """The model drawn among all but the newest; the last model where nothing was kept."""
         return params if kept is None else kept[0]

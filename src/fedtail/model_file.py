@@ -21,9 +21,9 @@ ENTRY = "fedtail"               # of the metadata
 
 
 def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
-    """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice).
+    """A module's parameters and buffers as a safetensors file, each a tensor of its own (tied ones twice).
 
-    `made` is what `how_made` says of the run that trained it.
+    `made`, the `training_record` of the run that trained it, goes into the file's metadata.
     """
     from safetensors.torch import save
 
@@ -32,16 +32,20 @@ def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
     return save(tensors, {ENTRY: json.dumps(made, sort_keys=True)}) if made else save(tensors)
 
 
-def how_made(ledger: Ledger, rounds: int) -> dict[str, Any]:
+def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
     """What a model file says of the rounds that made it: what was released without a mechanism or, where nothing was, the
-    ledger's size, digest and rounds. A private model's file is therefore not the same to the bit after repeated rounds."""
+    ledger's size, digest and rounds. A private model's file is therefore not the same to the bit after repeated rounds.
+    """
     exposed = list(ledger.non_private)
     mark = None if exposed else ledger.mark()
     return {"rounds": rounds, "non_private": exposed, "ledger": list(mark) if mark else None}
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
-    """The tensors of a model file, and what is known of the rounds that made it."""
+    """The tensors of a model file by name, on the CPU, and what is known of the rounds that made it.
+
+    A ValueError where it cannot be read as safetensors.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -51,11 +55,14 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
     except (OSError, SafetensorError) as reason:
         raise ValueError(f"{path} is not a model file that can be read ({reason}). Runs leave theirs as model.safetensors.") \
             from reason
-    return tensors, _history(path, metadata)
+    return tensors, _history_from_metadata(path, metadata)
 
 
-def _history(path: Path, metadata: dict[str, str]) -> EarlierHistory:
-    """The rounds that a ledger beside the file tells of, if it is the file's own; else what the file says."""
+def _history_from_metadata(path: Path, metadata: dict[str, str]) -> EarlierHistory:
+    """What a model file's rounds have released: from the ledger beside it if that is the file's own, else from its metadata.
+
+    A history that says it is unknown where the metadata are missing or damaged.
+    """
     try:
         made = json.loads(metadata.get(ENTRY, "null"))
         rounds, mark = int(made["rounds"]), made["ledger"]

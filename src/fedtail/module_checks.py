@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.data.population import rows_of
-from fedtail.losses import padding
-from fedtail.modules import call, own_generator, trainable, training_copy
+from fedtail.losses import is_padding
+from fedtail.modules import call_module, own_generator, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -23,37 +23,38 @@ AGAIN = 4            # calls of any module, which should all give the same
 TIMES = 32           # calls of a module that was seen to draw: whether it drops a layer, say, does not show every time
 
 
-def tried(module: nn.Module, inputs: Examples) -> Tensor:
-    """The outputs for a few examples, in evaluation mode.
+def try_module(module: nn.Module, inputs: Examples) -> Tensor:
+    """The outputs of a copy of the module for a few examples, in evaluation mode.
 
-    Refused is a module that fails or does not return a tensor, that carries tensor hooks on its parameters, writes to its
-    inputs, changes its own tensors when it trains, or is random in a way that no seed of a run controls.
+    Refused, with a ValueError, is a module that fails or does not return a tensor, that carries tensor hooks on its parameters,
+    writes to its inputs, changes its own tensors when it trains, or is random in a way that no seed of a run controls. The
+    module and torch's generators are left as they were.
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
     with torch.no_grad(), own_generator():
         outputs = trial(trial.evaluating, inputs)
         trial(trial.learning, inputs)                      # buffers that are filled at the first call are filled now
-        trial.step()
+        trial.move_parameters()
         _refuse_changed_tensors(trial, inputs)
         _refuse_draws_in_evaluation(trial, inputs)
         _refuse_other_generators(trial, inputs)
     return outputs
 
 
-def refuse_neighbours(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
-    """Refuse a module whose outputs for an example depend on the other examples of the batch, in either mode.
+def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
+    """Raise a ValueError for a module whose outputs for an example depend on the other examples of the batch, in either mode.
 
     The last and the first example are called as a batch of two, in this order, and compared with the batch of all. Dropout is
     taken out, since what it draws depends on the size of the batch; a module that draws all the same is not judged in that
-    mode. Positions that do not count, by their target, may differ.
+    mode. Positions that are padding, by their target, may differ.
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
-    _without_dropout(trial.learning)
+    _remove_dropout(trial.learning)
     with torch.no_grad(), own_generator():
         for copied in (trial.evaluating, trial.learning):
             trial(copied, inputs)                          # buffers that are filled at the first call are filled now
-        trial.step()                                       # last layers that start at zero would hide all before them
+        trial.move_parameters()                                       # last layers that start at zero would hide all before them
         for copied in (trial.evaluating, trial.learning):
             whole, pair = trial(copied, inputs), trial(copied, rows_of(inputs, picked))
             if not trial.drew and len(whole) == len(targets) and pair.shape[1:] == whole.shape[1:]:
@@ -64,55 +65,63 @@ class Trial:
     """Copies of a module, one in each mode, that are called on copies of the examples; whatever fails is refused in words."""
 
     def __init__(self, module: nn.Module):
+        """Copy the module to the CPU, once in training mode and once in evaluation mode."""
         self.name, self.drew = type(module).__name__, False
         self.learning, self.evaluating = training_copy(module).cpu(), copy.deepcopy(module).cpu().eval()
 
     def __call__(self, copied: nn.Module, inputs: Examples, seed: int = 0) -> Tensor:
-        """The outputs of one of the copies, torch's generator seeded; `drew` says whether the last call drew from it."""
+        """The outputs of one of the copies, torch's generator seeded; `drew` says whether the last call drew from it.
+
+        A ValueError where the module fails, returns no tensor, or writes to its inputs.
+        """
         given = {k: v.clone() for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.clone()
         before = torch.default_generator.manual_seed(seed).get_state()
         try:
-            outputs = call(copied, given)
+            outputs = call_module(copied, given)
         except Exception as reason:
-            shapes = {k: tuple(v.shape[1:]) for k, v in _by_name(inputs).items()}
-            shape, hint = shapes if isinstance(inputs, dict) else shapes["x"], _hint(str(reason), _by_name(inputs))
+            shapes = {k: tuple(v.shape[1:]) for k, v in _inputs_by_name(inputs).items()}
+            shape, hint = shapes if isinstance(inputs, dict) else shapes["x"], _input_hint(str(reason), _inputs_by_name(inputs))
             raise ValueError(f"{self.name} cannot take examples of shape {shape}{hint}: {reason}") from reason
         self.drew = not torch.equal(torch.default_generator.get_state(), before)
         if not isinstance(outputs, Tensor):
             raise ValueError(f"{self.name} must return one tensor, got {type(outputs).__name__}. Wrap it in a module that picks "
                              "one.")
-        self._refuse_written(_by_name(given), _by_name(inputs))
-        return outputs.clone()                             # they may be a view of a parameter, which `step` changes
+        self._refuse_written_inputs(_inputs_by_name(given), _inputs_by_name(inputs))
+        return outputs.clone()                             # they may be a view of a parameter, which `move_parameters` changes
 
-    def step(self) -> None:
-        """Move all parameters a little, as a step of training would, so that what follows it shows: away from 0."""
-        for parameter in (*trainable(self.learning), *trainable(self.evaluating)):
+    def move_parameters(self) -> None:
+        """Move all trainable parameters of both copies a little away from 0, in place, as a step of training would.
+
+        Layers that start at zero then no longer hide what comes before them.
+        """
+        for parameter in (*trainable_parameters(self.learning), *trainable_parameters(self.evaluating)):
             away = torch.where(parameter < 0, -1.0, 1.0)
             parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
 
     def refuse_difference(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
-        """Refuse outputs of the same examples that differ by more than rounding."""
+        """Raise a ValueError where outputs of the same examples differ by more than rounding; padding and NaN are left out."""
         gap, scale = (some.double() - others.double()).abs(), others.double().abs()
         counts = gap.isfinite() & scale.isfinite()
         if targets.ndim > 1 and gap.shape[: targets.ndim] == targets.shape:
-            counts &= ~padding(targets).reshape(*targets.shape, *[1] * (gap.ndim - targets.ndim))
+            counts &= ~is_padding(targets).reshape(*targets.shape, *[1] * (gap.ndim - targets.ndim))
         largest, most = (values.where(counts, 0.0).amax().item() if values.numel() else 0.0 for values in (gap, scale))
-        if largest > most * max(CLOSE, ROUNDING * torch.finfo(trainable(self.learning)[0].dtype).eps):
+        if largest > most * max(CLOSE, ROUNDING * torch.finfo(trainable_parameters(self.learning)[0].dtype).eps):
             raise ValueError(f"{self.name} gives an example other outputs when other examples are in the batch (by up to "
                              f"{largest:.2g}, outputs being up to {most:.2g}), so a client's loss would depend on its "
                              "neighbours. Normalise within an example (LayerNorm, GroupNorm; x.mean(1, keepdim=True), not "
                              "x.mean(0)), and give recurrent and attention layers batch_first=True.")
 
-    def _refuse_written(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
-        written = [name for name, values in given.items() if _written(values, originals[name])]
+    def _refuse_written_inputs(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
+        """Raise a ValueError that names the inputs which the module has written to."""
+        written = [name for name, values in given.items() if _was_written_to(values, originals[name])]
         if written:
             raise ValueError(f"{self.name} writes to its input ({', '.join(written)}), which would change the population's own "
                              "examples. Write x = 2 * x for x.mul_(2), x = x.masked_fill(...) for x[...] = 0 and a first layer "
                              "without inplace=True, or begin forward with x = x.clone().")
 
 
-def _without_dropout(module: nn.Module) -> None:
-    """Take the dropout out of PyTorch's own layers."""
+def _remove_dropout(module: nn.Module) -> None:
+    """Take the dropout out of PyTorch's own layers, in place; what a module draws by itself stays."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.eval()
@@ -121,7 +130,7 @@ def _without_dropout(module: nn.Module) -> None:
 
 
 def _refuse_tensor_hooks(module: nn.Module) -> None:
-    """Copies of a parameter, which clients train, do not carry its hooks."""
+    """Raise a ValueError for hooks on trainable parameters: clients train copies of these, which do not carry them."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ValueError(f"{name} has a tensor hook (register_hook or register_post_accumulate_grad_hook), which would never "
@@ -131,27 +140,32 @@ def _refuse_tensor_hooks(module: nn.Module) -> None:
 
 
 def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
+    """Raise a ValueError where a call in training mode changes parameters or buffers, which clients would then share."""
     before = {k: v.clone() for k, v in trial.learning.state_dict().items()}
     trial(trial.learning, inputs)
-    changed = [k for k, v in trial.learning.state_dict().items() if not _same(v, before[k])]
+    changed = [k for k, v in trial.learning.state_dict().items() if not _are_identical(v, before[k])]
     if changed:
         raise ValueError(f"{trial.name} changes {', '.join(changed)} when it is called in training, so that clients would change "
                          "each other's. Take that part out of the module.")
 
 
 def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
+    """Raise a ValueError where outputs in evaluation mode depend on the seed of torch's generator."""
     first = trial(trial.evaluating, inputs)
-    if trial.drew and any(not _same(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
+    if trial.drew and any(not _are_identical(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
         raise ValueError(f"{trial.name} draws random numbers in evaluation mode, where no client has a stream of its own: losses "
                          "would change with the number of workers. Draw in training only: F.dropout(x, p, self.training).")
 
 
 def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
-    """Refuse what differs from call to call though torch's generator is seeded: other processes would draw other numbers."""
+    """Raise a ValueError where outputs differ from call to call though torch's generator is seeded, in either mode.
+
+    Other processes would draw other numbers. The text names the generators that were seen to move.
+    """
     for mode, copied in (("training", trial.learning), ("evaluation", trial.evaluating)):
-        before, first = _states(copied), trial(copied, inputs)
-        drawn = [name for name, state in _states(copied).items() if state != before.get(name)]
-        if all(_same(trial(copied, inputs), first) for _ in range(TIMES if drawn else AGAIN)):
+        before, first = _generator_states(copied), trial(copied, inputs)
+        drawn = [name for name, state in _generator_states(copied).items() if state != before.get(name)]
+        if all(_are_identical(trial(copied, inputs), first) for _ in range(TIMES if drawn else AGAIN)):
             continue
         unknown = "gives other outputs at each call (a generator of its own, or an attribute that every call changes)"
         source = f"draws from {' and '.join(drawn)}" if drawn else unknown
@@ -160,11 +174,11 @@ def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
                          "for each client.")
 
 
-def _states(module: nn.Module) -> dict[str, bytes]:
-    """Where generators other than torch's default one stand: those of numpy and random, and those that parts of a module hold."""
+def _generator_states(module: nn.Module) -> dict[str, bytes]:
+    """The states, as bytes by name, of generators other than torch's default one: numpy's, random's, and those a module holds."""
     held: dict[str, Any] = {"numpy.random": np.random.get_state(), "random": random.getstate()}      # noqa: NPY002
     for name, part in module.named_modules():
-        for key, value in _attributes(vars(part)):
+        for key, value in _held_values(vars(part)):
             where = f"{name}.{key}" if name else key
             if isinstance(value, np.random.Generator):
                 held[where] = value.bit_generator.state
@@ -175,30 +189,32 @@ def _states(module: nn.Module) -> dict[str, bytes]:
     return {name: pickle.dumps(state) for name, state in held.items()}
 
 
-def _attributes(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """What a part holds, by name, in lists and dicts too; the parts of a module are seen for themselves."""
+def _held_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values that an object's attributes hold, each with its dotted name; lists, tuples and dicts are looked into."""
     if isinstance(held, (list, tuple, dict)):
         for name, value in held.items() if isinstance(held, dict) else enumerate(held):
-            yield from _attributes(value, f"{key}.{name}" if key else str(name))
+            yield from _held_values(value, f"{key}.{name}" if key else str(name))
     else:
         yield key, held
 
 
-def _by_name(inputs: Examples) -> dict[str, Tensor]:
+def _inputs_by_name(inputs: Examples) -> dict[str, Tensor]:
+    """Inputs as a dict: themselves, or a single tensor under the name "x"."""
     return inputs if isinstance(inputs, dict) else {"x": inputs}
 
 
-def _written(after: Tensor, before: Tensor) -> bool:
-    """Whether somebody wrote to a copy: torch counts that; what it does not see (`x.data`, numpy) shows in the values."""
-    return (not after.is_inference() and after._version > 0) or not _same(after, before)
+def _was_written_to(after: Tensor, before: Tensor) -> bool:
+    """Whether a fresh copy of a tensor was written to: by torch's own count, or by its values where numpy wrote."""
+    return (not after.is_inference() and after._version > 0) or not _are_identical(after, before)
 
 
-def _same(some: Tensor, others: Tensor) -> bool:
-    """Equal to the bit, NaN included."""
+def _are_identical(some: Tensor, others: Tensor) -> bool:
+    """Whether two tensors are equal to the bit, NaN included."""
     return torch.equal(some, others) or (some.shape == others.shape and torch.allclose(some, others, 0, 0, equal_nan=True))
 
 
-def _hint(reason: str, parts: dict[str, Tensor]) -> str:
+def _input_hint(reason: str, parts: dict[str, Tensor]) -> str:
+    """A hint in brackets for a module that failed: lengths are missing, or integers where floats are needed; else empty."""
     whole = [name for name, values in parts.items() if not values.is_floating_point()]
     if "lengths" in reason:
         return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"

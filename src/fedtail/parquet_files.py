@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtail.reading import AGAIN, Unreadable, refuse_swollen, refusing
+from fedtail.reading import AGAIN, Unreadable, refuse_damaged, refuse_decompression_bomb
 
 _WIDTHS = (1, 4, 8, 12, 4, 8, 4, 4)      # bytes of a value by the number of its type; of text, of its place in a dictionary
 _LEVELS = 6                              # bytes that say in which list a value is, and whether it is there
@@ -21,13 +21,16 @@ _MOST_HEAD = 1 << 24                     # bytes of a page's head: statistics ar
 _FOOTER_BYTES, _FOOTER_ENTRIES = 1 << 26, 1 << 22
 
 
-def opened(path: str | Path) -> Any:
-    """A parquet file, its description read within limits."""
+def open_parquet(path: str | Path) -> Any:
+    """A `pyarrow.parquet.ParquetFile` whose description was read within limits; no column is read yet.
+
+    FileNotFoundError without a file; `Unreadable` where it is damaged, or by a writer whose columns end later than it says.
+    """
     from pyarrow import parquet
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    with refusing(str(path), AGAIN):
+    with refuse_damaged(str(path), AGAIN):
         file = parquet.ParquetFile(path, memory_map=False, thrift_string_size_limit=_FOOTER_BYTES,
                                    thrift_container_size_limit=_FOOTER_ENTRIES)
     if _OLD.match(file.metadata.created_by or ""):
@@ -37,13 +40,17 @@ def opened(path: str | Path) -> Any:
 
 
 def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
-    """Some columns as a table, text as a dictionary; refused before they are unpacked where they would swell."""
+    """These columns as a `pyarrow.Table`, text as a dictionary; `path` is that of the open `file`.
+
+    `Unreadable` where a column is missing, damaged or holds bytes, or, before any is unpacked, where they would take far
+    more memory than the file.
+    """
     from pyarrow import parquet
 
-    with refusing(str(path), AGAIN):
+    with refuse_damaged(str(path), AGAIN):
         texts = [name for name in names if _is_text(file.schema_arrow.field(name).type)]
-        _refuse_bytes(file, path, set(names) - set(texts))
-        refuse_swollen(path, unpacked_size(file, path, names))
+        _refuse_byte_columns(file, path, set(names) - set(texts))
+        refuse_decompression_bomb(path, unpacked_size(file, path, names))
         table = parquet.read_table(path, columns=list(names), read_dictionary=texts, use_threads=False, pre_buffer=False,
                                    thrift_string_size_limit=_FOOTER_BYTES, thrift_container_size_limit=_FOOTER_ENTRIES)
         if table.num_columns < len(names):
@@ -53,33 +60,38 @@ def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
 
 
 def _is_text(type: Any) -> bool:
-    """Whether a column holds text, which is read as a dictionary: each distinct one once."""
+    """Whether a pyarrow type is text, or a dictionary of it; such columns are read with each distinct text once."""
     from pyarrow import types
 
     type = type.value_type if types.is_dictionary(type) else type
     return types.is_string(type) or types.is_large_string(type)
 
 
-def _refuse_bytes(file: Any, path: str | Path, names: set[str]) -> None:
-    """Refuse bytes, and lists of text: one long value can stand in every row of a short file."""
+def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
+    """Raise `Unreadable` for columns of bytes and of lists of text: one long value can stand in every row of a short file."""
     from pyarrow import types
 
     for name in names:
         kind = file.schema_arrow.field(name).type
-        held = {file.schema.column(k).physical_type for k in _leaves(file, [name])}
+        held = {file.schema.column(k).physical_type for k in _leaf_positions(file, [name])}
         if held & {"BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"} and not types.is_float16(kind):
             raise Unreadable(f"column {name!r} of {path} holds {kind}; numbers, text, or lists of numbers are needed.")
 
 
-def _leaves(file: Any, names: Iterable[str]) -> list[int]:
-    """The positions of what some columns are made of: one, or of nested columns several. Names may have dots themselves."""
+def _leaf_positions(file: Any, names: Iterable[str]) -> list[int]:
+    """The positions in the file's schema of what these columns are made of: one each, several where they are nested.
+
+    Names may have dots themselves.
+    """
     wanted = [(name, f"{name}.") for name in names]
     paths = [file.schema.column(k).path for k in range(len(file.schema))]
     return [k for k, path in enumerate(paths) if any(path == name or path.startswith(above) for name, above in wanted)]
 
 
-def kind_of(type: Any) -> str:
-    """What a column holds, in a word: text, whole (numbers, truth values), number, or the name of its type."""
+def column_kind(type: Any) -> str:
+    """What a column of this pyarrow type holds, in a word: "text", "whole" (integers), "number" (floats, truth values, only
+    nulls), or the name of the type.
+    """
     from pyarrow import types
 
     type = type.value_type if types.is_dictionary(type) else type
@@ -91,16 +103,17 @@ def kind_of(type: Any) -> str:
 
 
 def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
-    """Bytes that some columns take in memory, by what the heads of their pages say.
+    """Bytes that these columns take in memory, worked out from what the headers of their pages say.
 
     Where columns lie is read here too, out of the footer: asking pyarrow for it can end the process, where a footer is damaged.
+    `Unreadable` where the footer or a header is damaged.
     """
     total = 0
-    with refusing(str(path), AGAIN):
-        leaves = _leaves(file, names)
+    with refuse_damaged(str(path), AGAIN):
+        leaves = _leaf_positions(file, names)
     with Path(path).open("rb") as content:
-        for group in _listed(_footer(content), 4):
-            columns = _listed(group, 1)
+        for group in _list_field(_read_footer(content), 4):
+            columns = _list_field(group, 1)
             for k in leaves:
                 about = columns[k].get(3) if k < len(columns) and isinstance(columns[k], dict) else None
                 if not isinstance(about, dict):
@@ -109,19 +122,19 @@ def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
     return total
 
 
-def _footer(content: Any) -> dict[int, Any]:
-    """What a file says of itself at its end, by the numbers of its fields."""
+def _read_footer(content: Any) -> dict[int, Any]:
+    """The fields of the footer by their Thrift numbers, from an open binary file; `Unreadable` where its length is wrong."""
     size = content.seek(0, 2)
     content.seek(max(0, size - 8))
     length = int.from_bytes(content.read(4), "little")
     if length > min(_FOOTER_BYTES, size - 8):
         raise Unreadable(f"its footer announces {length} bytes.")
     content.seek(size - 8 - length)
-    return _Compact(content.read(length)).struct()
+    return _CompactReader(content.read(length)).read_struct()
 
 
-def _listed(fields: Any, number: int) -> list[Any]:
-    """A field that is a list."""
+def _list_field(fields: Any, number: int) -> list[Any]:
+    """The field of this number, which must be a list; `Unreadable` where it is missing or something else."""
     found = fields.get(number) if isinstance(fields, dict) else None
     if not isinstance(found, list):
         raise Unreadable("its footer does not say where the columns are.")
@@ -129,24 +142,27 @@ def _listed(fields: Any, number: int) -> list[Any]:
 
 
 def _chunk_size(content: Any, about: dict[int, Any]) -> int:
-    """Bytes of one column in one group of rows, unpacked: its pages, and its values or (of text) their places in a dictionary."""
+    """Bytes of one column in one group of rows, unpacked: its pages, and its values or (of text) their places in a dictionary.
+
+    `about` are the fields of the column's metadata in the footer; `Unreadable` where they are not whole numbers.
+    """
     found: Any = about.get(1), about.get(7), about.get(9), about.get(11, 0)
     kind, size, data, dictionary = found
     if not all(isinstance(number, int) for number in found) or not 0 <= kind < len(_WIDTHS):
         raise Unreadable("its footer does not say where the columns are.")
     begin: int = dictionary if 0 < dictionary < data else data
-    return sum(packed + values * (_WIDTHS[kind] + _LEVELS) for packed, values in _pages(content, begin, size))
+    return sum(packed + values * (_WIDTHS[kind] + _LEVELS) for packed, values in _page_sizes(content, begin, size))
 
 
-def _pages(content: Any, begin: int, size: int) -> Iterator[tuple[int, int]]:
-    """The unpacked bytes and the number of values of each page."""
+def _page_sizes(content: Any, begin: int, size: int) -> Iterator[tuple[int, int]]:
+    """The unpacked bytes and the number of values of each page in `size` bytes from `begin`, by the pages' headers."""
     at, end = begin, begin + size
     if begin < 0 or size < 0:
         raise Unreadable("a column begins before the file does.")
     while at < end:
         content.seek(at)
-        head = _Compact(content.read(min(_MOST_HEAD, end - at)))
-        fields = head.struct()
+        head = _CompactReader(content.read(min(_MOST_HEAD, end - at)))
+        fields = head.read_struct()
         values = [inner.get(1, 0) for number in (5, 7, 8) if isinstance(inner := fields.get(number), dict)]
         unpacked, packed = fields.get(2), fields.get(3)
         if not (isinstance(unpacked, int) and isinstance(packed, int) and unpacked >= 0 and packed >= 0 and all(
@@ -156,65 +172,74 @@ def _pages(content: Any, begin: int, size: int) -> Iterator[tuple[int, int]]:
         at += head.at + packed
 
 
-class _Compact:
+class _CompactReader:
     """Thrift's compact form, as far as it is needed here: numbers, lists and structs; the rest is skipped."""
 
     def __init__(self, data: bytes):
+        """Read from the first byte of `data`; `at` is the position of the next."""
         self.data, self.at = data, 0
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        """The fields of a struct by their numbers."""
+    def read_struct(self, depth: int = 0) -> dict[int, Any]:
+        """The fields of the struct at this position by their numbers; binary fields and doubles are skipped and are None.
+
+        `Unreadable` where it is cut short, damaged or nested more than 8 deep.
+        """
         fields: dict[int, Any] = {}
         number = 0
-        while kind := self._byte():
+        while kind := self._read_byte():
             step, kind = kind >> 4, kind & 15
-            number = number + step if step else self._whole()
-            fields[number] = self._value(kind, depth)
+            number = number + step if step else self._read_signed()
+            fields[number] = self._read_value(kind, depth)
         return fields
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _read_value(self, kind: int, depth: int) -> Any:
+        """The value here, of a type given by its Thrift number: a truth value, whole number, list or dict; None if skipped."""
         if depth > 8:
             raise Unreadable("its footer, or the head of a page, is nested too deeply.")
         if kind in (1, 2):                              # true and false, in the head of the field
             return kind == 1
         if kind == 3:
-            return self._byte()
+            return self._read_byte()
         if kind in (4, 5, 6):
-            return self._whole()
+            return self._read_signed()
         if kind == 7:
             return self._skip(8)
         if kind == 8:
-            return self._skip(self._unsigned())
+            return self._skip(self._read_unsigned())
         if kind in (9, 10):
-            size = self._byte()
-            count, inner = (self._unsigned() if size >> 4 == 15 else size >> 4), size & 15
+            size = self._read_byte()
+            count, inner = (self._read_unsigned() if size >> 4 == 15 else size >> 4), size & 15
             if count > len(self.data) - self.at:          # every value has at least a byte
                 raise Unreadable("a list in its footer is cut short.")
-            return [self._byte() if inner in (1, 2) else self._value(inner, depth + 1) for _ in range(count)]
+            return [self._read_byte() if inner in (1, 2) else self._read_value(inner, depth + 1) for _ in range(count)]
         if kind == 12:
-            return self.struct(depth + 1)
+            return self.read_struct(depth + 1)
         raise Unreadable("the head of a page is damaged.")
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
+        """The next byte as a number; `Unreadable` at the end."""
         if self.at >= len(self.data):
             raise Unreadable("the head of a page is cut short.")
         self.at += 1
         return self.data[self.at - 1]
 
-    def _unsigned(self) -> int:
+    def _read_unsigned(self) -> int:
+        """The next whole number of 64 bits, seven bits a byte, lowest first."""
         value = 0
         for shift in range(0, 70, 7):
-            byte = self._byte()
+            byte = self._read_byte()
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
         raise Unreadable("the head of a page is damaged.")
 
-    def _whole(self) -> int:
-        value = self._unsigned()
+    def _read_signed(self) -> int:
+        """The next whole number, decoded from Thrift's zigzag form, in which small negative ones are short."""
+        value = self._read_unsigned()
         return (value >> 1) ^ -(value & 1)
 
     def _skip(self, size: int) -> None:
+        """Move past `size` bytes; `Unreadable` where there are fewer."""
         if size > len(self.data) - self.at:
             raise Unreadable("the head of a page is cut short.")
         self.at += size

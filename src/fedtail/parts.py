@@ -15,6 +15,7 @@ from fedtail.client_statistics import ClientStatistics, WeightedClients
 from fedtail.clients import Clients
 from fedtail.composition import Composition, refusals
 from fedtail.declarations import AggregatorDeclaration, Keeps, LocalDeclaration, RiskDeclaration
+from fedtail.deprecated import old_names
 from fedtail.iterates import Iterate
 from fedtail.local.base import LocalTraining, Objective, Prepared, RoundStart, full_gradients
 from fedtail.local.penalties import Penalty
@@ -23,7 +24,7 @@ from fedtail.local.work import Work
 from fedtail.quantiles.base import Quantile
 from fedtail.quantiles.multisect import multisect
 from fedtail.quantiles.radix import extreme_loss, loss_range
-from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, Train, converse, side_by_side
+from fedtail.questions import Conversation, Joint, Statistic, StatisticPart, Train, converse, join_conversations
 from fedtail.risk.base import Present, Risk, RiskWrapper, fit_locally
 from fedtail.sampling import Cohort, Sampler
 from fedtail.server import ServerOptimizer
@@ -33,5 +34,7 @@ __all__ = [
     "Iterate", "Joint", "Keeps", "LocalDeclaration", "LocalTraining", "Objective", "Part", "Penalty", "Prepared", "Present",
     "Quantile", "Risk", "RiskDeclaration", "RiskWrapper", "RoundStart", "Sampler", "Schedule", "ServerOptimizer", "Statistic",
     "StatisticPart", "Train", "WeightedClients", "Work", "converse", "extreme_loss", "fit_locally", "full_gradients",
-    "loss_range", "multisect", "ratio_of_sums", "refusals", "side_by_side",
+    "join_conversations", "loss_range", "multisect", "ratio_of_sums", "refusals",
 ]
+
+__getattr__ = old_names(__name__)

@@ -31,22 +31,25 @@ class Unreadable(ValueError):
 
 
 def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
-    """The contents of an ordinary file of at most so many bytes."""
+    """The contents of an ordinary file of at most `most` bytes; `what` names its kind in errors.
+
+    Raises what `open` does where it cannot be opened, and `Unreadable` where it is too large, grows, or is a pipe or device.
+    """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            size = _checked_size(path, file.fileno(), most, what)
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            size = _check_size(path, file.fileno(), most, what)
             content = file.read(size + 1)
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as reason:
         raise type(reason)(f"{path} cannot be read: {reason.strerror}.") from None
     except (OSError, ValueError) as reason:
-        raise reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {shortly(reason)}.") from reason
+        raise reason if isinstance(reason, Unreadable) else Unreadable(f"{path} cannot be read: {shorten(reason)}.") from reason
     if len(content) > size:
         raise Unreadable(f"{path} grew beyond {size} bytes while it was read. Read it when it is whole.")
     return content
 
 
 def read_text(path: Path, most: int, what: str = "a file") -> str:
-    """The contents of a text file in UTF-8."""
+    """The contents of a text file in UTF-8, without a byte order mark; `Unreadable` where it is something else, or too large."""
     try:
         return read_bytes(path, most, what).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -54,22 +57,29 @@ def read_text(path: Path, most: int, what: str = "a file") -> str:
 
 
 def read_json(path: Path, most: int = JSON_BYTES) -> Any:
-    """The value in a JSON file, checked as `json_value` does."""
+    """The value in a JSON file of at most `most` bytes, checked as `json_value` does."""
     return json_value(read_text(path, most, "a JSON file"), str(path))
 
 
 def json_value(text: str | bytes, where: str) -> Any:
-    """A JSON value whose keys differ, without NaN, nested at most `DEPTH` deep, its whole numbers of 64 bits."""
+    """The value of a JSON text; `where` names the text in errors.
+
+    `Unreadable` where it is damaged, has a key twice, holds NaN or Infinity or an integer beyond 64 bits, or is nested more
+    than `DEPTH` deep.
+    """
     try:
-        value = json.loads(text, object_pairs_hook=unlike_keys, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=dict_of_unique_keys, parse_constant=_refuse_constant)
         _check_tree(value)
     except (ValueError, RecursionError) as reason:
-        raise Unreadable(f"{where} is not readable json ({shortly(reason)}).") from None
+        raise Unreadable(f"{where} is not readable json ({shorten(reason)}).") from None
     return value
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """The values of the whole lines of a file, one by one; none where there is no file. A half line at the end is left out."""
+    """The JSON values of a file's lines, one by one, checked as `json_value` does; none where there is no file.
+
+    A last line without its end, as a crash leaves it, is left out.
+    """
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -81,7 +91,10 @@ def json_lines(path: Path) -> Iterator[Any]:
 
 
 def toml_tables(text: str, where: str) -> dict[str, Any]:
-    """The tables of a TOML text, nested at most `DEPTH` deep, its whole numbers of 64 bits."""
+    """The tables of a TOML text; `where` names the text in errors.
+
+    `Unreadable` where it is damaged, longer than `TOML_BYTES`, nested more than `DEPTH` deep, or holds an integer beyond 64 bits.
+    """
     if len(text) > TOML_BYTES:
         raise Unreadable(f"{where} has {len(text)} characters, at most {TOML_BYTES} are read.")
     if _LONG_KEY.search(text):
@@ -91,38 +104,41 @@ def toml_tables(text: str, where: str) -> dict[str, Any]:
         _check_tree(tables)
     except (ValueError, RecursionError) as reason:
         hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
-        raise Unreadable(f"{where} is not valid TOML: {shortly(reason)}.{hint}") from None
+        raise Unreadable(f"{where} is not valid TOML: {shorten(reason)}.{hint}") from None
     return tables
 
 
-def unlike_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """An object out of its keys and values; refused where a key comes twice: readers would differ in which one they take."""
+def dict_of_unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of these pairs; a ValueError where a key comes twice: readers would differ in which value they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key comes twice")
     return found
 
 
-def plain_name(name: Any, where: str) -> str:
-    """The name of a file in a folder; one that leads elsewhere is refused."""
+def check_plain_name(name: Any, where: str) -> str:
+    """The name, if it is that of a file in the same folder; `Unreadable` where it leads elsewhere or is no text."""
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise Unreadable(f"{where} names the file {shortly(name)!r}, and the plain name of a file beside it is needed.")
+        raise Unreadable(f"{where} names the file {shorten(name)!r}, and the plain name of a file beside it is needed.")
     return name
 
 
 @contextmanager
-def refusing(what: str, write: str) -> Iterator[None]:
-    """Whatever a damaged file makes another library say, a lack of memory included, as one refusal."""
+def refuse_damaged(what: str, write: str) -> Iterator[None]:
+    """A context in which any exception of another library becomes one `Unreadable` about the file `what`; `write` is the advice.
+
+    A lack of memory is included, since a damaged file may ask for any amount.
+    """
     try:
         yield
     except Unreadable:
         raise
     except Exception as reason:
-        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {shortly(reason)}). {write}") from reason
+        raise Unreadable(f"{what} cannot be read ({type(reason).__name__}: {shorten(reason)}). {write}") from reason
 
 
-def shortly(value: Any, most: int = 300) -> str:
-    """A text, or the first line of what an error says, cut to a length that fits in an error."""
+def shorten(value: Any, most: int = 300) -> str:
+    """The value as text, or the first line of what an error says, cut to about `most` characters so that it fits in an error."""
     try:
         text = str(value)
     except ValueError:                                   # a number with more digits than Python writes
@@ -133,20 +149,23 @@ def shortly(value: Any, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 3:]}"
 
 
-def most_unpacked(path: str | Path) -> int:
+def largest_unpacked_size(path: str | Path) -> int:
     """Bytes that the arrays of a compressed file may take: `RATIO` times the file, and `ALWAYS` in any case."""
     return max(ALWAYS, RATIO * Path(path).stat().st_size)
 
 
-def refuse_swollen(path: str | Path, size: float) -> None:
-    """Refuse a file whose arrays take many times more than the file: a few bytes can stand for any number of equal values."""
-    if size > most_unpacked(path):
+def refuse_decompression_bomb(path: str | Path, size: float) -> None:
+    """Raise `Unreadable` where a file's arrays, of `size` bytes, take many times more than the file itself.
+
+    A few bytes can stand for any number of equal values.
+    """
+    if size > largest_unpacked_size(path):
         raise Unreadable(f"{path} has {Path(path).stat().st_size} bytes and would unpack to {size:.3g}, more than {RATIO} times "
                          f"as many. If that is right, write it without compression: numpy.savez(...).")
 
 
 def _check_tree(value: Any) -> None:
-    """Refuse what is nested too deeply, numbers that no array holds, and text that is no text."""
+    """Raise a ValueError for a value that is nested too deeply, holds integers beyond 64 bits, or text with half characters."""
     level = [value]
     for _ in range(DEPTH + 1):
         inner: list[Any] = []
@@ -167,17 +186,19 @@ def _check_tree(value: Any) -> None:
 
 
 def _check_text(texts: Any) -> None:
-    """Refuse half characters, which JSON can write and no file can hold."""
+    """Raise a UnicodeError for surrogates, half characters that JSON can write and no file can hold."""
     for text in texts:
         if not text.isascii():
             text.encode()
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
+    """Raise a ValueError for NaN and the infinities, which Python's JSON reader would accept."""
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
+def _check_size(path: Path, descriptor: int, most: int, what: str) -> int:
+    """The size of an open file in bytes; `Unreadable` where it is no ordinary file, or larger than `most`."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise Unreadable(f"{path} is not an ordinary file.")
@@ -186,6 +207,6 @@ def _checked_size(path: Path, descriptor: int, most: int, what: str) -> int:
     return found.st_size
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe is opened too, without waiting for its other end, so that it can be refused."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file, for `open(opener=...)`; a pipe is opened too, without waiting for its other end, so that it can be refused."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

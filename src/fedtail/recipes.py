@@ -37,18 +37,21 @@ from fedtail.server import SGD
 
 
 def fedavg(cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
-    """FedAvg: the mean over clients. Keywords go to `LocalSGD` (learning_rate, batch_size, epochs, ...)."""
-    return FederatedAlgorithm(Uniform(cohort_size), _local(local), Mean(), WeightedMean(), SGD(1.0))
+    """FedAvg: the mean over clients, `cohort_size` of them sampled uniformly each round.
+
+    Keywords go to `LocalSGD` (learning_rate, batch_size, epochs, ...); a TypeError for a name it does not have.
+    """
+    return FederatedAlgorithm(Uniform(cohort_size), _local_sgd(local), Mean(), WeightedMean(), SGD(1.0))
 
 
 def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
-    """FedAvg with as many clients a round as Delta-FL keeps in its tail: theta * m of them."""
+    """FedAvg with as many clients a round as Delta-FL has in its tail, theta * m (at least one): equal work per round."""
     check_tail_fraction(tail_fraction)
     return fedavg(max(1, round(tail_fraction * cohort_size)), **local)
 
 
 def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
-    """FedProx: clients are held near the model they received by strength (mu) / 2 |w - received|^2."""
+    """FedProx: clients are held near the model they received by the penalty strength (mu) / 2 |w - received|^2."""
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
 
 
@@ -76,17 +79,26 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
 
 
 def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, **local: Any) -> FederatedAlgorithm:
-    """q-FFL by q-FedAvg: clients count by loss to the `power` (q); power = 0 is FedAvg."""
+    """q-FFL by q-FedAvg: clients are weighted by their loss to the `power` (q); power = 0 is FedAvg.
+
+    `lipschitz` (L) is by default one over the round's local learning rate.
+    """
     return replace(fedavg(cohort_size, **local), risk=PowerFair(power), aggregate=CurvatureMean(lipschitz))
 
 
 def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, **local: Any) -> FederatedAlgorithm:
-    """Tilted empirical risk over clients: log-mean-exp with `tilt` (t); t -> 0 is FedAvg."""
+    """Tilted empirical risk over clients: log-mean-exp of their losses with `tilt` (t); t -> 0 is FedAvg.
+
+    `loss_bound` is a public bound on the losses; without one each round asks first for the cohort's largest loss.
+    """
     return replace(fedavg(cohort_size, **local), risk=Tilted(tilt, loss_bound))
 
 
 def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, **local: Any) -> FederatedAlgorithm:
-    """Agnostic federated learning: by client (everybody takes part), or by group with `groups` of them (any cohort)."""
+    """Agnostic federated learning, client weights by ascent with `step`: by client, everybody every round, or by group.
+
+    `groups` is the number of groups of the population's clients; only then may a `cohort_size` (100) be given.
+    """
     if groups is not None:
         return replace(fedavg(cohort_size or 100, **local), risk=GroupAscent(groups, step))
     if cohort_size is not None:
@@ -105,7 +117,7 @@ def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort
     simulation), or in integer shares by the clients ("discrete"), of which `planned_clients` are relied on: rounds with
     smaller cohorts are not held.
     """
-    sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)
+    sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)
     return replace(fedavg(cohort_size, **local), sample=sample,
                    aggregate=PrivateMean(clip_norm, noises(noise_multiplier), float(cohort_size)))
 
@@ -115,14 +127,15 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                 method: Literal["flat", "tree", "optimal"] = "optimal", smoothing: float | None = None,
                 noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
                 **local: Any) -> FederatedAlgorithm:
-    """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4] made right.
+    """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4].
 
     A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound], with noise of
     `quantile_noise_multiplier` (z_q), and the clipped updates of the tail, with noise of `noise_multiplier` (z_w), divided by
-    theta * cohort_size. With `smoothing` (nu) clients contribute smoothly instead. The rest is as in `dp_fedavg`.
+    theta * cohort_size. With `smoothing` (nu) clients contribute smoothly instead. Sampling and noise are those of
+    `dp_fedavg`; docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
-    sample, noises = _private_cohort(population, cohort_size, noise, planned_clients)
+    sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)
     inner = Superquantile(tail_fraction) if smoothing is None else SmoothedSuperquantile(tail_fraction, smoothing)
     histogram = NoisyHistogram(loss_bound, float(cohort_size), noises(quantile_noise_multiplier), bins, method,
                                1 - tail_fraction if tail_fraction < 1 and method == "optimal" else None)
@@ -130,9 +143,13 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                    aggregate=PrivateMean(clip_norm, noises(noise_multiplier), tail_fraction * cohort_size))
 
 
-def _private_cohort(population: int, cohort_size: int, noise: str,
-                    planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
-    """Poisson sampling at the rate that gives `cohort_size` on average, and the kind of noise."""
+def _poisson_and_noise(population: int, cohort_size: int, noise: str,
+                       planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
+    """A Poisson sampler with `cohort_size` clients on average, and a function from noise multipliers to the kind of noise.
+
+    Discrete noise relies on `planned_clients`, by default as many as nearly every cohort has. A ValueError where the settings
+    contradict each other.
+    """
     if not 1 <= cohort_size <= population:
         raise ValueError(f"cohort_size={cohort_size} clients a round on average, of a population of {population}. Write at most "
                          f"cohort_size={population}.")
@@ -146,7 +163,8 @@ def _private_cohort(population: int, cohort_size: int, noise: str,
     return Poisson(rate, population), partial(DiscreteNoise, planned_clients=planned_clients or minimum_for(rate, population))
 
 
-def _local(settings: dict[str, Any]) -> LocalSGD:
+def _local_sgd(settings: dict[str, Any]) -> LocalSGD:
+    """A `LocalSGD` with these settings; a TypeError, with the nearest name, for one that it does not have."""
     known = [f.name for f in fields(LocalSGD)]
     for name in settings:
         if name not in known:
@@ -157,5 +175,8 @@ def _local(settings: dict[str, Any]) -> LocalSGD:
 
 
 def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_size: int = 100, **settings: Any) -> Family:
-    """One model for each tail fraction, all on the same cohorts; a client then picks its own with `fedtail.choose`."""
+    """A `Family` of one Delta-FL model for each tail fraction, all on the same cohorts; `fedtail.choose` picks a client's.
+
+    Keywords go to `delta_fl`.
+    """
     return Family(tuple(delta_fl(theta, cohort_size, **settings) for theta in tail_fractions))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.data.population import Population
-from fedtail.draws import hashed, uniform
+from fedtail.draws import hash_bits, uniform
 from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling, Sampling
 
 
@@ -28,19 +28,25 @@ class Cohort:
 class Sampler(Protocol):
     """population, seed, round -> cohort. Without a seed it comes from the operating system."""
 
-    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort: ...
+    def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
+        """The cohort of a round: a function of (seed, round, client keys) or, without a seed, of the operating system's bits."""
+        ...
 
-    def expected_size(self, population: Population) -> float: ...
+    def expected_size(self, population: Population) -> float:
+        """How many clients a cohort from this population has on average."""
+        ...
 
     def event(self, population: Population) -> Sampling:
-        """How cohorts are drawn, for the ledger."""
+        """How cohorts are drawn, for the ledger: what amplification accountants may claim."""
         ...
 
     def takes_everyone(self, population: Population) -> bool:
-        """Whether every round asks every client."""
+        """Whether every round samples every client."""
         ...
 
-    def check(self, population: Population) -> None: ...
+    def check(self, population: Population) -> None:
+        """Raise a ValueError where no cohort can be drawn from this population."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,23 +56,29 @@ class Uniform:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.cohort_size)
+        """Refuse a cohort size that is no whole number, or below 1."""
+        _check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        keys = hashed(seed, "cohort", round, population.key)
+        """The `cohort_size` clients whose hashed keys are smallest in this round, in the population's order."""
+        keys = hash_bits(seed, "cohort", round, population.key)
         ids = keys.topk(self.cohort_size, largest=False).indices.sort().values
-        return _cohort(population, ids)
+        return _unweighted_cohort(population, ids)
 
     def takes_everyone(self, population: Population) -> bool:
+        """Whether the cohort is as large as the population."""
         return self.cohort_size == len(population)
 
     def event(self, population: Population) -> Sampling:
+        """Sampling of a fixed size without replacement."""
         return FixedSampling(self.cohort_size, len(population))
 
     def expected_size(self, population: Population) -> float:
+        """Exactly `cohort_size`."""
         return self.cohort_size
 
     def check(self, population: Population) -> None:
+        """Raise a ValueError where the population has fewer clients than a cohort."""
         if self.cohort_size > len(population):
             raise ValueError(f"cohort_size={self.cohort_size} clients a round, but the population has {len(population)}. "
                              f"Write cohort_size={len(population)} or less, or sample=Everyone().")
@@ -77,19 +89,23 @@ class Everyone:
     """All clients, every round."""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        return _cohort(population, torch.arange(len(population)))
+        """All clients in the population's order; nothing is drawn."""
+        return _unweighted_cohort(population, torch.arange(len(population)))
 
     def expected_size(self, population: Population) -> float:
+        """The size of the population."""
         return len(population)
 
     def takes_everyone(self, population: Population) -> bool:
+        """Always true."""
         return True
 
     def event(self, population: Population) -> Sampling:
+        """No sampling: no amplification is claimed."""
         return NoSampling()
 
     def check(self, population: Population) -> None:
-        """Everybody always exists."""
+        """Accept any population."""
 
 
 @dataclass(frozen=True)
@@ -103,24 +119,29 @@ class Poisson:
     population: int | None = None
 
     def __post_init__(self) -> None:
+        """Refuse a rate outside (0, 1]."""
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {self.rate:g}. For 100 of 2500 clients on average write 0.04.")
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        drawn = uniform(hashed(seed, "cohort", round, population.key)) < self.rate
-        return _cohort(population, drawn.nonzero().flatten())
+        """The clients whose own uniform number is below the rate, in the population's order; maybe none."""
+        drawn = uniform(hash_bits(seed, "cohort", round, population.key)) < self.rate
+        return _unweighted_cohort(population, drawn.nonzero().flatten())
 
     def expected_size(self, population: Population) -> float:
+        """The rate times the size of the population."""
         return self.rate * len(population)
 
     def takes_everyone(self, population: Population) -> bool:
+        """Whether the rate is 1."""
         return self.rate == 1
 
     def event(self, population: Population) -> Sampling:
+        """Poisson sampling, which amplifies privacy; at rate 1 no sampling."""
         return PoissonSampling(self.rate) if self.rate < 1 else NoSampling()
 
     def check(self, population: Population) -> None:
-        """Any rate fits any population, but for one that was worked out for another."""
+        """Raise a ValueError where the rate was worked out for a population of another size."""
         if self.population is not None and self.population != len(population):
             raise ValueError(f"cohorts of {self.rate * self.population:g} clients are planned for a population of "
                              f"{self.population}, but this one has {len(population)}: its cohorts would have "
@@ -138,34 +159,41 @@ class ByMass:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.cohort_size)
+        """Refuse a cohort size that is no whole number, or below 1."""
+        _check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
+        """The clients that `cohort_size` draws hit, each once, in the population's order; importance is times drawn / mass."""
         order = population.key.argsort()                       # whatever the order of the population
         cumulative = population.mass[order].cumsum(0)
-        draws = uniform(hashed(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
+        draws = uniform(hash_bits(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
         drawn = torch.searchsorted(cumulative, draws, right=True).clamp(max=len(population) - 1)
         ids, times = order[drawn].unique(return_counts=True)
         bound = self.cohort_size * (1 + 1e-12)                 # times / mass * mass may round up
         return Cohort(ids, population.key[ids], times / population.mass[ids], bound)
 
     def takes_everyone(self, population: Population) -> bool:
+        """Always false: draws with replacement may miss any client."""
         return False
 
     def event(self, population: Population) -> Sampling:
+        """No sampling: a client may be drawn twice, so no amplification is claimed."""
         return NoSampling()                                    # a client may be drawn twice: no amplification is claimed
 
     def expected_size(self, population: Population) -> float:
+        """The number of draws, an upper bound: clients that are drawn several times are in the cohort once."""
         return self.cohort_size
 
     def check(self, population: Population) -> None:
-        """Draws are with replacement: any number fits."""
+        """Accept any population: draws are with replacement."""
 
 
-def _check_size(cohort_size: int) -> None:
+def _check_cohort_size(cohort_size: int) -> None:
+    """Raise a ValueError for a cohort size that is no whole number, or below 1."""
     if not isinstance(cohort_size, Integral) or cohort_size < 1:
         raise ValueError(f"cohort_size must be a whole number, at least 1, got {cohort_size}.")
 
 
-def _cohort(population: Population, ids: Tensor) -> Cohort:
+def _unweighted_cohort(population: Population, ids: Tensor) -> Cohort:
+    """The clients at these positions as a cohort, each of importance 1."""
     return Cohort(ids, population.key[ids], torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))

@@ -14,9 +14,13 @@ OptimizerState = tuple[Tensor, ...]
 class ServerOptimizer(Protocol):
     """The update w_k - w, averaged, is a step downhill: SGD with learning rate 1 takes it as it is."""
 
-    def start(self, params: Tensor) -> OptimizerState: ...
+    def start(self, params: Tensor) -> OptimizerState:
+        """The optimiser's tensors before the first round, for flat parameters (dim,); empty where it keeps none."""
+        ...
 
-    def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]: ...
+    def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
+        """The parameters and the optimiser's tensors after one step along the aggregated update, (dim,), as new tensors."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,16 @@ class SGD:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        """Refuse a learning rate that is not positive, and a momentum outside [0, 1)."""
         _check_rate(self.learning_rate)
         _check_decay("momentum", self.momentum)
 
     def start(self, params: Tensor) -> OptimizerState:
+        """A velocity of zeros; nothing without momentum."""
         return (torch.zeros_like(params),) if self.momentum else ()
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
+        """The parameters plus learning_rate times the update or, with momentum, the velocity, which is kept."""
         velocity = self.momentum * state[0] + update if self.momentum else update
         return params + self.learning_rate * velocity, ((velocity,) if self.momentum else ())
 
@@ -52,6 +59,7 @@ class Adaptive:
     adaptivity: float = 1e-3
 
     def __post_init__(self) -> None:
+        """Refuse a learning rate or adaptivity that is not positive, and decays outside [0, 1)."""
         _check_rate(self.learning_rate)
         _check_decay("first_decay", self.first_decay)
         _check_decay("second_decay", self.second_decay)
@@ -59,14 +67,17 @@ class Adaptive:
             raise ValueError(f"adaptivity must be positive, got {self.adaptivity:g}. 1e-3 is usual.")
 
     def start(self, params: Tensor) -> OptimizerState:
+        """The first moment at zero, and the second at adaptivity squared."""
         return torch.zeros_like(params), torch.full_like(params, self.adaptivity**2)
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
+        """The parameters after a step, and both moments after taking the update in."""
         first = self.first_decay * state[0] + (1 - self.first_decay) * update
         second = self.second_moment(state[1], update.square())
         return params + self.learning_rate * first / (second.sqrt() + self.adaptivity), (first, second)
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        """The second moment, (dim,), after taking the squared update in; each subclass has its rule, this class a TypeError."""
         raise TypeError("Adaptive is what Adam, Yogi and Adagrad share. Use one of them.")
 
 
@@ -75,6 +86,7 @@ class Adam(Adaptive):
     """Exponential average of squared updates."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        """The average of both: second_decay second + (1 - second_decay) square."""
         return self.second_decay * second + (1 - self.second_decay) * square
 
 
@@ -83,6 +95,7 @@ class Yogi(Adaptive):
     """Squared updates move the average by their sign, so it falls slowly."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        """The second moment moved towards the square by (1 - second_decay) square, whatever the distance."""
         return second - (1 - self.second_decay) * square * (second - square).sign()
 
 
@@ -93,14 +106,17 @@ class Adagrad(Adaptive):
     first_decay: float = 0.0
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
+        """The sum of both, which never falls."""
         return second + square
 
 
 def _check_rate(rate: float) -> None:
+    """Raise a ValueError for a learning rate that is not positive."""
     if not rate > 0:
         raise ValueError(f"learning_rate of the server must be positive, got {rate:g}. SGD with 1.0 takes the average as it is.")
 
 
 def _check_decay(name: str, value: float) -> None:
+    """Raise a ValueError for a decay outside [0, 1); `name` is the field in the text."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value:g}.")

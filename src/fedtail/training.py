@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, planned_round, run_round, same_parts, states_of
+from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, parts_are_equal, planned_round, run_round, states_of
 from fedtail.channel import Channel, PlainChannel
 from fedtail.channel.base import refuse_release
 from fedtail.client_memory import ClientMemory
@@ -23,7 +23,7 @@ from fedtail.engine.engine import Engine, resolve_engine
 from fedtail.engine.local_fleet import LocalFleet
 from fedtail.fleet import Fleet, RoundView
 from fedtail.model_file import read_model
-from fedtail.modules import trainable
+from fedtail.modules import trainable_parameters
 from fedtail.privacy.events import NonPrivateRelease, RoundEvent
 from fedtail.privacy.history import ATTRIBUTE, UNKNOWN, EarlierHistory, history_of
 from fedtail.privacy.ledger import BudgetSpent, Ledger, PrivacyBudget
@@ -57,15 +57,18 @@ class FleetEvaluation(Protocol):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to rows and sums before they are released."""
+        """The privacy mechanism of the clients' rows and of their sum."""
         ...
 
     def round(self, method: Method, only: bool = False) -> Any:
-        """A round of a method that begins with the evaluation, or consists only of it; it ends in a state and what was found."""
+        """A method whose rounds begin with the evaluation, or with `only` consist of it.
+
+        Its rounds end in (state, what was found).
+        """
         ...
 
-    def refuse_sampler(self, sample: Sampler) -> str | None:
-        """Why cohorts of a sampler cannot be evaluated on; None where they can."""
+    def sampler_refusal(self, sample: Sampler) -> str | None:
+        """Why models cannot be evaluated on cohorts of this sampler, as a text; None where they can."""
         ...
 
 
@@ -85,13 +88,16 @@ class Trained:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now, in evaluation mode: one for each member of a family, else one."""
+        """The models as they would be handed out now, copies in evaluation mode: one for each member of a family, else one.
+
+        Each knows what its training has cost of privacy, so that a run that begins with it can say so.
+        """
         made = self.ledger.history(f"a model that was trained for {self.rounds} rounds", self.rounds)
-        return tuple(_with_history(self.task.with_params(p).eval(), made) for p in results(self.algorithm, self.state))
+        return tuple(_attach_history(self.task.with_params(p).eval(), made) for p in result_params(self.algorithm, self.state))
 
     @property
     def module(self) -> nn.Module:
-        """The trained module, in evaluation mode; refused where there are several."""
+        """The trained module, a copy in evaluation mode; a ValueError where a family was trained."""
         if len(self.algorithm.members) > 1:
             raise ValueError(f"a family of {len(self.algorithm.members)} models was trained. Use .modules, and fedtail.choose to "
                              "pick one.")
@@ -99,7 +105,7 @@ class Trained:
 
     @property
     def rounds(self) -> int:
-        """How many rounds the models were trained for."""
+        """How many rounds the models were trained for, earlier runs that were resumed included."""
         return states_of(self.state)[0].round
 
 
@@ -115,14 +121,17 @@ class Progress:
 
     @property
     def state(self) -> Any:
+        """The state after this round; of a family, a tuple of states."""
         return self.trained.state
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
+        """The models as they would be handed out now, in evaluation mode, in the order of a family's members."""
         return self.trained.modules
 
     @property
     def module(self) -> nn.Module:
+        """The model as it would be handed out now, in evaluation mode; a ValueError where a family is trained."""
         return self.trained.module
 
 
@@ -130,7 +139,7 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
           start: Start | None = None, engine: Engine = Engine(), channel: Channel = PlainChannel(), fleet: Fleet | None = None,
           privacy: PrivacyBudget | Ledger | None = None, evaluation: FleetEvaluation | None = None,
           on_round: OnRound | None = None, **old: Any) -> Trained:
-    """Train for `rounds` rounds; everything that could be refused is refused before the first.
+    """Train for `rounds` rounds, and return the models with all it takes to `resume`. What can be refused is refused first.
 
     `start` is the model to begin with: a module, a state dict or the model file of a run, whose parameters (frozen ones too) and
     buffers are copied into the task's module, which must be of the same kind; by default that module itself. The ledger is about
@@ -143,18 +152,19 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
     `on_round(progress)` is called after each round; return True to stop early. `resume` goes on from an earlier run.
     """
     engine = resolve_engine(engine, old, "train")
-    check_kinds(algorithm, task, population, rounds)
+    check_types(algorithm, task, population, rounds)
     if isinstance(start, (Trained, State, tuple)):
-        first = _earlier_start(algorithm, task, start, seed, engine)
+        first = _run_from_deprecated_start(algorithm, task, start, seed, engine)
         return resume(first, population, rounds=rounds, engine=engine, channel=channel, fleet=fleet, privacy=privacy,
                       evaluation=evaluation, on_round=on_round)
     values, earlier = _model_to_start_from(task, start)
-    task, seed = _warm(task, values, engine.dtype), seed or 0
+    task, seed = _task_started_from(task, values, engine.dtype), seed or 0
     state = algorithm.start(task.params().to(engine.dtype or task.params().dtype), seed)
     ledger = privacy if isinstance(privacy, Ledger) else Ledger(privacy or PrivacyBudget())
     if earlier is not None:
         ledger.record_earlier(earlier)
-    return _run(Trained(algorithm, task, state, seed), population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
+    first = Trained(algorithm, task, state, seed)
+    return _check_and_run(first, population, rounds, engine, channel, fleet, ledger, evaluation, on_round)
 
 
 def resume(trained: Trained, population: Population | None = None, *, rounds: int, engine: Engine = Engine(),
@@ -166,29 +176,32 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
     a run that was put together from a state alone the ledger says that its history is not known. Other settings are those of
     `train`. To train its model by another method write train(..., start=trained.module).
     """
-    check_kinds(trained.algorithm, trained.task, population, rounds)
+    check_types(trained.algorithm, trained.task, population, rounds)
     dtype = engine.dtype or states_of(trained.state)[0].params.dtype
     _check_state(trained.algorithm.start(trained.task.params().to(dtype), trained.seed), trained.state)
-    first = replace(trained, state=_in_precision(trained.state, dtype), stopped="", evaluation=None)
+    first = replace(trained, state=_state_in_precision(trained.state, dtype), stopped="", evaluation=None)
     ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
     if isinstance(privacy, PrivacyBudget):
         ledger.budget = privacy
     if not ledger.vouches_for(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
         ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
-    return _run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
+    return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)
 
 
-def _run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel, fleet: Fleet | None,
-         ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
-    """Check everything, and hold the rounds."""
+def _check_and_run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel,
+                   fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
+    """Check everything that could be refused, then run the rounds, on the given fleet or a local one for the population.
+
+    Warns where no client contributed in any round of a new run.
+    """
     if population is not None:
         first.task.check(population)
-    with nullcontext(fleet) if fleet is not None else _own_fleet(population, first, engine) as fleet:
+    with nullcontext(fleet) if fleet is not None else _make_local_fleet(population, first, engine) as fleet:
         check_run(first.algorithm, first.task, fleet, channel, ledger, rounds, evaluation)
-        fleet.recall(_remembered(first, fleet))
-        trained, anyone = _rounds(replace(first, memory=fleet.memory(), ledger=ledger), rounds, fleet, channel, evaluation,
-                                        on_round)
+        fleet.recall(_memory_to_start_from(first, fleet))
+        first = replace(first, memory=fleet.memory(), ledger=ledger)
+        trained, anyone = _run_rounds(first, rounds, fleet, channel, evaluation, on_round)
     if rounds and not anyone and first.rounds == 0:
         warnings.warn(f"no client contributed in any round ({trained.failed} were left out because a loss or an update was not "
                       "finite), so nothing was learned. Lower the learning rate, look at the data or, where noise hides so few, "
@@ -198,23 +211,26 @@ def _run(first: Trained, population: Population | None, rounds: int, engine: Eng
 
 def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, ledger: Ledger, rounds: int,
               evaluation: FleetEvaluation | None = None) -> None:
-    """Refuse whatever a run would refuse, before anything is sampled or written."""
+    """Refuse, with a ValueError, whatever a run would refuse, before anything is sampled or written: parts that do not fit the
+    fleet or the channel, an evaluation that does not fit the sampler, a privacy budget that does not cover a round.
+    """
     check(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
         refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
-        refused = evaluation.refuse_sampler(algorithm.sample)
+        refused = evaluation.sampler_refusal(algorithm.sample)
         if refused:
             raise ValueError(refused)
     if ledger.budget.epsilon is None:
         return
     dim = len(task.params())
     if evaluation is not None:
-        refuse_bare(planned_round(evaluation.round(algorithm), fleet, channel, dim))
+        refuse_release_without_noise(planned_round(evaluation.round(algorithm), fleet, channel, dim))
     each = algorithm if evaluation is None or evaluation.every > 1 else evaluation.round(algorithm)
     check_budget(ledger, planned_round(each, fleet, channel, dim), rounds)
 
 
-def _own_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
+def _make_local_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
+    """A fleet in this process for the population, in the precision of the run's state; a ValueError without a population."""
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
     dtype = states_of(first.state)[0].params.dtype
@@ -222,19 +238,23 @@ def _own_fleet(population: Population | None, first: Trained, engine: Engine) ->
                       precision=engine.precision)
 
 
-def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-            on_round: OnRound | None) -> tuple[Trained, bool]:
-    """The loop: the run after so many rounds, or until `on_round` says stop, and whether any client contributed at all."""
+def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
+                on_round: OnRound | None) -> tuple[Trained, bool]:
+    """Run up to `rounds` rounds; the run after the last, and whether any client contributed (yes if the fleet cannot tell).
+
+    Ends early where `on_round` returns True or, with a warning, where the privacy budget is spent.
+    """
     anyone, stop = False, False
     for done in range(1, rounds + 1):
         due = evaluation is not None and trained.rounds % evaluation.every == 0
         try:
-            state, found = _round(trained, fleet, channel, evaluation if due else None)
+            state, found = _run_one_round(trained, fleet, channel, evaluation if due else None)
         except BudgetSpent as reason:
             warnings.warn(f"stopped after {done - 1} of {rounds} rounds: {reason}.", BudgetSpentWarning, stacklevel=4)
             return replace(trained, stopped=str(reason)), anyone
         view = fleet.view()
-        failed, anyone = trained.failed + (view.failed if view else 0), anyone or view is None or view.contributors > 0
+        failed = trained.failed + (view.num_failed if view else 0)
+        anyone = anyone or view is None or view.contributors > 0
         before = trained if found is None else replace(trained, evaluation=found)
         trained = replace(trained, state=state, failed=failed, memory=fleet.memory())
         if on_round is not None and on_round(Progress(done, rounds, trained, view, before)):
@@ -245,39 +265,46 @@ def _rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evalu
     return trained, anyone
 
 
-def _round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
-           only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
-    """The state after a round, and what its cohort found about the models it received, where they are evaluated."""
+def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
+                   only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
+    """The state after a round, and what its cohort found about the models it received; None where they are not evaluated.
+
+    With `only` the cohort evaluates and does not train.
+    """
     if evaluation is None:
         return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
     return run_round(evaluation.round(trained.algorithm, only), trained.state, fleet, channel, trained.seed, trained.ledger)
 
 
 def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
-    """What clients find about the models at the end, in a round for that only; None where the budget does not cover it."""
+    """What clients find about the models at the end, in a round for that only; None, with a warning, if the budget is spent."""
     try:
-        return _round(trained, fleet, channel, evaluation, only=True)[1]
+        return _run_one_round(trained, fleet, channel, evaluation, only=True)[1]
     except BudgetSpent as reason:
         warnings.warn(f"the models at the end are not evaluated: {reason}.", BudgetSpentWarning, stacklevel=5)
         return None
 
 
-def _earlier_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
-    """What train(start=an earlier run or its state) went on from before version 0.2, with a warning."""
+def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
+    """The run that train(start=an earlier run or its state) is to resume, as before version 0.2, with a DeprecationWarning.
+
+    A ValueError where the earlier run was trained by another method.
+    """
     written = "resume(trained, ...)" if isinstance(start, Trained) else "resume(Trained(algorithm, task, state, seed), ...)"
     warnings.warn(f"to go on from an earlier run write {written} since version 0.2; train(start=...) begins with a model only.",
                   DeprecationWarning, stacklevel=3)
     if not isinstance(start, Trained):
         return Trained(algorithm, task, start, seed or 0)
-    if not same_parts(start.algorithm, algorithm):
+    if not parts_are_equal(start.algorithm, algorithm):
         raise ValueError(f"start was trained by another method or with other settings. {ANOTHER_METHOD}")
-    return replace(start, task=_warm(task, start.task.module, engine.dtype), seed=start.seed if seed is None else seed)
+    task = _task_started_from(task, start.task.module, engine.dtype)
+    return replace(start, task=task, seed=start.seed if seed is None else seed)
 
 
 def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
-    """Before anything is released: refuse a budget that does not last a round, warn of one that does not last to the end."""
+    """Before anything is released: refuse a budget that does not last one round, warn of one that does not last for `rounds`."""
     budget = ledger.budget
-    refuse_bare(planned)
+    refuse_release_without_noise(planned)
     left = ledger.affordable_rounds(planned) if rounds else 0
     if rounds and left < 1 and not ledger.rounds:
         raise ValueError(f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not last for a round with this noise. "
@@ -287,21 +314,21 @@ def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
                       "there. `fedtail privacy` says how much noise they need.", BudgetSpentWarning, stacklevel=3)
 
 
-def refuse_bare(planned: RoundEvent) -> None:
-    """Refuse a round that releases something without noise, where there is an epsilon to keep."""
+def refuse_release_without_noise(planned: RoundEvent) -> None:
+    """Raise a ValueError for a round that releases something without noise, which no finite epsilon covers."""
     bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
     if bare:
         raise ValueError(f"{bare[0]} would be released without noise, which no epsilon covers. Use private parts (PrivateMean, "
                          "Binned, a noise in FederatedEvaluation), or leave epsilon out of the privacy budget.")
 
 
-def results(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
-    """The flat models to hand out."""
+def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
+    """The flat models to hand out, (dim,) each, in the order of the members."""
     return tuple(m.result(s) for m, s in zip(algorithm.members, states_of(state), strict=True))
 
 
-def check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
-    """Refuse what is no method, task or population."""
+def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
+    """Refuse an algorithm, task or population of another type, with a TypeError, and a negative number of rounds."""
     if not isinstance(algorithm, (FederatedAlgorithm, Family)):
         hint = " Call the recipe: fedavg(...)." if callable(algorithm) else " Recipes such as fedavg() make one."
         raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
@@ -315,7 +342,10 @@ def check_kinds(algorithm: Any, task: Any, population: Any, rounds: int) -> None
 
 
 def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | None]:
-    """The tensors to start from, and what is known of the model; None for a task's own module that no run has trained."""
+    """The tensors to start from, and what is known of the privacy they have cost.
+
+    Tensors are None for the task's own module; its history is None where no run has trained it.
+    """
     if start is None or start is task.module:
         return None, history_of(task.module)
     if isinstance(start, (str, Path)):
@@ -323,24 +353,25 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
     return start, history_of(start) or EarlierHistory()
 
 
-def _with_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
-    """The module, which knows how it was trained: a run that begins with it can say so."""
+def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
+    """Write the history of its training on the module, in place; nothing where that is known to be empty. Returns the module."""
     if made.rounds or not made.is_known:
         setattr(module, ATTRIBUTE, made)
     return module
 
 
-def _warm(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
-    """The task whose own module holds all tensors of the module to start from: trained and frozen parameters, and buffers.
+def _task_started_from(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
+    """A copy of the task whose module holds all tensors of the start: trained and frozen parameters, and buffers.
 
-    Trained parameters come in `dtype`, or as they are in the start.
+    Trained parameters come in `dtype`, or as they are in the start. The task itself where there is nothing to copy; a
+    ValueError where the start is of another architecture.
     """
     if start is None or start is task.module:
         return task
     if isinstance(start, Mapping):
         values = start
     elif isinstance(start, nn.Module):
-        _refuse_other_parts(task.module, start)
+        _refuse_other_architecture(task.module, start)
         values = start.state_dict()
     else:
         raise TypeError(f"start must be a module, a state dict or a model file, got {type(start).__name__}.")
@@ -355,9 +386,9 @@ def _warm(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
     return replace(task, module=module)
 
 
-def _refuse_other_parts(module: nn.Module, start: nn.Module) -> None:
-    """A start gives its tensors, not its architecture: refuse one whose tensors were made for another."""
-    ours, theirs = ([tuple(p.shape) for p in trainable(m)] for m in (module, start))
+def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
+    """Raise a ValueError where the start's layers or trainable parameters are not those of the task's module."""
+    ours, theirs = ([tuple(p.shape) for p in trainable_parameters(m)] for m in (module, start))
     if ours != theirs:
         raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. {SAME_KIND}")
     own, other = ({name: type(part).__name__ for name, part in m.named_modules()} for m in (module, start))
@@ -368,21 +399,22 @@ def _refuse_other_parts(module: nn.Module, start: nn.Module) -> None:
 
 
 def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Both are state dicts: the same names and shapes are needed."""
+    """Raise a ValueError where two state dicts do not hold tensors of the same names and shapes; names the first that differs."""
     for name in dict.fromkeys([*own, *other]):
-        needed, came = (_form(values, name) for values in (own, other))
+        needed, came = (_describe_tensor(values, name) for values in (own, other))
         if needed != came:
             raise ValueError(f"start holds {came} as {name!r}, where the task's module holds {needed}. {SAME_KIND}")
 
 
-def _form(values: Mapping[str, Any], name: str) -> str:
+def _describe_tensor(values: Mapping[str, Any], name: str) -> str:
+    """The shape of an entry of a state dict, for an error text; "nothing" where it has none of this name."""
     if name not in values:
         return "nothing"
     return f"shape {tuple(values[name].shape)}" if isinstance(values[name], Tensor) else "no tensor"
 
 
 def _check_state(fresh: Any, old: Any) -> None:
-    """Refuse to go on from a state that this method did not make."""
+    """Refuse, with a ValueError, to resume from a state with other numbers of models, parameters or optimiser vectors."""
     if len(states_of(old)) != len(states_of(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
         raise ValueError(f"the state holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. "
                          f"{ANOTHER_METHOD}")
@@ -392,17 +424,23 @@ def _check_state(fresh: Any, old: Any) -> None:
                              f"optimiser, this run {len(new.params)} and {len(new.optimizer)}. {ANOTHER_METHOD}")
 
 
-def _in_precision(state: Any, dtype: torch.dtype) -> Any:
-    """The state in a precision, its model in memory of its own: a view may lie where products are rounded otherwise."""
+def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
+    """A copy of the state, or of each of a family's, with model, server optimiser and iterate in this precision.
+
+    The model is always copied, into memory of its own: a view may lie where products are rounded otherwise.
+    """
     if isinstance(state, tuple):
-        return tuple(_in_precision(s, dtype) for s in state)
+        return tuple(_state_in_precision(s, dtype) for s in state)
     parts = {name: tuple(tensor.to(dtype) for tensor in kept) if name in IN_MODEL_PRECISION else kept
              for name, kept in state.parts.items()}
     return replace(state, params=state.params.to(dtype, copy=True), parts=parts)
 
 
-def _remembered(first: Trained, fleet: Fleet) -> ClientMemory:
-    """What clients are to remember at the start; refused where a run goes on without what its clients kept."""
+def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
+    """What clients are to remember at the start: of a resumed run what they kept, of a new one nothing.
+
+    A ValueError where a run goes on from a state alone and a part needs memory that the fleet does not hold.
+    """
     if first.memory is not NOT_KNOWN:
         return first.memory
     if first.rounds == 0:

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from fedtail.base_part import UNSENT
-from fedtail.reading import Unreadable, shortly, unlike_keys
+from fedtail.reading import Unreadable, dict_of_unique_keys, shorten
 
 DEPTH = 60
 TENSORS = ("|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16", "<u2", "<u4", "<u8")
 Types = Mapping[str, type]
 
 
-def named(types: Iterable[type]) -> dict[str, type]:
-    """The types a reader may build, by name; two of one name are refused."""
+def types_by_name(types: Iterable[type]) -> dict[str, type]:
+    """The types a reader may build, by class name; a ValueError where two of them have the same."""
     names: dict[str, type] = {}
     for one in types:
         if names.setdefault(one.__name__, one) is not one:
@@ -35,23 +35,30 @@ def named(types: Iterable[type]) -> dict[str, type]:
 
 
 def pack(value: Any) -> bytes:
-    """A value made of numbers, strings, bytes, tensors, tuples and frozen dataclasses, as bytes."""
-    return msgpack.packb(_plain(value))
+    """A value made of numbers, strings, bytes, tensors, tuples and frozen dataclasses, as bytes; a TypeError for anything else.
+
+    Equal values give equal bytes. Lists come back as tuples, fields made by `unsent_field` are left out.
+    """
+    return msgpack.packb(_plain_form(value))
 
 
 def unpack(data: bytes, types: Types) -> Any:
-    """The value again; a type that is not among `types` is refused, and so is whatever `pack` does not write.
+    """The value that `pack` wrote, its dataclasses built from `types`; `Unreadable` for another type and for anything damaged.
 
     Nothing larger than the message is allocated: tensors are copies of bytes that came with it.
     """
     try:
-        plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_no_extension, object_pairs_hook=unlike_keys)
+        plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_refuse_extension, object_pairs_hook=dict_of_unique_keys)
     except Exception as reason:          # whatever a damaged message makes the reader say
-        raise Unreadable(f"a message is no MessagePack of ours ({shortly(reason)}).") from None
-    return _built(plain, types, 0)
+        raise Unreadable(f"a message is no MessagePack of ours ({shorten(reason)}).") from None
+    return _build_value(plain, types, 0)
 
 
-def _plain(value: Any) -> Any:
+def _plain_form(value: Any) -> Any:
+    """The value in what MessagePack can hold: a tensor, tuple or dataclass becomes a dict that says which it is.
+
+    A TypeError for a bfloat16 tensor, and for a value of any other type.
+    """
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, np.generic):
@@ -62,49 +69,55 @@ def _plain(value: Any) -> Any:
         array = np.ascontiguousarray(value.detach().cpu().numpy())
         return {"tensor": array.dtype.str, "shape": list(value.shape), "bytes": array.tobytes()}
     if isinstance(value, (tuple, list)):
-        return {"tuple": [_plain(v) for v in value]}
+        return {"tuple": [_plain_form(v) for v in value]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.metadata.get(UNSENT)}
+        fields = {f.name: _plain_form(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.metadata.get(UNSENT)}
         return {"type": type(value).__name__, "fields": fields}
     raise TypeError(f"{type(value).__name__} cannot be sent to another process. Parts that are sent are frozen dataclasses of "
                     "numbers, strings, tensors, tuples and other parts.")
 
 
-def _built(plain: Any, types: Types, depth: int) -> Any:
+def _build_value(plain: Any, types: Types, depth: int) -> Any:
+    """The value that a plain form stands for; `depth` is how deep it is nested in the message.
+
+    `Unreadable` for a type that is not among `types`, a field that only this process may set, values a class refuses, and
+    messages nested more than `DEPTH` deep.
+    """
     if plain is None or isinstance(plain, (bool, int, float, str, bytes)):
         return plain
     if depth > DEPTH or not isinstance(plain, dict):
         raise Unreadable(f"a message holds a bare {type(plain).__name__}, or is nested more than {DEPTH} deep.")
     if plain.keys() == {"tensor", "shape", "bytes"}:
-        return _tensor(plain["tensor"], plain["shape"], plain["bytes"])
+        return _build_tensor(plain["tensor"], plain["shape"], plain["bytes"])
     if plain.keys() == {"tuple"} and isinstance(plain["tuple"], list):
-        return tuple(_built(value, types, depth + 1) for value in plain["tuple"])
+        return tuple(_build_value(value, types, depth + 1) for value in plain["tuple"])
     if plain.keys() != {"type", "fields"} or not isinstance(plain["type"], str) or not isinstance(plain["fields"], dict):
         raise Unreadable("a message holds something that is neither a tensor, a tuple nor a part.")
     if plain["type"] not in types:
-        raise Unreadable(f"a message holds a {shortly(plain['type'])!r}, which this node was not given. Add the class to its "
+        raise Unreadable(f"a message holds a {shorten(plain['type'])!r}, which this node was not given. Add the class to its "
                          "types.")
     kind = types[plain["type"]]
     private = {f.name for f in dataclasses.fields(kind) if f.metadata.get(UNSENT)} & plain["fields"].keys()
     if private:
         raise Unreadable(f"a message sets {private.pop()} of a {kind.__name__}, which only this process may say.")
-    fields = {str(name): _built(value, types, depth + 1) for name, value in plain["fields"].items()}
+    fields = {str(name): _build_value(value, types, depth + 1) for name, value in plain["fields"].items()}
     try:
         return kind(**fields)
     except Exception as reason:          # fields of any kind may have come, and parts check what they expect
-        raise Unreadable(f"a message holds a {plain['type']} that cannot be: {shortly(reason)}.") from reason
+        raise Unreadable(f"a message holds a {plain['type']} that cannot be: {shorten(reason)}.") from reason
 
 
-def _tensor(kind: Any, shape: Any, content: Any) -> Tensor:
-    """A tensor of a type that torch has, whose shape is that of the bytes."""
+def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
+    """A tensor of its own memory on the CPU from a dtype's name, a shape and bytes; `Unreadable` where they do not fit."""
     if not (isinstance(kind, str) and kind in TENSORS and isinstance(content, bytes) and isinstance(shape, list) and all(
             type(size) is int and size >= 0 for size in shape) and len(shape) <= DEPTH):
-        raise Unreadable(f"a message holds a tensor of type {shortly(kind)!r} and shape {shortly(shape)}, which is none of "
+        raise Unreadable(f"a message holds a tensor of type {shorten(kind)!r} and shape {shorten(shape)}, which is none of "
                          "torch's.")
     if math.prod(shape) * np.dtype(kind).itemsize != len(content) or max(shape, default=0) >= 2**63:
-        raise Unreadable(f"a message holds {len(content)} bytes for a tensor of type {kind} and shape {shortly(shape)}.")
+        raise Unreadable(f"a message holds {len(content)} bytes for a tensor of type {kind} and shape {shorten(shape)}.")
     return torch.from_numpy(np.frombuffer(content, dtype=np.dtype(kind)).reshape(shape).copy())
 
 
-def _no_extension(code: int, data: bytes) -> Any:
+def _refuse_extension(code: int, data: bytes) -> Any:
+    """Raise a ValueError for a MessagePack extension, which `pack` never writes."""
     raise ValueError(f"an extension of kind {code}")

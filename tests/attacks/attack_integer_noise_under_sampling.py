@@ -43,7 +43,7 @@ def shares_of(size: int) -> int:
     """How many clients of a cohort of this size add a share, as the channel decides."""
     keys, asked = torch.arange(size), Statistic(StatisticPart(), torch.zeros(0), mechanism=MECHANISM)
     cohort = Cohort(keys, keys, torch.ones(size, dtype=torch.float64), 1.0)
-    last = base.sharing_out(asked, cohort, MECHANISM.release(1, "a sum")).last_share
+    last = base.with_fixed_shares(asked, cohort, MECHANISM.release(1, "a sum")).last_share
     return size if last is None else int((keys <= last).sum())
 
 
@@ -122,7 +122,7 @@ def shares_read(rounds: int = 5, width: int = 10_000, planned: int = 40) -> tupl
 
     def keep(progress: fedtail.Progress) -> None:
         models.append(progress.trained.state.params.clone())
-        sizes.append(progress.view.cohort)
+        sizes.append(progress.view.cohort_size)
 
     fedtail.train(method, task, people, rounds=rounds, seed=1, channel=IntegerChannel(), privacy=PrivacyBudget(delta=1e-3),
                   engine=fedtail.Engine(workers=1), on_round=keep)

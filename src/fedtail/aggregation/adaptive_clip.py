@@ -15,7 +15,7 @@ from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
 from fedtail.deprecated import with_old_names
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
@@ -65,7 +65,7 @@ class AdaptiveClip(Part):
         now = self.current_clip_norm(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
         bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
-        return torch.cat([unit, BIT_WEIGHT * bit], 1) * sent(weighted.share, updates.device)[:, None]
+        return torch.cat([unit, BIT_WEIGHT * bit], 1) * to_device(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
         """Server: the noisy mean update, (dim,), and the clip norm of the next round, which the aggregator keeps."""

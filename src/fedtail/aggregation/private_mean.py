@@ -12,7 +12,7 @@ from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.privacy.mechanisms import NoisySum
 from fedtail.privacy.noise import Noise
 from fedtail.questions import Conversation, Train
@@ -56,7 +56,7 @@ class PrivateMean(Part):
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
         """Rows (clients, dim): updates clipped to `clip_norm`, times each client's share."""
-        return self.mechanism.clip(updates) * sent(weighted.share, updates.device)[:, None]
+        return self.mechanism.clip(updates) * to_device(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
         """Server: the noisy sum over `total`, or over the weight the risk has released, (dim,); never None."""

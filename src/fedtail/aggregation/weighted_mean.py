@@ -13,7 +13,7 @@ from fedtail.base_part import Part
 from fedtail.client_statistics import WeightedClients
 from fedtail.clients import Clients
 from fedtail.declarations import AggregatorDeclaration
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.questions import Conversation, Train
 
 
@@ -33,7 +33,7 @@ class WeightedMean(Part):
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
         """Rows (weight, weight * update), (clients, dim + 1), in float64 like the weights."""
-        weight = sent(weighted.weight, updates.device)[:, None]      # float64, as its bound
+        weight = to_device(weighted.weight, updates.device)[:, None]      # float64, as its bound
         rows = weight.new_empty(len(updates), updates.shape[1] + 1)
         rows[:, :1] = weight
         torch.mul(updates, weight, out=rows[:, 1:])

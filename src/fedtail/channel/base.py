@@ -17,8 +17,19 @@ from fedtail.privacy.events import FixedSampling, Release, RoundEvent, Sampling,
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.mechanisms import Mechanism
 from fedtail.privacy.randomness import Randomness, SeededRandomness, SystemRandomness
-from fedtail.questions import Encoding, Joint, Question, arranged, bound_for, refuse_coarse, single_questions
+from fedtail.questions import (
+    Encoding,
+    Joint,
+    Question,
+    Statistic,
+    arrange_answers,
+    refuse_rounding_after_noise,
+    row_bound_for,
+    single_questions,
+)
 from fedtail.sampling import Cohort
+
+ROUNDING = 1e-6      # of a number of clients that was computed from masses
 
 
 class Encoder(Encoding, Protocol):
@@ -28,7 +39,9 @@ class Encoder(Encoding, Protocol):
         """The sum over axis 0 of rows, or of partial sums."""
         ...
 
-    def decode(self, total: Tensor, bound: Tensor) -> Tensor: ...
+    def decode(self, total: Tensor, bound: Tensor) -> Tensor:
+        """The sum as float64 numbers; `bound` is what its rows were encoded with."""
+        ...
 
     def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether decoded sums, divided by the positive one at `divisor`, are more than rounding."""
@@ -60,7 +73,7 @@ class Channel:
         return type(self).__name__
 
     def described(self, fleet: Fleet) -> str:
-        """The same, for a round over these clients."""
+        """What the server sees of a round over this fleet, in words for the ledger: the `label`, unless the fleet matters."""
         return self.label
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
@@ -86,27 +99,33 @@ class Channel:
         number, constant = count(), self.all_answer(fleet)
 
         def ask(question: Any) -> Any:
-            questions: tuple[Any, ...] = tuple(map(numbered, single_questions(question), number))
+            """Charge for a question, or a joint one, and ask it: its sums, arranged as its questions are."""
+            questions: tuple[Any, ...] = tuple(map(with_number, single_questions(question), number))
+            if self.minimum_contributors:
+                hidden = partial(hide_small_groups, cohort=cohort, population=fleet.population, minimum=self.minimum_contributors)
+                questions = tuple(map(hidden, questions))
             for one in questions:
                 refuse_release(self, one.mechanism, one.gather, one.name)
                 if adds_shares(one.mechanism):
                     most = self.encoding(largest_cohort(planned.sampling, fleet.population), cohort.mass_bound)
-                    refuse_coarse(one, one.width(dim), most)      # by the largest cohort: this one's size is not to be told
+                    refuse_rounding_after_noise(one, one.width(dim), most)      # the largest cohort: this one's size is not told
                 lose_thin_noise(one, fleet, cohort)
-            self.lose_small_sums(questions, cohort, ask)
+            needed = self.answers_needed(questions, cohort, ask)
             releases = [one.release(dim) for one in questions]
             if constant:
-                questions = tuple(sharing_out(one, cohort, release) for one, release in zip(questions, releases, strict=True))
+                shared = zip(questions, releases, strict=True)
+                questions = tuple(with_fixed_shares(one, cohort, release) for one, release in shared)
                 releases = list(map(with_constant_noise, releases))
             charge = partial(ledger.charge, releases)
             charge()
-            found = self.collect(questions, encoding, fleet, cohort, broadcast, charge)
-            self.lose_few(questions, fleet)
+            found = self.collect(questions, encoding, fleet, cohort, broadcast, charge, needed)
+            self.lose_few(questions, fleet, needed)
             totals = zip(questions, found, strict=True)
-            return arranged(question, iter([read(one, total) for one, total in totals]))
+            return arrange_answers(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
-            bound = bound_for(question, total.shape[-1], encoding)
+            """The decoded sum, with the server's noise where the mechanism adds some; lost where it is mostly rounding."""
+            bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
             lose_rounding(question, sums, bound, encoding)
             return question.mechanism.on_server(sums, server_noise(broadcast, question.number))
@@ -121,16 +140,19 @@ class Channel:
             ledger.close()
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
-                again: Callable[[], None]) -> list[Tensor]:
-        """For each question the encoded sum, or the encoded rows where it gathers; `again` charges for asking once more."""
+                again: Callable[[], None], needed: int = 0) -> list[Tensor]:
+        """For each question the encoded sum, or the encoded rows where it gathers; `again` charges for asking once more.
+
+        A channel that hides single clients unmasks nothing where fewer than `needed` of them answered.
+        """
         return fleet.collect(questions, encoding)
 
-    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
+    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet, needed: int = 0) -> None:
         """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise.
 
         Integer noise relies on clients beside those of any one node, which knows its own clients' shares.
         """
-        answered, needed = fleet.answered, max(self.minimum, *(one.mechanism.minimum for one in questions))
+        answered, needed = fleet.answer_count, max(needed, self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -143,20 +165,48 @@ class Channel:
         """Why this channel cannot serve a fleet of which so many clients are expected in a round: texts, none where it can."""
         return iter(())
 
-    def lose_small_sums(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> None:
-        """Lose the round rather than ask for a sum that too few clients contribute to.
+    def answers_needed(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> int:
+        """How many of a cohort must answer before a sum is unmasked, so that `minimum_contributors` surely contribute to it.
 
-        Where nobody can say how many do, they are counted first, by a sum over the whole cohort. Sums with noise are not counted:
-        the count itself would be exact, and their noise hides each client whoever else contributes.
+        Whoever drops out may be one of the contributors: of as many as there are at least, only those beyond the minimum may.
+        Where fewer than the minimum contribute, the round is lost before anybody trains. Where nothing tells that enough do,
+        they are counted first, by a sum over the whole cohort. Sums with noise are not counted: the count itself would be
+        exact, and their noise hides each client whoever else contributes. 0 where no sum without noise hides single clients.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
-        known = [one.fewest_contributors(cohort.mass_bound) for one in hidden]
-        unknown = tuple(one.count() for one, fewest in zip(hidden, known, strict=True) if fewest is None)
-        counted = [round(float(sums[0])) for sums in ask(Joint(unknown))] if unknown else []
-        fewest = min([len(cohort.ids), *(one for one in known if one is not None), *counted]) if hidden else math.inf
-        if fewest < self.minimum_contributors:
-            raise RoundLost(f"as few as {fewest:.3g} clients may contribute, and minimum_contributors is "
-                            f"{self.minimum_contributors}.")
+        if not hidden:
+            return 0
+        clients, minimum = len(cohort.ids), self.minimum_contributors
+        fewest = [whole_clients(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
+        unsure = tuple(one.count_question() for one, least in zip(hidden, fewest, strict=True) if least < min(minimum, clients))
+        counted = [round(float(sums[0])) for sums in ask(Joint(unsure))] if unsure else []
+        least = min([clients, *counted, *(one for one in fewest if one >= minimum)])
+        if least < minimum:
+            raise RoundLost(f"as few as {least} clients may contribute, and minimum_contributors is {minimum}.")
+        return clients - least + minimum
+
+
+def whole_clients(fewest: float | None, clients: int) -> int:
+    """At least how many of so many clients contribute, as a whole number; 0 where nobody knows.
+
+    A mass of 9.2 times one client's is that of 10 clients or more; what is above a whole number by rounding only is that number.
+    """
+    return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
+
+
+def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
+    """A question by group, without noise, about those groups only of which `minimum` clients or more were sampled.
+
+    Clients of the others answer zeros. The round is lost where no group has as many; other questions are returned as they are.
+    """
+    if not minimum or not isinstance(question, Statistic) or not question.part.by_group or question.mechanism.private:
+        return question
+    sizes = population.group[cohort.ids].bincount()
+    large = sizes >= minimum
+    if not bool(large.any()):
+        raise RoundLost(f"of no group {minimum} clients were sampled (minimum_contributors), and {question.name} asks by group.")
+    small = (~large & (sizes > 0)).nonzero().flatten()
+    return replace(question, left_out_groups=tuple(small.tolist()), smallest_group=int(sizes[large].min()))
 
 
 def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
@@ -188,7 +238,7 @@ def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
                         f"{question.mechanism.minimum}.")
 
 
-def sharing_out(question: Any, cohort: Cohort, release: Release) -> Any:
+def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     """A question to which exactly as many clients as its noise relies on add a share of it: those with the smallest keys.
 
     The noise of the sum then has the same distribution for every cohort that is large enough.
@@ -218,13 +268,13 @@ def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Enc
                         "where some clients weigh far more than others.")
 
 
-def numbered(question: Any, number: int) -> Any:
-    """A question that knows which of the round's it is."""
+def with_number(question: Any, number: int) -> Any:
+    """The question with its number in the round, by which its noise is drawn."""
     return replace(question, number=number)
 
 
 def server_noise(broadcast: Broadcast, number: int) -> Randomness:
-    """Where the server's noise for one of the round's questions comes from."""
+    """The server's noise for one of the round's questions: from a seed where that is simulated, else the operating system's."""
     if broadcast.noise_seed is None:
         return SystemRandomness()
     return SeededRandomness(broadcast.noise_seed, "server noise", broadcast.round, number)

@@ -1,9 +1,10 @@
-"""Which clients share masks, where every pair would be too many."""
+"""Which clients share masks, and whether they sign, against a server that departs from the protocol."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedtail.secure import Session
@@ -33,6 +34,15 @@ class SparseGraph:
             if not 1 <= getattr(self, name) <= 256:
                 raise ValueError(f"{name} must be in 1..256, got {getattr(self, name)}.")
 
+    @property
+    def label(self) -> str:
+        """What a ledger says about sums by this graph."""
+        return f"with few neighbours (up to {self.corrupted:.0%} corrupted, {self.dropped:.0%} dropped)"
+
+    def requirements(self, names: Sequence[int]) -> dict[str, Any]:
+        """What clients in one process require of a session, as arguments of `LocalClients`."""
+        return {"corrupted": self.corrupted, "security_bits": self.security_bits}
+
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
         """A session of these members, whose sums are over `threshold` or more, and over all but the share of `dropped`."""
         from fedtail.secure import sparse_session
@@ -43,3 +53,53 @@ class SparseGraph:
     def threshold(self, clients: int, threshold: int) -> int:
         """Over how many of so many clients sums are released."""
         return self.session(b"threshold", 0, tuple(range(clients)), threshold).threshold
+
+
+@dataclass(frozen=True)
+class SignedGraph:
+    """Every pair of participants shares a mask, and all sign: against a server that departs from the protocol.
+
+    Their identities are pinned, and up to `colluding` (c) of them may be on the server's side. Of n participants more than
+    (n + c)/2 must stay (Bonawitz et al. 2017), or the round is lost; a question takes one exchange more. Over nodes participants
+    are nodes, each with its own `Identity`. In the simulator they are the clients, whose identities are made for the round.
+    """
+
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.colluding < 0:
+            raise ValueError(f"colluding must be 0 or more, got {self.colluding}. It is a number of participants.")
+
+    @property
+    def label(self) -> str:
+        """What a ledger says about sums by this graph."""
+        return f"signed against a server that departs from the protocol with up to {self.colluding} colluding participants"
+
+    def requirements(self, names: Sequence[int]) -> dict[str, Any]:
+        """Identities of clients in one process, each pinned by all others, as arguments of `LocalClients`."""
+        from fedtail.secure import Identity
+        from fedtail.secure.primitives import KEY, system
+
+        made = {one: Identity(system(KEY), ()) for one in names}
+        pinned = {one: identity.public for one, identity in made.items()}
+        return {"identities": {one: Identity(identity.secret, pinned, self.colluding) for one, identity in made.items()}}
+
+    def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
+        """A signed session of these members, whose sums are over `threshold` or more, and over as many as signatures need.
+
+        `TooFew` where all but one of the members may collude, so that no sum would hide anybody.
+        """
+        from fedtail.secure import Session, TooFew
+
+        if self.colluding > len(members) - 2:
+            raise TooFew(f"{self.colluding} of {len(members)} participants may collude: nobody is left to hide among.")
+        return Session(name, round, members, self.threshold(len(members), threshold), queries, signed=1)
+
+    def threshold(self, clients: int, threshold: int) -> int:
+        """Over how many of so many clients sums are released."""
+        from fedtail.secure import signed_threshold
+
+        return max(threshold, signed_threshold(clients, self.colluding))
+
+
+Graph = SparseGraph | SignedGraph

@@ -33,13 +33,16 @@ class IntegerChannel(Channel):
 
     @property
     def label(self) -> str:
+        """What the server sees: sums, which nothing masks."""
         return "sums of integers, not masked"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
+        """Fixed point for sums of so many rows; `ValueError` where the modulus leaves too few bits for a row."""
         return fixed_point(clients, mass, self.modulus_bits)
 
 
 def check_modulus(modulus_bits: int) -> None:
+    """Raise `ValueError` for a modulus that sums in 64-bit integers cannot have: fewer than 8 bits, or more than 62."""
     if not 8 <= modulus_bits <= 62:
         raise ValueError(f"modulus_bits must be in 8..62, got {modulus_bits}. Sums are held in 64-bit integers.")
 
@@ -61,21 +64,24 @@ class FixedPoint:
     In integers: a row holds at most 2^row_bits <= (M/2 - 1) / clients, so that the sum stays below M/2 on either side.
     """
 
-    bounded: ClassVar[bool] = True
+    needs_bound: ClassVar[bool] = True
     clients: int
     mass: float
     modulus_bits: int
 
     @property
     def row_bits(self) -> int:
+        """The bits of an entry of a row: as many as leave room for the sum of all clients; negative where there is none."""
         return (((1 << (self.modulus_bits - 1)) - 1) // max(self.clients, 1)).bit_length() - 1
 
     def scale(self, bound: Tensor) -> Tensor:
+        """The power of two that entries are multiplied by, as large as the bound allows: float64, in the shape of `bound`."""
         mantissa, exponent = torch.frexp(bound.double())                       # bound = mantissa * 2^exponent, in [1/2, 1)
         smallest = exponent - (mantissa == 0.5).to(exponent.dtype)             # bound <= 2^smallest
         return torch.ldexp(torch.ones_like(mantissa), self.row_bits - smallest)
 
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
+        """Rows as integers in [0, M), int64; an entry beyond its bound is refused, since the sum could wrap."""
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound
         if bool(over.any()):
@@ -89,12 +95,15 @@ class FixedPoint:
         return steps.long() % (1 << self.modulus_bits)
 
     def missing_bits(self, bound: float) -> int:
+        """How many more bits whole numbers up to `bound` would take to be encoded without rounding; 0 where they are."""
         return max(0, (math.ceil(bound) - 1).bit_length() - min(self.row_bits, EXACT_BITS))
 
     def sum(self, rows: Tensor) -> Tensor:
+        """The sum of encoded rows, or of such sums, modulo M."""
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
+        """The sum as float64 numbers: residues from M/2 on are negative."""
         half = 1 << (self.modulus_bits - 1)
         signed = torch.where(total >= half, total - (1 << self.modulus_bits), total)
         return signed.double() / self.scale(bound)

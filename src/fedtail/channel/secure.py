@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder, RoundLost
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import SignedGraph, SparseGraph
 from fedtail.channel.integer import check_modulus, fixed_point
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hashed, uniform
+from fedtail.draws import hash_bits, uniform
 from fedtail.fleet import Broadcast, Fleet, SimulatedPopulation
 from fedtail.sampling import Cohort
 
@@ -32,14 +33,16 @@ class SecureChannel(Channel):
 
     A sum is released over at least `threshold` clients, and more than half of the cohort; where fewer stay, the round is lost.
     Rounds with smaller cohorts are not held, and integer noise may rely on so many shares. A sum over a tail hides a client
-    among those who contribute, not among the cohort: a risk by which fewer than `minimum_contributors` do is refused.
+    among those who contribute, not among the cohort: a risk by which fewer than `minimum_contributors` do is refused, and a sum
+    is not unmasked where so many clients have dropped out that fewer may be left.
 
     Over a `RemoteFleet` every node masks the sum of its own clients' rows, and so many nodes must stay that any of them hold
     `threshold` clients. In the simulator all clients are in one process: `masks` "real" runs the whole protocol of
     `fedtail.secure` between them; "none" adds the same integers without masks, for speed, and says so in what is recorded.
     `dropout` is how likely a client vanishes there after it was sampled and before its row arrives, to see what that does.
 
-    Every pair of clients shares a mask; with a `graph` each client and few others, and more of them have to stay.
+    Every pair of clients shares a mask; with `graph=SparseGraph(...)` each client and few others, and more of them have to stay.
+    With `graph=SignedGraph(...)` every pair does, and clients sign, against a server that departs from the protocol.
     """
 
     reveals_rows: ClassVar[bool] = False
@@ -48,7 +51,7 @@ class SecureChannel(Channel):
     modulus_bits: int = 62
     masks: Literal["real", "none"] = "real"
     dropout: float = 0.0
-    graph: SparseGraph | None = None
+    graph: SparseGraph | SignedGraph | None = None
 
     def __post_init__(self) -> None:
         check_modulus(self.modulus_bits)
@@ -64,41 +67,53 @@ class SecureChannel(Channel):
 
     @property
     def minimum(self) -> int:
+        """The smallest cohort of a round that is held: the threshold."""
         return self.threshold
 
     @property
     def label(self) -> str:
-        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        """What the server sees of a simulation: sums over the threshold, with masks or as if there were some."""
+        seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
     def described(self, fleet: Fleet) -> str:
-        seen = f"sums over at least {self.threshold} clients{self._neighbours()}"
+        """What the server sees of a round over this fleet: the `label` in one process, else sums that nodes mask."""
+        seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
-    def _neighbours(self) -> str:
-        few = self.graph
-        return "" if few is None else f" with few neighbours (up to {few.corrupted:.0%} corrupted, {few.dropped:.0%} dropped)"
+    def _graph_label(self) -> str:
+        """What the graph adds to the description of the sums; nothing where every pair shares a mask unsigned."""
+        return "" if self.graph is None else f" {self.graph.label}"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
+        """Whether every client that is sampled answers: not with a simulated `dropout`, nor over a fleet that loses clients."""
         return not self.dropout and super().all_answer(fleet)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
+        """Fixed point for sums of so many rows; `ValueError` where the modulus leaves too few bits for a row."""
         return fixed_point(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
-                again: Callable[[], None]) -> list[Tensor]:
+                again: Callable[[], None], needed: int = 0) -> list[Tensor]:
+        """The encoded sums over those who stayed, by the nodes' own masks or by clients simulated here; see `Channel.collect`.
+
+        Loses the round where fewer clients than the threshold or than `needed` stayed, or too many of them answered with zeros.
+        """
         if not fleet.in_one_process:
-            few = () if self.graph is None else (self.graph,)
-            return fleet.collect_masked(questions, encoding, self.threshold, again, *few)
+            return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
         if self.masks == "none" and not self.dropout:
-            return fleet.collect(questions, encoding)
+            sums = fleet.collect(questions, encoding)
+            self._lose_silent(len(cohort.key), needed, questions, fleet)
+            return sums
         rows = fleet.collect(tuple(replace(one, gather=True) for one in questions), encoding)      # each client's own, here
+        needed = self._lose_silent(len(cohort.key), needed, questions, fleet)
         gone = [self._vanished(cohort, broadcast, one.number) for one in questions]
         if self.masks == "none":
-            return [self._unmasked(mine, lost) for mine, lost in zip(rows, gone, strict=True)]
-        return self._masked(questions, rows, gone, cohort, broadcast)
+            return [self._unmasked(mine, lost, needed) for mine, lost in zip(rows, gone, strict=True)]
+        return self._masked(questions, rows, gone, cohort, broadcast, needed)
 
     def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
+        """Why sums over this fleet cannot be secure: cohorts below the threshold, clients that cannot mask, one node only, ..."""
         if cohort_size < self.threshold:
             yield (f"about {cohort_size:g} clients are drawn a round, and sums are released over {self.threshold} or more. Lower "
                    "threshold, or draw more clients.")
@@ -112,45 +127,65 @@ class SecureChannel(Channel):
             yield ('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. '
                    "Leave them out.")
         if self.graph is not None and getattr(fleet, "schedule", None) == "all-or-nothing":
-            yield ("all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
+            yield ("in all-or-nothing sums a server may call a node missing and retry without it, which signatures do not "
+                   "prevent. Use the schedule ahead or simple."
+                   if isinstance(self.graph, SignedGraph) else
+                   "all-or-nothing sums are over few nodes, of which every pair shares a mask; few neighbours are for nodes that "
                    "drop out. Leave graph out, or use the schedule ahead or simple.")
         if fleet.population.nodes < 2:
             yield (f"{fleet.population.nodes} node holds all clients, and a sum over one node is that node's. Secure sums need "
                    "two or more.")
 
+    def _lose_silent(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
+        """How many must answer, with one more for each client that was to contribute and answered with zeros.
+
+        Loses the round where there are not so many clients.
+        """
+        silent = fleet.silent(questions) if needed else 0
+        if clients < needed + silent:
+            raise RoundLost(f"{silent} of {clients} clients answered with zeros (a loss or an update that is not finite, or an "
+                            f"empty row), and {needed} must answer otherwise: fewer than minimum_contributors may be left.")
+        return needed + silent
+
     def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
         """Who is gone before a row arrives, (clients,) bool."""
-        return uniform(hashed(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
+        return uniform(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
-    def _unmasked(self, rows: Tensor, gone: Tensor) -> Tensor:
-        stayed = int((~gone).sum())
-        if stayed < self._threshold(len(gone)):
-            raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {self._threshold(len(gone))}.")
+    def _unmasked(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
+        """The sum of the rows of those who stayed, modulo 2^modulus_bits; lost where fewer did than the masks would need."""
+        stayed, needed = int((~gone).sum()), max(needed, self._threshold(len(gone)))
+        if stayed < needed:
+            raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {needed}.")
         return rows[~gone].sum(0) % (1 << self.modulus_bits)
 
     def _masked(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
-                broadcast: Broadcast) -> list[Tensor]:
-        """The protocol between clients who know the round, the model, the question and each other."""
-        from fedtail.secure import ROW, LocalClients, Rounds, TooFew
+                broadcast: Broadcast, needed: int) -> list[Tensor]:
+        """Each question's sum by the whole protocol, between clients who know the round, the model, the question and each other.
 
-        names, totals, graph = [int(key) & WORDS for key in cohort.key.tolist()], [], self.graph
-        requires: dict[str, Any] = {} if graph is None else {"corrupted": graph.corrupted, "security_bits": graph.security_bits}
+        Nothing is unmasked, and the round is lost, where fewer rows came than the session's threshold, or than `needed`.
+        """
+        from fedtail.secure import ROW, LocalClients, Rounds, TooFew
+        from fedtail.secure.exchanges import refuse_few
+
+        names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
+        enough = partial(refuse_few, dict.fromkeys(names, 1), needed)
+        requires = {} if self.graph is None else self.graph.requirements(names)
         for question, mine, lost in zip(questions, rows, gone, strict=True):
-            session = self._session(broadcast.round, tuple(sorted(names)))
             vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
             clients = LocalClients(names, RUN, self.threshold, vanish, **requires)
             clients.rows = dict(zip(names, mine.numpy(), strict=True))
             clients.context = context_digest(question, broadcast, names)
             rounds = Rounds(clients)
             try:
-                rounds.open(session)
-                total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context).total
+                rounds.open(self._session(broadcast.round, tuple(sorted(names))))
+                total = rounds.sum(mine.shape[1], self.modulus_bits, clients.context, check=enough).total
             except TooFew as reason:
                 raise RoundLost(str(reason)) from reason
             totals.append(torch.from_numpy(total))
         return totals
 
     def _session(self, round: int, names: tuple[int, ...]) -> Session:
+        """A session of these clients, in increasing order, in the simulator; `TooFew` where they cannot hide anybody."""
         from fedtail.secure import Session
 
         threshold = max(self.threshold, len(names) // 2 + 1)
@@ -158,6 +193,7 @@ class SecureChannel(Channel):
         return make(RUN, round, names, threshold)
 
     def _threshold(self, clients: int) -> int:
+        """How many of so many clients must stay: the threshold, more than half of them, and what the graph takes."""
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 

@@ -36,7 +36,7 @@ def compare(
     """
     from fedtail.cli.terminal import show_differences
     from fedtail.experiment import read_experiments
-    from fedtail.runs.comparison import differences, rows
+    from fedtail.runs.comparison import paired_differences, rows_by_method
     from fedtail.runs.files import write_json
     from fedtail.runs.run_folder import COMPARISON
 
@@ -50,8 +50,8 @@ def compare(
 
     folder = out or output_folder(Path("runs") / folder_name(experiments[0].stem), jobs, resume)
     runs = run_jobs(jobs(folder), folder, resume, as_json)
-    less = differences(runs)
-    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], "rows": rows(runs),
+    less = paired_differences(runs)
+    write_json(folder / COMPARISON, {"methods": [folder_name(one.name) for one in wanted], "rows": rows_by_method(runs),
                                      "differences": less})
     show_runs(runs, folder, as_json, {"differences": less})
     if not as_json:

@@ -44,6 +44,18 @@ def init(
     typer.echo(startup_commands(made, names, host, port))
 
 
+@deploy.command(short_help="Make the identity of a node, with which it signs.")
+@print_errors_as_sentences
+def identity(folder: Path = typer.Argument(..., help="The node's own folder, on the node.")) -> None:
+    """Make the identity key of a node and print its public key, which all nodes pin in their node.toml.
+
+    Run it on the node itself: it is there against a server that departs from the protocol, which must not have had the key.
+    """
+    from fedtail.deployment.keys import make_identity
+
+    typer.echo(make_identity(folder))
+
+
 def evaluates_test(experiment: Experiment) -> bool:
     """Whether the clients of a deployment evaluate on test examples that are kept back; False where they do not evaluate."""
     from fedtail.experiment.part_tables import PartPlan

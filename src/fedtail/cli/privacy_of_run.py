@@ -30,7 +30,7 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
     folder = RunFolder.open(run, also_deployed=True)
     ledger = open_ledger(folder)
     doubts = check_ledger(folder, ledger)
-    rounds = folder.result["round"] if folder.finished else rounds_so_far(folder)
+    rounds = folder.result["round"] if folder.is_finished else rounds_so_far(folder)
     found = statement(ledger, rounds, delta, folder.not_charged)
     change = price_change(ledger, folder.privacy)
     found["repriced"] = [*folder.privacy.get("repriced", []), *([change] if change else [])]
@@ -44,13 +44,13 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
         return
     show_statement(folder, found)
     if for_release:
-        covered = COVERED_THERE if folder.deployed else COVERED
+        covered = COVERED_THERE if folder.is_deployed else COVERED
         typer.echo(covered.format(models=", ".join(path.name for path in folder.models)))
 
 
 def rounds_so_far(folder: RunFolder) -> int:
     """Of a run that is not finished, how many rounds have results on disk."""
-    return folder.privacy.get("rounds", 0) if folder.deployed else max((line["round"] for line in folder.metrics), default=0)
+    return folder.privacy.get("rounds", 0) if folder.is_deployed else max((line["round"] for line in folder.metrics), default=0)
 
 
 def open_ledger(folder: RunFolder) -> Ledger:
@@ -71,7 +71,7 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
     from fedtail.runs.checkpoint import ledger_mark
 
     newest = ledger_mark(folder.path)
-    at_end = folder.result.get("ledger") if folder.finished else None
+    at_end = folder.result.get("ledger") if folder.is_finished else None
     if newest is not None and newest[1] is not None:
         ledger.check(newest[1], newest[0])
     if at_end is not None:

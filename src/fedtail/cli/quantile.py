@@ -109,9 +109,9 @@ def read_text_column(path: Path, column: str | None) -> np.ndarray:
     import numpy as np
 
     from fedtail.reading import read_text as read_text_of
-    from fedtail.reading import refusing, shortly
+    from fedtail.reading import refuse_damaged, shorten
 
-    with refusing(str(path), "Write a column of numbers."):
+    with refuse_damaged(str(path), "Write a column of numbers."):
         text = io.StringIO(read_text_of(path, 1 << 30, "a file of numbers"), newline="")
         rows = [row for row in csv.reader(text) if row]
     named = bool(rows) and not all(is_number(cell) for cell in rows[0])
@@ -120,7 +120,7 @@ def read_text_column(path: Path, column: str | None) -> np.ndarray:
     try:
         return np.array([float(row[place]) for row in rows])
     except (ValueError, IndexError) as reason:
-        raise ValueError(f"{path} has lines without a number in column {shortly(names[place])!r}: {shortly(reason)}.") from None
+        raise ValueError(f"{path} has lines without a number in column {shorten(names[place])!r}: {shorten(reason)}.") from None
 
 
 def is_number(text: str) -> bool:

@@ -47,9 +47,9 @@ def choose(
     as_json: bool = options.JSON,
 ) -> None:
     """Say which model of a family suits the client whose data these are. Everything is computed here; nothing is sent."""
-    from fedtail.runs.choosing import choose_for
+    from fedtail.runs.choosing import choose_model
 
-    picked = choose_for(run, mine, x[0] if len(x) == 1 else x, y, trust)
+    picked = choose_model(run, mine, x[0] if len(x) == 1 else x, y, trust)
     if as_json:
         print_json(picked)
         return

@@ -81,18 +81,18 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
 
 def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
     """Refuse what cannot run: each method on the data of its first unfinished seed, and a folder that holds something else."""
-    from fedtail.runs.execution import refuse_early
-    from fedtail.runs.files import RunRefused, refuse_strangers
+    from fedtail.runs.execution import check_before_writing
+    from fedtail.runs.files import RunRefused, refuse_foreign_folder
 
     several = [place for _, _, place in jobs if place != folder]
     if several and (folder / "run.json").exists():
         raise RunRefused(f"{folder} is a run itself; others are not put inside it. Choose another folder with --out.")
     if several:
-        refuse_strangers(folder, {"comparison.json", *(place.relative_to(folder).parts[0] for place in several)})
+        refuse_foreign_folder(folder, {"comparison.json", *(place.relative_to(folder).parts[0] for place in several)})
     checked = set()
     for wanted, seed, place in jobs:
         if wanted.name not in checked and not (place / "result.json").exists():
-            refuse_early(wanted, seed, loaded.loader_for(wanted, seed)())
+            check_before_writing(wanted, seed, loaded.loader_for(wanted, seed)())
             checked.add(wanted.name)
 
 
@@ -102,14 +102,14 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
     Where `more` is given the caller prints the folder itself.
     """
     from fedtail.cli.terminal import show_finetuned_errors, show_statistics
-    from fedtail.runs.comparison import rows, unit_of
+    from fedtail.runs.comparison import rows_by_method, unit_of
 
-    table = rows(runs)
+    table = rows_by_method(runs)
     if as_json:
         print_json({"rows": table, **(more or {}), "runs": [str(run.path) for run in runs]})
         return
     about = runs[0].about
-    clients = f"{about['splits'][runs[0].tested]} {runs[0].tested.replace('_', '-')} clients"
+    clients = f"{about['splits'][runs[0].tested_split]} {runs[0].tested_split.replace('_', '-')} clients"
     unit = f", {unit_of(runs[0])}" if unit_of(runs[0]) else ""
     over = f", +- over {len(table[0]['seeds'])} seeds" if len(table[0]["seeds"]) > 1 else ""
     rounds = " or ".join(map(str, dict.fromkeys(run.result["round"] for run in runs)))
@@ -123,7 +123,7 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
 
 def privacy_lines(runs: list[RunFolder]) -> list[str]:
     """The privacy guarantees of private runs, one line for each different one; equal ones of several seeds are merged."""
-    lines = [f"{run.name}: {run.promise}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.promise]
+    lines = [f"{run.name}: {run.privacy_line}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.privacy_line]
     by_cost: dict[str, str] = {}
     for line in lines:
         by_cost.setdefault(line.partition(";")[0], line)
@@ -142,11 +142,11 @@ def folder_name(name: str) -> str:
 
 def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
     """The first of `place`, `place-2`, ... that does not exist; to resume, the last of them that holds one of the jobs' runs."""
-    from fedtail.runs.execution import begun_by
+    from fedtail.runs.execution import holds_run_of
 
     taken = taken_folders(place)
     if resume:
-        ours = [folder for folder in taken if any(begun_by(*job) for job in jobs(folder))]
+        ours = [folder for folder in taken if any(holds_run_of(*job) for job in jobs(folder))]
         return ours[-1] if ours else free_folder(place)
     return free_folder(place)
 

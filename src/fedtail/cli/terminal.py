@@ -52,9 +52,9 @@ def exit_with_message(text: str, code: int) -> None:
 
 def print_json(value: Any) -> None:
     """Print one line of JSON to stdout; numbers that are not finite become null."""
-    from fedtail.runs.files import plain
+    from fedtail.runs.files import json_values
 
-    typer.echo(json.dumps(plain(value), allow_nan=False))
+    typer.echo(json.dumps(json_values(value), allow_nan=False))
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str) -> None:

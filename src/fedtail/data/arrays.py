@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.losses import IGNORED
 from fedtail.types import Examples
 
@@ -19,13 +19,16 @@ from fedtail.types import Examples
 def rows_of(inputs: Examples, rows: Any) -> Examples:
     """inputs[rows] along the first axis, of a tensor or of every tensor in a dict.
 
-    `rows` is a slice, a mask, a tensor of numbers, or one number, which drops the axis.
+    `rows` is a slice (a view comes back), a mask, an int64 tensor of row numbers, or one number, which drops the axis.
     """
-    return {k: taken(v, rows) for k, v in inputs.items()} if isinstance(inputs, dict) else taken(inputs, rows)
+    return {k: take_rows(v, rows) for k, v in inputs.items()} if isinstance(inputs, dict) else take_rows(inputs, rows)
 
 
-def taken(values: Tensor, rows: Any) -> Tensor:
-    """values[rows]; for rows by their numbers the faster way."""
+def take_rows(values: Tensor, rows: Any) -> Tensor:
+    """values[rows] along the first axis: a copy for an int64 tensor of row numbers, which may have any shape.
+
+    Anything else (a slice, a mask, one number) indexes as usual; row numbers go through `index_select`, which is faster.
+    """
     if not isinstance(rows, Tensor) or rows.dtype != torch.int64:
         return values[rows]
     found = values.index_select(0, rows.reshape(-1))
@@ -33,24 +36,28 @@ def taken(values: Tensor, rows: Any) -> Tensor:
 
 
 def tensors_of(inputs: Examples) -> list[Tensor]:
-    """The tensor, or the tensors of a dict."""
+    """A list of the tensor itself, or of the tensors of a dict in its order."""
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
 
-def on(inputs: Examples, device: torch.device) -> Examples:
-    """A tensor, or each tensor of a dict, on a device."""
-    return {k: sent(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else sent(inputs, device)
+def inputs_to_device(inputs: Examples, device: torch.device) -> Examples:
+    """A tensor, or each tensor of a dict, on a device; what is there already is not copied."""
+    return {k: to_device(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else to_device(inputs, device)
 
 
-def lengths_of(inputs: Examples, name: str) -> list[tuple[str, int]]:
-    """How many examples each tensor holds, with the name an error should give it."""
+def example_counts(inputs: Examples, name: str) -> list[tuple[str, int]]:
+    """How many examples each tensor of the inputs holds, with the name an error text should give it: `x`, or `x['age']`."""
     if isinstance(inputs, dict):
         return [(f"{name}[{k!r}]", len(v)) for k, v in inputs.items()]
     return [(name, len(inputs))]
 
 
 def as_examples(x: Any, name: str) -> Examples:
-    """A tensor, or a dict of tensors, from arrays, tensors, lists, or ragged lists of sequences."""
+    """A tensor, or a dict of tensors, from arrays, tensors, lists, dicts of them, or lists of sequences.
+
+    Sequences of different lengths are padded with 0 and become the dict of `pad_sequences`. Plain Python floats become
+    float32. Raises TypeError for text and for a dict whose keys are not text; `name` is what error texts call x.
+    """
     if isinstance(x, dict):
         if not x or not all(isinstance(key, str) for key in x):
             raise TypeError(f"{name} is a dict with keys {list(x)}; text keys are needed, one for each argument of the "
@@ -68,11 +75,11 @@ class Sequences(NamedTuple):
     lengths: np.ndarray                                 # (examples,)
 
     def rows(self) -> list[np.ndarray]:
-        """One array for each sequence."""
+        """A list of one array per sequence, (length, ...), views of `values`."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
-    def padded(self, fill: float) -> np.ndarray:
-        """One array, (examples, longest, ...), with `fill` behind the shorter sequences."""
+    def pad(self, fill: float) -> np.ndarray:
+        """One array, (examples, longest, ...) of the dtype of `values`, with `fill` behind the shorter sequences."""
         shape = (len(self.lengths), self.lengths.max(), *self.values.shape[1:])
         rows = np.full(shape, fill, self.values.dtype)
         rows[np.arange(shape[1]) < self.lengths[:, None]] = self.values
@@ -80,14 +87,14 @@ class Sequences(NamedTuple):
 
 
 def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
-    """Classes as int64, numbers as they are; for sequences of different lengths these lengths too, else None.
+    """The targets as a tensor, classes as int64 and numbers as they are, and the lengths of padded sequences, else None.
 
     Sequences of classes are padded with -100, which no class is and PyTorch's losses ignore; of numbers with NaN, which no
     number is: one may well be -100.
     """
     if isinstance(y, Sequences):
         whole = y.values.dtype.kind in "iub"                        # bytes cannot hold -100
-        filled = y._replace(values=y.values.astype(np.int64) if whole else y.values).padded(IGNORED)
+        filled = y._replace(values=y.values.astype(np.int64) if whole else y.values).pad(IGNORED)
         targets, lengths = torch.as_tensor(as_array(filled, "y")), torch.as_tensor(y.lengths)
     elif is_ragged(y):
         padded = pad_sequences(y, IGNORED)
@@ -96,13 +103,14 @@ def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
         targets, lengths = torch.as_tensor(as_array(y, "y")), None
     if not targets.is_floating_point():
         return targets.long(), lengths
-    return targets if lengths is None else targets.masked_fill(_beyond(lengths, targets), math.nan), lengths
+    return targets if lengths is None else targets.masked_fill(_padding_mask(lengths, targets), math.nan), lengths
 
 
 def as_labels(values: Any, name: str) -> np.ndarray:
-    """One label for each example, all text or all numbers, so that they can be sorted and stored without pickle.
+    """A flat array with one label for each example, all text or all numbers, so that they sort and store without pickle.
 
-    Labels that differ stay apart: NumPy would round large whole numbers beside small ones, and make text of 1 beside "1".
+    Labels that differ stay apart, where NumPy would round large whole numbers beside small ones, or make text of 1 beside
+    "1". Raises TypeError for mixtures that no array holds as they are, ValueError for NaN and for other shapes.
     """
     labels = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if labels.ndim != 1:
@@ -117,11 +125,15 @@ def as_labels(values: Any, name: str) -> np.ndarray:
                          "or give them a label of their own.")
     if given is None or (labels.dtype.kind in "biufUS" and labels.tolist() == given):
         return labels
-    return labels if labels.dtype.kind in "mM" else _apart(given, name)
+    return labels if labels.dtype.kind in "mM" else _whole_number_labels(given, name)
 
 
-def _apart(labels: list[Any], name: str) -> np.ndarray:
-    """Labels that no type NumPy would choose holds as they are: whole numbers up to 2^64; others are refused."""
+def _whole_number_labels(labels: list[Any], name: str) -> np.ndarray:
+    """Whole numbers that NumPy's own choice of type would round, as uint64.
+
+    Raises ValueError where 64 bits do not hold them together, or text ends in a zero character; raises TypeError for labels
+    of mixed types.
+    """
     whole = all(isinstance(label, Integral) for label in labels)
     low, high = (int(min(labels)), int(max(labels))) if whole else (0, 0)
     if whole and low >= 0 and high < 2**64:
@@ -137,7 +149,10 @@ def _apart(labels: list[Any], name: str) -> np.ndarray:
 
 
 def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor]:
-    """Sequences of different lengths as one padded tensor and their lengths.
+    """Sequences of different lengths as a dict: `sequence`, (examples, longest, ...), and `lengths`, (examples,) int64.
+
+    `fill` stands behind the shorter ones; bytes become int64 where it is negative. Entries must all have one shape
+    (ValueError).
 
     >>> pad_sequences([[1, 2, 3], [4]])["sequence"].tolist()
     [[1, 2, 3], [4, 0, 0]]
@@ -156,7 +171,11 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
 
 
 def join_clients(parts: list[Any], name: str) -> Any:
-    """The clients' arrays one after another, in the precision of their floats; ragged ones stay a list of rows."""
+    """The clients' arrays one after another: a tensor where all are tensors, else an array in the precision of the floats.
+
+    Where examples differ in length they come back as a list of rows. Raises ValueError for arrays or tensors of different
+    shapes.
+    """
     if any(is_ragged(part) for part in parts):
         return [row for part in parts for row in part]
     if all(isinstance(part, Tensor) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
@@ -173,14 +192,18 @@ def join_clients(parts: list[Any], name: str) -> Any:
 
 
 def common_dtype(arrays: Iterable[np.ndarray]) -> np.dtype:
-    """The type that holds them all; integers beside floats take the floats' precision, not float64."""
+    """The dtype that holds all the arrays; integers beside floats take the floats' precision, not float64."""
     kinds = {array.dtype for array in arrays}
     floats = [kind for kind in kinds if kind.kind == "f"]
     return np.result_type(*(floats or kinds))
 
 
 def as_array(values: Any, name: str) -> Any:
-    """A tensor as it is; anything else as an array of numbers that torch can share without a warning."""
+    """A tensor detached; anything else as a writable, contiguous array of numbers that torch can share without a warning.
+
+    Python floats become float32, wide unsigned integers int64. Raises TypeError for text, ValueError for rows of different
+    shapes; `name` is what they call the values.
+    """
     if isinstance(values, Tensor):
         return values.detach()
     try:
@@ -201,17 +224,18 @@ def as_array(values: Any, name: str) -> Any:
 
 
 def is_ragged(values: Any) -> bool:
-    """Whether these are sequences of different lengths (text is not a sequence here)."""
+    """Whether these are sequences of different lengths; False for tensors, dicts, text and arrays of numbers."""
     if isinstance(values, (Tensor, dict, str)) or (isinstance(values, np.ndarray) and values.dtype != object):
         return False
-    lengths = {_length(value) for value in values}
+    lengths = {_sequence_length(value) for value in values}
     return len(lengths) > 1 and -1 not in lengths
 
 
 def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tensor | None = None) -> None:
-    """Refuse NaN and infinity, and say where the first is; numbers beyond the `lengths` of sequences of targets are padding, NaN.
+    """Refuse NaN and infinity with a ValueError that says where the first is; `size` is that of each client.
 
-    Without them the lengths of padded inputs will do: so a client's examples, taken out of one population, can go into another.
+    NaN beyond the `lengths` of sequences of targets is padding. Without `lengths` those of padded inputs are used: so a
+    client's examples, taken out of one population, can go into another.
     """
     named = {f"x[{k!r}]": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"x": inputs}
     if lengths is None and targets.ndim > 1 and isinstance(inputs, dict) and {"sequence", "lengths"} <= inputs.keys():
@@ -222,7 +246,7 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
             continue                          # a finite sum has finite terms; an overflow is checked below
         wrong = ~values.isfinite()
         if name == "y" and lengths is not None:
-            wrong &= ~(values.isnan() & _beyond(lengths, values))
+            wrong &= ~(values.isnan() & _padding_mask(lengths, values))
         bad = wrong.reshape(len(values), -1).any(1).nonzero().flatten()
         if len(bad):
             client = int(torch.searchsorted(size.cumsum(0), bad[0], right=True))
@@ -231,21 +255,24 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
                              "the population.")
 
 
-def _beyond(lengths: Tensor, values: Tensor) -> Tensor:
-    """Which positions of padded sequences, (examples, time, ...), are padding."""
+def _padding_mask(lengths: Tensor, values: Tensor) -> Tensor:
+    """Which positions of padded sequences are padding: a boolean tensor (examples, time, 1, ...) that broadcasts to `values`."""
     beyond = torch.arange(values.shape[1], device=lengths.device) >= lengths[:, None]
     return beyond.reshape(*beyond.shape, *[1] * (values.ndim - 2)).to(values.device)
 
 
 def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
-    """Numbers that are -100 wherever the inputs are padded were padded by hand, with what is a number like any other."""
-    beyond = _beyond(lengths, targets).expand_as(targets)
+    """Refuse (ValueError) targets of numbers that are -100 wherever the inputs are padded.
+
+    They were padded by hand with a value that is a number like any other; padding among numbers is NaN.
+    """
+    beyond = _padding_mask(lengths, targets).expand_as(targets)
     if targets.is_floating_point() and bool(beyond.any()) and bool((targets[beyond] == IGNORED).all()):
         raise ValueError("y is -100 wherever x is padded, and among numbers -100 is a number like any other. Pass y as a list of "
                          "sequences of different lengths, or put NaN there.")
 
 
-def _length(value: Any) -> int:
-    """How long a sequence is; -1 for a single number or text."""
+def _sequence_length(value: Any) -> int:
+    """How many entries a sequence has; -1 for a single number or text."""
     scalar = isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0
     return -1 if scalar or not hasattr(value, "__len__") else len(value)

@@ -43,26 +43,26 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
         raise ValueError("this population has no clients, so there is nothing to describe. Were all filtered out?")
     owner, rows = population.examples()
     parts = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}
-    spreads = {key: _spread(values, rows) for key, values in parts.items()}
+    spreads = {key: _value_spread(values, rows) for key, values in parts.items()}
     inputs = {key: {"shape": list(values.shape[1:]), "dtype": str(values.dtype).removeprefix("torch."),
                     "min": spreads[key].low, "max": spreads[key].high} for key, values in parts.items()}
     wanted = population.targets[rows]
     wanted = wanted.double() if wanted.is_floating_point() else wanted
-    targets, difference = _targets(owner.numpy(), wanted.numpy(), len(population))
+    targets, difference = _describe_targets(owner.numpy(), wanted.numpy(), len(population))
     about = {
         "name": name, "clients": len(population), "examples": population.num_examples,
-        "sizes": _size_summary(population.size.numpy()), "largest": _largest(population), "inputs": inputs, "targets": targets,
-        "difference": difference,
+        "sizes": _size_summary(population.size.numpy()), "largest": _largest_client(population), "inputs": inputs,
+        "targets": targets, "difference": difference,
         "groups": None if population.group is None else np.bincount(population.group.numpy()).tolist(),
     }
     alone = not isinstance(population.inputs, dict)
     warnings = [*_client_warnings(population, about), *_input_warnings(inputs, spreads), *_target_warnings(targets)]
     return {**about, "warnings": warnings,
-            "suggested": _suggested(inputs["x"], targets) if alone else None}
+            "suggested": _suggest_model(inputs["x"], targets) if alone else None}
 
 
 def _size_summary(size: np.ndarray) -> dict[str, Any]:
-    """Statistics and a histogram of the clients' sizes."""
+    """Range, percentiles and mean of the clients' sizes, and a histogram of them in at most ten bins of growing width."""
     low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
     most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
     edges = np.unique(np.rint(np.geomspace(low, high + 1, most_bins + 1)).astype(np.int64))
@@ -72,16 +72,19 @@ def _size_summary(size: np.ndarray) -> dict[str, Any]:
             "histogram": bins}
 
 
-def _largest(population: Population) -> dict[str, Any]:
-    """The client with most examples, and its share of all."""
+def _largest_client(population: Population) -> dict[str, Any]:
+    """The client with most examples: its name (or position), its number of examples and its share of all, in [0, 1]."""
     client = int(population.size.argmax())
     examples = int(population.size[client])
     name = client if population.names is None else np.asarray(population.names[client]).item()
     return {"name": name, "examples": examples, "share": examples / population.num_examples}
 
 
-def _spread(values: Tensor, rows: Tensor) -> Spread:
-    """In blocks, so that mapped data stay on disk."""
+def _value_spread(values: Tensor, rows: Tensor) -> Spread:
+    """The range of the values in the given rows, and the deviation of each feature where they are float vectors.
+
+    Read in blocks, so that mapped data stay on disk.
+    """
     if not values[0].numel():
         return Spread(0.0, 0.0, None)
     step = max(1, _BLOCK // values[0].numel())
@@ -89,11 +92,14 @@ def _spread(values: Tensor, rows: Tensor) -> Spread:
     ranges = [values[rows[block]].aminmax() for block in blocks]
     features = values.is_floating_point() and values.ndim == 2
     return Spread(min(low.item() for low, _ in ranges), max(high.item() for _, high in ranges),
-                  _deviation(values, rows, blocks) if features else None)
+                  _feature_deviations(values, rows, blocks) if features else None)
 
 
-def _deviation(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
-    """The standard deviation of each feature; exactly zero where it never changes, as all is taken from the first row."""
+def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
+    """The standard deviation of each feature over the given rows, (features,) float64, read block by block.
+
+    Exactly zero where a feature never changes, since the first row is subtracted from all.
+    """
     origin = values[rows[0]].double()
     total, square = torch.zeros_like(origin), torch.zeros_like(origin)
     for block in blocks:
@@ -102,8 +108,12 @@ def _deviation(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
     return (square / len(rows) - (total / len(rows)).square()).clamp(min=0).sqrt().numpy()
 
 
-def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is to be predicted, and how clients differ in it."""
+def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is to be predicted, and how clients differ in it: `targets` and `difference` of `describe`.
+
+    `owner` is the client of each example. Padding (-100 among classes, NaN among numbers) is left out; raises a ValueError
+    where there is nothing else.
+    """
     flat = targets.reshape(len(targets), -1)
     padding = np.isnan(flat) if targets.dtype.kind == "f" else flat == IGNORED
     real = ~padding | (targets.ndim == 1)                      # (examples, outputs)
@@ -121,7 +131,10 @@ def _targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
-    """How many classes there are, from which to which, how many examples of each."""
+    """How many classes there are and their range; counts by class unless there are too many; for sequences their lengths.
+
+    `which` is the position in `labels` of each target that is no padding, `real` says which are, (examples, outputs).
+    """
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
     if len(labels) <= MOST_CLASSES:
@@ -132,7 +145,10 @@ def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real:
 
 
 def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dict[str, float]:
-    """How far clients' labels are from those of all, as they are and if labels were shuffled."""
+    """The mean distance of clients' label proportions to those of all, as they are and with labels shuffled.
+
+    `single_label` is the share of clients with one label only. The shuffle is always the same.
+    """
     distance, distinct = _total_variation(owner, label, clients)
     shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
     return {"total_variation": float(distance.mean()), "if_shuffled": float(shuffled.mean()),
@@ -155,16 +171,19 @@ def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tupl
 
 
 def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, clients: int) -> dict[str, float | None]:
-    """The mean over outputs of two shares of variance; None where nothing varies, or no client has two examples."""
-    shares = [_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
+    """`variance_between` and `intraclass_correlation`, each the mean over outputs.
+
+    None where nothing varies, or no client has two examples. `real` says which entries are no padding, (examples, outputs).
+    """
+    shares = [_variance_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
               for k in range(values.shape[1]) if real[:, k].any()]
     names = ("variance_between", "intraclass_correlation")
     known = {name: [value for share in shares if (value := share[k]) is not None] for k, name in enumerate(names)}
     return {name: float(np.mean(found)) if found else None for name, found in known.items()}
 
 
-def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
-    """The share of the variance between clients, and the intraclass correlation."""
+def _variance_between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
+    """The share of the variance between clients in [0, 1], and the intraclass correlation; None where one is undefined."""
     held = np.bincount(owner, minlength=clients)
     centred = values - values.mean()
     mean = np.bincount(owner, centred, clients) / held.clip(min=1)
@@ -180,7 +199,7 @@ def _between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tup
 
 
 def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]:
-    """Clients that cannot be split, and a client that holds most examples."""
+    """Sentences about clients that cannot be split, and about a client that holds more than half of all examples."""
     found, single, largest = [], int((population.size == 1).sum()), about["largest"]
     if single:
         found.append(f"{single} of {len(population)} clients hold one example, which cannot be split within the client. Use "
@@ -192,7 +211,7 @@ def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]
 
 
 def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
-    """Inputs that are bytes, and features on very different scales."""
+    """Sentences about inputs that are bytes, and about features on very different scales."""
     found = []
     for name, spread in spreads.items():
         if inputs[name]["dtype"] == "uint8":
@@ -209,7 +228,7 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[
 
 
 def _target_warnings(targets: dict[str, Any]) -> list[str]:
-    """Labels that are all alike, or not numbered from 0 on."""
+    """Sentences about labels that are all alike, or not numbered from 0 on; none for numbers."""
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]
@@ -221,8 +240,11 @@ def _target_warnings(targets: dict[str, Any]) -> list[str]:
     return []
 
 
-def _suggested(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | None:
-    """A model of `fedtail.models` for one tensor of inputs; None for tokens, sequences, and labels that are all alike."""
+def _suggest_model(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | None:
+    """A model of `fedtail.models` for one tensor of inputs, as the table of an experiment file.
+
+    None for tokens, sequences, and labels that are all alike.
+    """
     features = math.prod(x["shape"])
     if x["dtype"] not in ("float16", "bfloat16", "float32", "float64", "uint8") or not x["shape"] or not features:
         return None

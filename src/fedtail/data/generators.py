@@ -83,12 +83,15 @@ def synthetic(
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
     """
-    return _labelled(synthetic_models(alpha, beta, clients, seed, spread), _client_sizes(sizes, clients, seed), seed)
+    return _labelled_population(synthetic_models(alpha, beta, clients, seed, spread), _client_sizes(sizes, clients, seed), seed)
 
 
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
-    """The homogeneous companion of `synthetic`: one W, b ~ N(0, 1) and inputs centred at 0 [Li23, section 3.7.1]."""
-    return _labelled(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
+    """Clients that all have one W, b ~ N(0, 1) and inputs centred at 0, with labels as in `synthetic` [Li23, section 3.7.1].
+
+    `sizes` is as in `synthetic`: "power_law", "moderate", or a list of one number for each client.
+    """
+    return _labelled_population(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
 
 def synthetic_hybrid(
@@ -102,13 +105,16 @@ def synthetic_hybrid(
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
     models = LinearClients(*(np.where(group.reshape(-1, *[1] * (b.ndim - 1)) == 1, b, a)
                              for a, b in zip(alike, different, strict=True)))
-    return _labelled(models, _client_sizes(sizes, clients, seed), seed, group)
+    return _labelled_population(models, _client_sizes(sizes, clients, seed), seed, group)
 
 
 def synthetic_models(
     alpha: float, beta: float, clients: int = 30, seed: int = 0, spread: Spread = "std"
 ) -> LinearClients:
-    """The models and centres behind `synthetic` with the same arguments: the truth its labels come from."""
+    """The model W_k, b_k and the input centre v_k of every client of `synthetic` with these arguments, float64.
+
+    The labels of `synthetic` are computed from them. Raises a FieldError for an unknown `spread`, and alpha or beta below 0.
+    """
     if spread not in ("std", "variance"):
         raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")
     if not (0 <= alpha < np.inf and 0 <= beta < np.inf):
@@ -161,7 +167,10 @@ def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Pop
 
 
 def _label_counts(seed: int, part: str, clients: int, concentration: float, examples: int) -> np.ndarray:
-    """How many examples of each label each client holds, (clients, 10)."""
+    """How many examples of each label each client holds, (clients, 10) int64; rows sum to `examples`.
+
+    Drawn by `seed` and the name of the `part` ("train", say). Raises a ValueError for numbers that are not positive.
+    """
     if clients < 1 or examples < 1 or not 0 < concentration < np.inf:
         raise ValueError(f"{part} needs at least one client, one example for each and a positive concentration, got "
                          f"{clients}, {examples} and {concentration}.")
@@ -170,14 +179,17 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
 
 
 def _check_pool(held: np.ndarray, needed: Any) -> None:
-    """Refuse a pool with fewer examples of a label than the clients need."""
+    """Refuse (ValueError) a pool with fewer examples of a label than the clients need; both arguments count by label, (10,)."""
     for label in np.flatnonzero(needed > held)[:1]:
         raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "
                          f"Raise pool_size={held.sum()}, or ask for fewer clients or examples_per_client.")
 
 
 def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
-    """How many examples each client holds, drawn or as given."""
+    """How many examples each client holds, (clients,) integers: drawn by `seed`, or `sizes` itself where it is a list.
+
+    Raises FieldError for an unknown word, and for a list that is not one whole number from 1 for each client.
+    """
     random = named_random(seed, "synthetic sizes")
     if isinstance(sizes, str):
         if sizes == "power_law":
@@ -193,15 +205,18 @@ def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
 
 
 def _shared_model(clients: int, seed: int) -> LinearClients:
-    """One drawn model for all clients, whose inputs are centred at zero."""
+    """One model, drawn by `seed`, for all clients, whose inputs are centred at zero; the arrays are broadcast, not copied."""
     random = named_random(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
     parts = (weight, bias, np.zeros(_FEATURES))
     return LinearClients(*(np.broadcast_to(part, (clients, *part.shape)) for part in parts))
 
 
-def _labelled(models: LinearClients, size: np.ndarray, seed: int, group: np.ndarray | None = None) -> Population:
-    """Inputs around each centre and their labels, computed from the float32 inputs that are kept."""
+def _labelled_population(models: LinearClients, size: np.ndarray, seed: int, group: np.ndarray | None = None) -> Population:
+    """A population of `size[k]` examples for each client k: inputs drawn around its centre by `seed`, labels by its model.
+
+    Labels are computed from the float32 inputs that are stored.
+    """
     deviation = np.arange(1, _FEATURES + 1) ** -0.6                              # Sigma = diag(j^-1.2)
     parts = []
     for k, count in enumerate(size):

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtail.data.arrays import Sequences
 from fedtail.data.population import Population
-from fedtail.data.tables import as_inputs, check_name, clients_of, column_of, names_among, stacked
+from fedtail.data.tables import as_inputs, check_name, client_arguments, column_values, distinct_names, stack_columns
 
 _ROW = "fedtail row"                                    # the column that says where an example stood
 _LARGEST = {"b1": 1, "u1": 255, "u2": 65535}            # value of a pixel, by type
@@ -36,8 +36,8 @@ def read_dataset(
     source = open_dataset(dataset, split, subset)
     if not len(source):
         raise ValueError("the data set has no examples. Was everything filtered out?")
-    table = _table(source, names_among(x, y, client, group, mass))
-    return Population.from_arrays(**_examples(table, source.features, x, y, client, group, mass))
+    table = _arrow_table(source, distinct_names(x, y, client, group, mass))
+    return Population.from_arrays(**_population_arguments(table, source.features, x, y, client, group, mass))
 
 
 def read_federated(
@@ -46,32 +46,32 @@ def read_federated(
 ) -> Population:
     """A client for each partition of a `flwr_datasets` FederatedDataset, or of a partitioner with its dataset set.
 
-    Names are partition ids; partitions without examples are left out, and examples in no partition too. Columns are
-    read as in `read_dataset`.
+    Clients are named by partition id; partitions without examples are left out, and examples in no partition too. Columns are
+    read as in `read_dataset`. `split` is needed where a FederatedDataset has several.
     """
     partitioner = _partitioner_of(federated, split)
-    columns, parts, features = names_among(x, y, group, mass), [], None
-    with _quiet():
+    columns, parts, features = distinct_names(x, y, group, mass), [], None
+    with _silence_arrow_warning():
         for place in range(partitioner.num_partitions):
             part = partitioner.load_partition(place)
-            parts.append(_table(part, columns))
+            parts.append(_arrow_table(part, columns))
             features = features or part.features
     client = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
     if not len(client):
         raise ValueError(f"the {len(parts)} partitions of {type(partitioner).__name__} hold no examples.")
-    table = _package("pyarrow").concat_tables(parts)
-    return Population.from_arrays(**_examples(table, features, x, y, client, group, mass))
+    table = _import_package("pyarrow").concat_tables(parts)
+    return Population.from_arrays(**_population_arguments(table, features, x, y, client, group, mass))
 
 
 def partition_ids(
     dataset: Any, partitioner: str, settings: Mapping[str, Any], shuffle_seed: int | None = 42, split: str | None = None,
     subset: str | None = None,
 ) -> np.ndarray:
-    """The partition of every example, in the order of the data set, by one of Flower's partitioners.
+    """The partition of every example, (examples,) in the order of the data set, by one of Flower's partitioners.
 
-    `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled
-    first by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the
-    data in their order. Only the columns that `settings` name are read. Every example must get a client.
+    `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled first
+    by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the data in
+    their order. Only the columns that `settings` name are read. Every example must get exactly one client (else ValueError).
 
     >>> from datasets import Dataset
     >>> data = Dataset.from_dict({"label": [0, 1, 0, 1, 0, 1]})
@@ -82,13 +82,13 @@ def partition_ids(
     dealer = _new_partitioner(partitioner, settings)
     dealer.dataset = _rows_to_deal(source, settings, shuffle_seed)
     ids = np.full(len(source), -1)
-    with _quiet():
+    with _silence_arrow_warning():
         for place in range(dealer.num_partitions):
             part = dealer.load_partition(place)
             if _ROW not in part.column_names:
                 raise ValueError(f"{partitioner} deals out columns, not examples. Choose one that deals out examples, such as "
                                  "DirichletPartitioner.")
-            rows = column_of(_table(part, [_ROW])[_ROW], _ROW)
+            rows = column_values(_arrow_table(part, [_ROW])[_ROW], _ROW)
             if (ids[rows] >= 0).any() or len(np.unique(rows)) < len(rows):
                 raise ValueError(f"{partitioner} gives an example to more than one client. Use read_federated, which repeats it.")
             ids[rows] = place
@@ -99,17 +99,23 @@ def partition_ids(
 
 
 def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, subset: str | None = None) -> dict[str, Any]:
-    """Columns of single values, as arrays: labels or a place, say, to deal the examples out by."""
-    table = _table(open_dataset(dataset, split, subset), names)
-    return {name: column_of(table[name], name) for name in names}
+    """Columns of a data set by name, as arrays: labels or a place, say, to deal the examples out by.
+
+    Raises FieldError for a name that is not there, ValueError for null values.
+    """
+    table = _arrow_table(open_dataset(dataset, split, subset), names)
+    return {name: column_values(table[name], name) for name in names}
 
 
 def open_dataset(dataset: Any, split: str | None = None, subset: str | None = None) -> Any:
-    """One `datasets.Dataset`, out of a data set, a dict of splits, a folder written by `save_to_disk`, or a hub name."""
-    datasets = _package("datasets")
-    found = _load_from_hub(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
+    """One `datasets.Dataset`, out of a data set, a dict of splits, a folder written by `save_to_disk`, or a hub name.
+
+    `split` is needed where there are several (ValueError). A streamed data set is refused (TypeError).
+    """
+    datasets = _import_package("datasets")
+    found = _load_dataset(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
     if isinstance(found, Mapping):                       # a DatasetDict
-        return _one_split(found, split)
+        return _choose_split(found, split)
     if not isinstance(found, datasets.Dataset):
         raise TypeError(f"a datasets.Dataset is needed, got {type(found).__name__}. Pass a Dataset, a DatasetDict with a split, "
                         "or a folder; what is streamed must be downloaded first: load_dataset(..., streaming=False).")
@@ -119,13 +125,16 @@ def open_dataset(dataset: Any, split: str | None = None, subset: str | None = No
 
 
 def is_dataset_folder(path: str | Path) -> bool:
-    """Whether `save_to_disk` wrote this folder."""
+    """Whether a folder holds what `save_to_disk` writes: one data set, or a dict of splits."""
     return any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _load_from_hub(name: str | Path, split: str | None, subset: str | None) -> Any:
-    """A data set from a folder written by `save_to_disk`, or by its name on the hub."""
-    datasets = _package("datasets")
+def _load_dataset(name: str | Path, split: str | None, subset: str | None) -> Any:
+    """A data set, or a dict of splits, from a folder written by `save_to_disk`, or by its name on the hub.
+
+    Raises FileNotFoundError or ConnectionError where there is neither; the text says how to get the data without a network.
+    """
+    datasets = _import_package("datasets")
     if is_dataset_folder(name):
         return datasets.load_from_disk(str(name))
     if Path(name).exists() or isinstance(name, Path) or not _HUB_NAME.fullmatch(name):
@@ -140,8 +149,11 @@ def _load_from_hub(name: str | Path, split: str | None, subset: str | None) -> A
                    ) from reason
 
 
-def _one_split(splits: Mapping[str, Any], split: str | None) -> Any:
-    """The chosen split, or the only one."""
+def _choose_split(splits: Mapping[str, Any], split: str | None) -> Any:
+    """The named split, or without a name the only one.
+
+    Raises a ValueError where there are several, a FieldError for a wrong name.
+    """
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     if split is None:
@@ -150,8 +162,11 @@ def _one_split(splits: Mapping[str, Any], split: str | None) -> Any:
     return splits[split]
 
 
-def _table(source: Any, names: Sequence[str]) -> Any:
-    """The named columns as an arrow table, copied only where examples were selected or shuffled."""
+def _arrow_table(source: Any, names: Sequence[str]) -> Any:
+    """The named columns as an arrow table, copied only where examples were selected or shuffled.
+
+    Raises FieldError for a wrong name.
+    """
     for name in names:
         check_name(name, source.column_names, "column in the data set")
     order = getattr(source, "_indices", None)
@@ -160,35 +175,41 @@ def _table(source: Any, names: Sequence[str]) -> Any:
     return source.select_columns(list(names)).with_format("arrow")[:]
 
 
-def _examples(table: Any, features: Any, x: str | Sequence[str], y: str, client: Any, group: str | None,
-              mass: str | None) -> dict[str, Any]:
-    """The arguments of `Population.from_arrays`."""
-    data = {name: _numbers(table[name], features[name], name) for name in names_among(x, y)}
-    about = {name: column_of(table[name], name) for name in names_among([], client, group, mass)}
-    inputs = as_inputs(data[x]) if isinstance(x, str) else _together({name: data[name] for name in x})
-    return {"x": inputs, "y": data[y], **clients_of(about, client, group, mass, table.num_rows)}
+def _population_arguments(table: Any, features: Any, x: str | Sequence[str], y: str, client: Any, group: str | None,
+                          mass: str | None) -> dict[str, Any]:
+    """The arguments of `Population.from_arrays` from the named columns of an arrow table; `features` are their types."""
+    data = {name: _column_numbers(table[name], features[name], name) for name in distinct_names(x, y)}
+    about = {name: column_values(table[name], name) for name in distinct_names([], client, group, mass)}
+    inputs = as_inputs(data[x]) if isinstance(x, str) else _join_columns({name: data[name] for name in x})
+    return {"x": inputs, "y": data[y], **client_arguments(about, client, group, mass, table.num_rows)}
 
 
-def _together(columns: dict[str, Any]) -> Any:
-    """Single numbers as one feature vector; anything else by name."""
+def _join_columns(columns: dict[str, Any]) -> Any:
+    """Several x columns as one input: single numbers as a matrix, (examples, columns), anything else as a dict by name.
+
+    Sequences of different lengths must be the only column (else ValueError).
+    """
     ragged = [name for name, column in columns.items() if isinstance(column, Sequences)]
     if ragged and len(columns) > 1:
         raise ValueError(f"column {ragged[0]!r} holds sequences of different lengths, which must be the only x (it comes with "
                          f"lengths). Write x={ragged[0]!r}, or pad them to one length first.")
     if ragged:
         return as_inputs(columns[ragged[0]])
-    return stacked(columns) if all(column.ndim == 1 for column in columns.values()) else columns
+    return stack_columns(columns) if all(column.ndim == 1 for column in columns.values()) else columns
 
 
-def _numbers(column: Any, feature: Any, name: str) -> Any:
-    """A column as numbers: pixels of images, classes, numbers, lists of numbers."""
-    datasets = _package("datasets")
+def _column_numbers(column: Any, feature: Any, name: str) -> Any:
+    """A column as an array of numbers or as `Sequences`; images as pixels in [0, 1].
+
+    Raises TypeError for text, audio and other features that are no numbers; the text says how to convert them.
+    """
+    datasets = _import_package("datasets")
     if isinstance(feature, datasets.Image):
         return read_pixels(column, datasets.Image(mode=feature.mode), name)
     if isinstance(feature, (dict, list, datasets.Audio)) or type(feature).__name__ in ("Video", "Translation", "Pdf"):
         raise TypeError(f"column {name!r} holds {type(feature).__name__}; numbers, classes, images, or lists of numbers are "
                         "needed. Turn it into one of these with dataset.map first.")
-    values = column_of(column, name)
+    values = column_values(column, name)
     if (values.values if isinstance(values, Sequences) else values).dtype.kind in "UO":
         raise TypeError(f"column {name!r} holds text, numbers are needed. Tokenise first: dataset.map(lambda batch: "
                         f"tokenizer(batch[{name!r}]), batched=True); for labels, dataset.class_encode_column({name!r}).")
@@ -196,10 +217,13 @@ def _numbers(column: Any, feature: Any, name: str) -> Any:
 
 
 def _partitioner_of(federated: Any, split: str | None) -> Any:
-    """A partitioner that has its data: itself, or that of a split of a federated data set."""
-    flower = _package("flwr_datasets")
+    """A partitioner that has its data: the argument itself, or that of a split of a federated data set.
+
+    Raises TypeError for anything else, ValueError for a partitioner without a dataset.
+    """
+    flower = _import_package("flwr_datasets")
     if isinstance(federated, flower.FederatedDataset):
-        return _one_split(federated.partitioners, split)
+        return _choose_split(federated.partitioners, split)
     if not isinstance(federated, flower.partitioner.Partitioner):
         raise TypeError(f"a flwr_datasets FederatedDataset or a partitioner is needed, got {type(federated).__name__}. For a "
                         "Dataset with a column of clients use read_dataset.")
@@ -209,8 +233,11 @@ def _partitioner_of(federated: Any, split: str | None) -> Any:
 
 
 def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
-    """One of Flower's partitioners by name, its settings checked."""
-    module = _package("flwr_datasets.partitioner")
+    """One of Flower's partitioners by name, made with `settings`.
+
+    Raises FieldError for a wrong name or setting, ValueError for a missing setting.
+    """
+    module = _import_package("flwr_datasets.partitioner")
     known = [each for each in module.__all__ if each != "Partitioner"]
     check_name(name, known, "partitioner in flwr_datasets")
     accepted = inspect.signature(getattr(module, name)).parameters
@@ -223,26 +250,29 @@ def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
-    """Where each example stands, with the columns a partitioner needs and no others."""
-    arrow, datasets = _package("pyarrow"), _package("datasets")
+    """A data set for a partitioner: the row number of each example, and the columns that `settings` name.
+
+    Shuffled by `shuffle_seed` unless that is None.
+    """
+    arrow, datasets = _import_package("pyarrow"), _import_package("datasets")
     if isinstance(by := settings.get("partition_by"), str):
         check_name(by, source.column_names, "column in the data set")
     columns = list({value for value in settings.values() if isinstance(value, str)} & set(source.column_names))
-    needed = dict(zip(columns, _table(source, columns).columns, strict=True)) if columns else {}
+    needed = dict(zip(columns, _arrow_table(source, columns).columns, strict=True)) if columns else {}
     rows = datasets.Dataset(arrow.table({**needed, _ROW: np.arange(len(source))}))
-    return rows if shuffle_seed is None else datasets.Dataset(_table(rows.shuffle(seed=shuffle_seed), rows.column_names))
+    return rows if shuffle_seed is None else datasets.Dataset(_arrow_table(rows.shuffle(seed=shuffle_seed), rows.column_names))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Flower's partitioners sort with an option that arrow now calls differently."""
+def _silence_arrow_warning() -> Iterator[None]:
+    """Within the block, silence arrow's FutureWarning about an option that Flower's partitioners pass under its old name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Specifying null_placement", FutureWarning)
         yield
 
 
-def _package(name: str) -> Any:
-    """An optional package; refused with what to install where it is missing."""
+def _import_package(name: str) -> Any:
+    """An optional package by its import name; raises an ImportError that says what to install where it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as reason:
@@ -255,14 +285,15 @@ def _package(name: str) -> Any:
 def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
     """Images as float32 in [0, 1], (examples, height, width) where grey, else (examples, channels, height, width).
 
-    `column` is an arrow column of encoded images, `image` the `datasets.Image` that decodes a cell.
+    `column` is an arrow column of encoded images, `image` the `datasets.Image` that decodes a cell. Raises a ValueError where
+    an image is missing or has another size or mode than the first.
     """
     if column.null_count:
         raise ValueError(f"column {name!r} lacks {column.null_count} of {len(column)} images. Drop those examples first.")
-    first = _decoded(column[0], image, name)
+    first = _decode_image(column[0], image, name)
     pixels = np.empty((len(column), *first.shape), np.float32)
     for place, cell in enumerate(column):
-        values = _decoded(cell, image, name)
+        values = _decode_image(cell, image, name)
         if values.shape != first.shape:
             raise ValueError(f"image {place} of column {name!r} has shape {values.shape}, image 0 has {first.shape}. Bring them "
                              'to one size and mode first: dataset.map with image.resize(...).convert("RGB").')
@@ -270,8 +301,11 @@ def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
     return pixels
 
 
-def _decoded(cell: Any, image: Any, name: str) -> np.ndarray:
-    """An encoded image as numbers in [0, 1], channels first."""
+def _decode_image(cell: Any, image: Any, name: str) -> np.ndarray:
+    """An encoded image as float32 in [0, 1], channels first where there are several.
+
+    Raises TypeError where the range is unknown.
+    """
     picture = image.decode_example(cell.as_py())
     if picture.mode == "P":                             # a palette's numbers mean nothing by themselves
         picture = picture.convert("RGB")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtail.data.arrays import as_array, is_ragged, join_clients
 from fedtail.data.population import Population
-from fedtail.reading import Unreadable, read_text, shortly, unlike_keys
+from fedtail.reading import Unreadable, dict_of_unique_keys, read_text, shorten
 
 MOST_BYTES = 1 << 32      # of a file: LEAF's own have some hundred million
 Encode = Callable[[list[Any], list[Any]], tuple[Any, Any]]
@@ -24,16 +24,16 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
     """A population from all `*.json` files in a folder, in the order of their names.
 
-    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}); a user spread over several
-    files is one client. Clients are in order of appearance, and `names` holds their user ids; users without examples
-    are left out. Numbers become float32, or int64 where all are whole. Text needs `encode(x, y) -> (x, y)`, called
-    with one user's lists. One file is in memory as json at a time.
+    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}); a user spread over several files
+    is one client. Clients are in order of appearance, and `names` holds their user ids; users without examples are left out.
+    Numbers become float32, or int64 where all are whole. Text needs `encode(x, y) -> (x, y)`, called with one user's lists.
+    One file is in memory as json at a time. Raises ValueError for a file that is not LEAF's, or cut short.
     """
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for path in leaf_files(folder):
         for user, x, y in read_users(path):
             if len(y):
-                parts.setdefault(user, []).append(_numbers(f"{path.name}, user {user!r}", x, y, encode))
+                parts.setdefault(user, []).append(_user_arrays(f"{path.name}, user {user!r}", x, y, encode))
     if not parts:
         raise ValueError(f"the files in {folder} hold no examples.")
     merged = [tuple(join_clients(list(side), "x") for side in zip(*chunks, strict=True)) for chunks in parts.values()]
@@ -42,7 +42,10 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
 
 
 def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """LEAF Shakespeare as integers: windows of characters and the character that follows each, by place in `ALPHABET`.
+    """LEAF Shakespeare as int64: windows of characters (examples, width) and the character after each (examples,).
+
+    A number is the character's place in `ALPHABET`. Other characters, or windows of different widths, are refused
+    (ValueError).
 
     >>> x, y = encode_characters(["To be", "o be,"], [",", " "])
     >>> x.shape, y.tolist(), ALPHABET[y[0]]
@@ -54,11 +57,11 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
                          "LEAF writes windows of 80.")
     if any(len(character) != 1 for character in y):
         raise ValueError("y must hold one character for each window, the one that follows it. LEAF writes it so.")
-    return _codes("".join(x)).reshape(len(x), -1), _codes("".join(y))
+    return _character_codes("".join(x)).reshape(len(x), -1), _character_codes("".join(y))
 
 
-def _codes(text: str) -> np.ndarray:
-    """Positions of characters in LEAF's alphabet."""
+def _character_codes(text: str) -> np.ndarray:
+    """The place of every character in `ALPHABET`, int64; raises a ValueError that names those that are not in it."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -70,7 +73,7 @@ def _codes(text: str) -> np.ndarray:
 
 
 def leaf_files(folder: str | Path) -> list[Path]:
-    """The json files of a folder that LEAF wrote, sorted; refused where there are none."""
+    """The json files of a folder, sorted by name; raises FileNotFoundError where there are none."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"there is no .json file in {folder}. Pass the folder LEAF wrote, such as "
@@ -79,13 +82,17 @@ def leaf_files(folder: str | Path) -> list[Path]:
 
 
 def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Every user of one file with its lists, checked against `num_samples`."""
+    """Every user of one LEAF file with its lists x and y, in the file's order.
+
+    The whole file is read and checked first; a list that is not as long as `num_samples` says raises a ValueError when its
+    user comes.
+    """
     try:
-        content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=unlike_keys)
+        content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=dict_of_unique_keys)
     except Unreadable:
         raise
     except (ValueError, RecursionError) as reason:
-        raise ValueError(f"{path.name} is not a JSON file: {shortly(reason)}. Is it whole?") from reason
+        raise ValueError(f"{path.name} is not a JSON file: {shorten(reason)}. Is it whole?") from reason
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, so it is not a LEAF file.")
     missing = [key for key in ("users", "num_samples", "user_data") if key not in content]
@@ -110,35 +117,38 @@ def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
 
 
 def _is_list_of(values: Any, kind: type) -> bool:
-    """Whether this is a list of one kind of values; truth values are no numbers."""
+    """Whether this is a list whose values all have exactly this type; so True and False are no int."""
     return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
-def _numbers(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
-    """One user's examples as arrays; ragged ones as lists of arrays."""
+def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
+    """One user's x and y, after `encode`, as arrays; lists of arrays where lengths differ, dicts of them for a dict.
+
+    Raises a TypeError that says `where` for text.
+    """
     if encode is not None:
         x, y = encode(x, y)
     for name, values in (("x", x), ("y", y)):
         if any(_holds_text(part) for part in (values.values() if isinstance(values, dict) else [values])):
             raise TypeError(f"{where}: {name} is text, numbers are needed. Write encode=encode_characters for LEAF's "
                             "Shakespeare, or encode=f with your own f(x, y) -> (x, y).")
-    return _arrays(x, f"{where}: x"), _whole(_arrays(y, f"{where}: y"))
+    return _as_arrays(x, f"{where}: x"), _as_classes(_as_arrays(y, f"{where}: y"))
 
 
-def _whole(values: Any) -> Any:
-    """Labels written as 0.0 and 1.0 are classes."""
+def _as_classes(values: Any) -> Any:
+    """An array of floats that are all whole as int64, since LEAF writes classes as 0.0 and 1.0; anything else unchanged."""
     whole = isinstance(values, np.ndarray) and values.dtype.kind == "f" and bool((values == np.rint(values)).all())
     return values.astype(np.int64) if whole else values
 
 
-def _arrays(values: Any, name: str) -> Any:
-    """Values as an array, as a list of arrays where rows differ in length, by key where they are a dict."""
+def _as_arrays(values: Any, name: str) -> Any:
+    """Values as an array; a list of arrays where rows differ in length; for a dict, a dict of these by key."""
     if isinstance(values, dict):
-        return {key: _arrays(part, f"{name}[{key!r}]") for key, part in values.items()}
+        return {key: _as_arrays(part, f"{name}[{key!r}]") for key, part in values.items()}
     return [as_array(row, name) for row in values] if is_ragged(values) else as_array(values, name)
 
 
 def _holds_text(values: Any) -> bool:
-    """Whether the first example is text, or a list with text in it."""
+    """Whether the first example is text, or a list with text in it; False where there is no example."""
     first = values[0] if len(values) else None
     return isinstance(first, str) or (isinstance(first, list) and any(isinstance(entry, str) for entry in first))

@@ -17,7 +17,9 @@ def open_any(
     """A population from whatever lies at `path`.
 
     An `.npz` or `.parquet` file or a folder by `Dataset.save_to_disk`, whose arrays or columns `x`, `y` and `client` name
-    (without names, those called so); a folder of LEAF's json files; or a folder by `Population.save`.
+    (without names, those called so); a folder of LEAF's json files; or a folder by `Population.save`. The last two know their
+    x, y and clients, and names for them are refused (ValueError). Raises FileNotFoundError where nothing of the kind is
+    there.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
@@ -26,22 +28,25 @@ def open_any(
                                 "files, a saved population, or a saved data set.")
     if place.is_file():
         read: Any = Population.from_parquet if suffix_of(place) == ".parquet" else Population.from_npz
-        return read(place, **_named(place, given, list_arrays(place)))
+        return read(place, **_array_names(place, given, list_arrays(place)))
     return _open_folder(place, given, split)
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
-    """The population in a folder: a saved data set, a saved population, or LEAF's json files."""
+    """The population in a folder: a saved data set, a saved population, or LEAF's json files.
+
+    `given` holds the names of arrays by role, None where the caller gave none; only a saved data set takes any.
+    """
     from fedtail.data.hub import is_dataset_folder, open_dataset
 
     if is_dataset_folder(place):
         dataset = open_dataset(place, split)
-        there = {name: f"({len(dataset)},) {_kind(feature)}" for name, feature in dataset.features.items()}
-        return Population.from_dataset(dataset, **_named(place, given, there))
+        there = {name: f"({len(dataset)},) {_type_name(feature)}" for name, feature in dataset.features.items()}
+        return Population.from_dataset(dataset, **_array_names(place, given, there))
     saved = (place / "population.json").is_file()
     if not saved and not any(place.glob("*.json")):
         raise FileNotFoundError(f"{place} is neither a saved population, nor a saved data set, nor a folder of LEAF's json files."
-                                f"{_below(place)}")
+                                f"{_nearby_folder_hint(place)}")
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ValueError(f"{place} is {'a saved population' if saved else 'a folder of LEAF files'}, whose x, y and clients are "
@@ -49,8 +54,12 @@ def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Popul
     return Population.open(place) if saved else Population.from_leaf(place)
 
 
-def _named(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
-    """The names to read by; those of x, y and client are guessed where arrays are called so."""
+def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
+    """The array to read for each role, roles without one left out.
+
+    `given` names some; x, y and client are otherwise the arrays called so. `there` describes all arrays, for the ValueError
+    that is raised where one of the three is missing.
+    """
     names = {role: value for role, value in given.items() if value is not None}
     names |= {role: role for role in ("x", "y", "client") if role not in names and role in there}
     missing = [role for role in ("x", "y", "client") if role not in names]
@@ -61,12 +70,12 @@ def _named(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[st
     return names
 
 
-def _kind(feature: Any) -> str:
-    """The type of a column, for an error text."""
+def _type_name(feature: Any) -> str:
+    """The type of a data set's column, for an error text: "int64", or "Image"."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 
 
-def _below(place: Path) -> str:
-    """The folder that may have been meant: LEAF writes train and test below its own."""
+def _nearby_folder_hint(place: Path) -> str:
+    """A sentence naming the first folder below that holds json files (LEAF's train or test); empty where there is none."""
     inner = sorted(path.parent for path in place.glob("*/*.json"))
     return f" Did you mean {inner[0]}?" if inner else ""

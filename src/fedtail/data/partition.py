@@ -12,7 +12,10 @@ from fedtail.errors import FieldError
 
 
 def named_random(seed: int, name: str) -> np.random.Generator:
-    """NumPy's PCG64, seeded by a number and a word: two draws in one program do not share a stream."""
+    """A NumPy generator (PCG64) seeded by a number and a word.
+
+    Equal arguments give equal draws; two words give independent streams, so that two draws in one program do not share one.
+    """
     word = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64([seed % 2**64, word]))
 
@@ -35,21 +38,21 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
         raise FieldError("concentration", "positive and finite", concentration,
                          "Write 0.1 for clients with few labels, 100 for clients that are alike.")
     random = named_random(seed, "dirichlet partition")
-    shares = _shares(random, clients, int(label.max()) + 1, concentration)
+    shares = _label_shares(random, clients, int(label.max()) + 1, concentration)
     client = np.empty(len(label), dtype=np.int64)
     for value, share in enumerate(shares.T):
         members = random.permutation(np.flatnonzero(label == value))
         order = random.permutation(clients)                     # so that rounding favours nobody twice
         ends = np.rint(share[order].cumsum() * len(members)).astype(np.int64)
         client[members] = np.repeat(order, np.diff(ends, prepend=0))
-    return _filled_up(client, clients, at_least, random)
+    return _fill_up(client, clients, at_least, random)
 
 
 def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> np.ndarray:
-    """Each client gets a few shards of the data sorted by label, and so a few labels [McMahan et al. 2017].
+    """Clients with a few shards of the data sorted by label, so a few labels each [McMahan et al. 2017].
 
-    The examples, sorted by label and in random order within one, are cut into `clients * shards_per_client` shards
-    whose sizes differ by at most one; the shards are dealt out at random.
+    The examples, sorted by label and in random order within one, are cut into `clients * shards_per_client` shards whose
+    sizes differ by at most one; the shards are dealt out at random. Returns a client id per example, (examples,) int64.
 
     >>> sorted(label_shards([1, 0, 1, 0], clients=2, shards_per_client=1).tolist())
     [0, 0, 1, 1]
@@ -99,7 +102,7 @@ def by_column(values: Any) -> np.ndarray:
 
 
 def _check_clients(examples: int, clients: int, at_least: int) -> None:
-    """Refuse numbers of clients and examples that no partition has."""
+    """Refuse (FieldError) fewer than one client or example each, and more clients than the examples can serve."""
     if clients < 1 or at_least < 1:
         field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
         raise FieldError(field, "at least 1", came,
@@ -111,11 +114,11 @@ def _check_clients(examples: int, clients: int, at_least: int) -> None:
                               f"{examples // at_least} clients, or for fewer examples each.")
 
 
-def _shares(random: np.random.Generator, clients: int, labels: int, concentration: float) -> np.ndarray:
-    """How much of each label goes to each client, (clients, labels), columns sum to one.
+def _label_shares(random: np.random.Generator, clients: int, labels: int, concentration: float) -> np.ndarray:
+    """Which share of each label goes to each client, (clients, labels) in [0, 1]; columns sum to one.
 
-    In logarithms, since with a small concentration most proportions underflow: log Gamma(c) = log Gamma(c + 1)
-    + log(uniform) / c in distribution.
+    In logarithms, since with a small concentration most proportions underflow: log Gamma(c) = log Gamma(c + 1) + log(uniform)
+    / c in distribution.
     """
     logs = np.log(random.standard_gamma(concentration + 1, (clients, labels)))
     logs -= random.standard_exponential((clients, labels)) / concentration
@@ -123,11 +126,14 @@ def _shares(random: np.random.Generator, clients: int, labels: int, concentratio
     return np.exp(logs - np.logaddexp.reduce(logs, axis=0, keepdims=True))
 
 
-def _filled_up(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
-    """Move examples from the largest clients until each has `at_least`; the others are left as they are."""
+def _fill_up(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
+    """A copy of the client ids in which every client has at least `at_least` examples.
+
+    What is missing comes from the largest clients, examples chosen by `random`; other examples stay where they are.
+    """
     count = np.bincount(client, minlength=clients)
     missing = np.maximum(at_least - count, 0)
-    surplus = _taken(count, int(missing.sum()))
+    surplus = _examples_to_give(count, int(missing.sum()))
     mixed = random.permutation(len(client))
     mixed = mixed[np.argsort(client[mixed], kind="stable")]
     place = np.arange(len(client)) - (count.cumsum() - count)[client[mixed]]
@@ -137,8 +143,8 @@ def _filled_up(client: np.ndarray, clients: int, at_least: int, random: np.rando
     return filled
 
 
-def _taken(count: np.ndarray, need: int) -> np.ndarray:
-    """How many examples each client gives so that together they give `need` and the largest give first."""
+def _examples_to_give(count: np.ndarray, need: int) -> np.ndarray:
+    """How many examples each client gives, (clients,), so that they sum to `need` and the largest give first."""
     low, high = 0, int(count.max())                    # the highest level above which there are at least `need`
     while low < high:
         level = (low + high + 1) // 2

@@ -18,7 +18,7 @@ from fedtail.data.arrays import as_labels
 from fedtail.data.population import Population
 from fedtail.data.tables import npy_header
 from fedtail.losses import IGNORED
-from fedtail.reading import Unreadable, read_json, shortly
+from fedtail.reading import Unreadable, read_json, shorten
 
 FORMAT, VERSION = "fedtail population", 2
 FORMER = 1                                              # which padded sequences of numbers with -100, not with NaN
@@ -32,9 +32,9 @@ _BLOCK = 1 << 26                                        # bytes gathered at once
 def save_population(population: Population, folder: str | Path) -> None:
     """Write a folder that `open_population` maps: `.npy` files and `population.json`.
 
-    Only the clients' own examples are written, one client after another, so a selection is saved at its own size.
-    The folder is written beside its place and then renamed: a crash leaves the old one or none, never half of one.
-    A folder that holds anything else than a saved population is not touched.
+    Only the clients' own examples are written, one client after another, so a selection is saved at its own size. The folder
+    is written beside its place and then renamed: a crash leaves the old one or none, never half of one. A saved population
+    that is there is replaced; a folder that holds anything else is refused with a FileExistsError.
     """
     place = Path(os.path.abspath(folder))
     if not len(population):
@@ -44,7 +44,7 @@ def save_population(population: Population, folder: str | Path) -> None:
     writing = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     try:
         writing.mkdir()
-        _write(population, writing)
+        _write_arrays(population, writing)
         _put_in_place(writing, place)
     finally:
         shutil.rmtree(writing, ignore_errors=True)
@@ -53,12 +53,14 @@ def save_population(population: Population, folder: str | Path) -> None:
 def open_population(folder: str | Path) -> Population:
     """Map a saved population: data stay on disk until read, and what is written to a tensor never reaches the files.
 
-    The cost does not depend on the examples; of the clients, sizes and starts are read once to check them. (In a folder of
-    the former version several numbers to an example are read too, for -100, which was padding there.)
+    The cost does not depend on the number of examples; sizes and starts of the clients are read once to check them. Only a
+    folder of format version 1 whose targets are sequences of numbers is read through: it is refused (ValueError) where it
+    holds -100, which was padding then. Raises FileNotFoundError where the folder is no saved population, ValueError where it
+    is damaged.
     """
     place = Path(folder)
     manifest = _read_manifest(place)
-    arrays = {name: _mapped(place, name, entry) for name, entry in manifest["arrays"].items()}
+    arrays = {name: _map_array(place, name, entry) for name, entry in manifest["arrays"].items()}
     _check_counts(place, manifest, arrays)
     if manifest["version"] == FORMER:
         _refuse_former_padding(place, arrays["targets"])
@@ -71,8 +73,8 @@ def open_population(folder: str | Path) -> Population:
     )
 
 
-def _write(population: Population, folder: Path) -> None:
-    """Write the arrays and the manifest of a population."""
+def _write_arrays(population: Population, folder: Path) -> None:
+    """Write the arrays of a population and, last, its manifest to an empty folder, examples in client order."""
     size = population.size
     start = size.cumsum(0) - size
     rows = population.examples()[1]
@@ -80,9 +82,9 @@ def _write(population: Population, folder: Path) -> None:
     examples = {f"inputs.{k}": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
     arrays = {}
     for name, tensor in {**examples, "targets": population.targets}.items():
-        arrays[name] = _write_rows(folder, name, _numpy(tensor, name), rows.numpy())
+        arrays[name] = _write_rows(folder, name, _as_numpy(tensor, name), rows.numpy())
     clients = {"start": start, "size": size, "mass": population.mass, "key": population.key, "group": population.group}
-    per_client = {name: _numpy(tensor, name) for name, tensor in clients.items() if tensor is not None}
+    per_client = {name: _as_numpy(tensor, name) for name, tensor in clients.items() if tensor is not None}
     if population.names is not None:
         per_client["names"] = as_labels(population.names, "names")
     for name, array in per_client.items():
@@ -94,7 +96,10 @@ def _write(population: Population, folder: Path) -> None:
 
 
 def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Write some rows of an array to a mapped file, in blocks; returns the file as an array."""
+    """Write the given rows of an array to `name.npy`, in blocks; returns the mapped file as an array.
+
+    A key of `inputs` that is no identifier, so no file name, is refused (ValueError).
+    """
     if name.startswith("inputs.") and not name.removeprefix("inputs.").isidentifier():
         raise ValueError(f"x[{name.removeprefix('inputs.')!r}] cannot be a file name. Call it by a plain word, as the "
                          "module's argument must be.")
@@ -107,8 +112,8 @@ def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -
     return file
 
 
-def _numpy(tensor: Tensor, name: str) -> np.ndarray:
-    """A tensor as an array that a file can hold."""
+def _as_numpy(tensor: Tensor, name: str) -> np.ndarray:
+    """A tensor, from any device, as an array; raises TypeError for a dtype that NumPy lacks, such as bfloat16."""
     try:
         return tensor.detach().cpu().numpy()
     except TypeError:
@@ -117,7 +122,7 @@ def _numpy(tensor: Tensor, name: str) -> np.ndarray:
 
 
 def _check_replaceable(place: Path) -> None:
-    """Refuse to replace a folder that holds anything but a saved population."""
+    """Refuse (FileExistsError) a folder that holds anything but a saved population; a missing or empty one is fine."""
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
     try:
@@ -132,7 +137,7 @@ def _check_replaceable(place: Path) -> None:
 
 
 def _put_in_place(writing: Path, place: Path) -> None:
-    """Rename the written folder to its place, and remove the one before it."""
+    """Rename the written folder to its place and remove the one that was there, which is put back if the rename fails."""
     if not place.exists():
         writing.rename(place)
         return
@@ -147,7 +152,7 @@ def _put_in_place(writing: Path, place: Path) -> None:
 
 
 def _read_manifest(place: Path) -> dict[str, Any]:
-    """The manifest of a saved population, checked."""
+    """The checked content of `population.json`; raises FileNotFoundError where there is none, ValueError where it is damaged."""
     if not (place / _MANIFEST).is_file():
         raise FileNotFoundError(f"{place} is not a saved population: it has no {_MANIFEST}. Write one with "
                                 "population.save(folder).")
@@ -159,19 +164,22 @@ def _read_manifest(place: Path) -> dict[str, Any]:
         raise ValueError(f"{place / _MANIFEST} does not describe a saved population. Write one with "
                          "population.save(folder).")
     if manifest.get("version") not in (FORMER, VERSION):
-        raise ValueError(f"{place} has format version {shortly(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
+        raise ValueError(f"{place} has format version {shorten(repr(manifest.get('version')))}; this fedtail reads {VERSION}. "
                          "Install the fedtail that wrote it, or save the population again.")
     names = list(manifest["arrays"]) if isinstance(manifest.get("arrays"), dict) else []
     inputs = [name for name in names if name == "inputs" or name.partition("inputs.")[2].isidentifier()]
     rest = set(names) - set(inputs)
     if not inputs or ("inputs" in inputs and len(inputs) > 1) or not set(_NEEDED) <= rest <= {*_NEEDED, *_OPTIONAL}:
-        raise ValueError(f"{place / _MANIFEST} names the arrays {shortly(', '.join(names)) or 'none'}; inputs and "
+        raise ValueError(f"{place / _MANIFEST} names the arrays {shorten(', '.join(names)) or 'none'}; inputs and "
                          f"{', '.join(_NEEDED)} are needed. Save the population again.")
     return manifest
 
 
 def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
-    """Nobody can tell the former version's padding from the number -100, so a folder that holds it is not opened."""
+    """Refuse (ValueError) targets of the former version that hold -100 among sequences of numbers.
+
+    There it may be padding or a number, and nobody can tell. Read in blocks, so that mapped data stay on disk.
+    """
     if targets.dtype.kind != "f" or targets.ndim == 1:
         return
     step = max(1, _BLOCK // max(1, targets[:1].nbytes))
@@ -180,8 +188,12 @@ def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
                          "it is a number. Build the population again from its source, and save it.")
 
 
-def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
-    """An array of a saved population, mapped into memory."""
+def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
+    """The array `name.npy`, mapped copy on write, so that writing to it never reaches the file.
+
+    Raises a ValueError where the file is cut short, or its dtype and shape are not those of `entry`, the manifest's line
+    about it.
+    """
     file = place / f"{name}.npy"
     if not file.is_file():
         raise FileNotFoundError(f"{place} lacks {name}.npy, which {_MANIFEST} names. Save the population "
@@ -192,19 +204,22 @@ def _mapped(place: Path, name: str, entry: Any) -> np.ndarray:
             begins = stream.tell()
         whole = min(shape, default=0) >= 0 and begins + math.prod(shape) * kind.itemsize == file.stat().st_size
     except Exception as reason:                                     # whatever a damaged file makes numpy say
-        raise ValueError(f"{file} is damaged or cut short ({shortly(reason)}). Save the population again.") from None
+        raise ValueError(f"{file} is damaged or cut short ({shorten(reason)}). Save the population again.") from None
     if not whole or not kind.itemsize:
         raise ValueError(f"{file} is damaged or cut short. Save the population again.")
     found = {"dtype": kind.str, "shape": list(shape)}
     if found != entry:
-        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {shortly(entry)}. Save the population again.")
+        raise ValueError(f"{name}.npy holds {found}, but {_MANIFEST} says {shorten(entry)}. Save the population again.")
     if (name in _KINDS and kind.str != _KINDS[name]) or (name not in (*_KINDS, "names") and kind.kind not in "biuf"):
         raise ValueError(f"{name}.npy holds {kind}, {_KINDS.get(name, 'numbers')} is needed. Save the population again.")
     return np.memmap(file, kind, "c", begins, shape, "F" if by_columns else "C")      # copy on write
 
 
 def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Refuse arrays whose lengths do not fit the manifest, and clients beyond the examples."""
+    """Raise ValueError where arrays do not fit the manifest's counts, or a client reaches beyond the examples.
+
+    Also where a mass is not positive and finite, or a group is below 0.
+    """
     clients, examples = manifest.get("clients"), manifest.get("examples")
     for name, array in arrays.items():
         of_clients = name in ("start", "size", "mass", "key", *_OPTIONAL)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtail.data.arrays import Sequences, as_labels, common_dtype
 from fedtail.errors import FieldError
-from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_swollen, refusing
+from fedtail.reading import AGAIN, ALWAYS, Unreadable, refuse_damaged, refuse_decompression_bomb
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BLOCK = 1 << 20                                        # bytes unpacked at once
@@ -21,26 +21,27 @@ _DEFLATE = 1032                                         # no deflated byte stand
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """The named arrays of an `.npz` file, or columns of a `.parquet` file: whatever is needed to deal data out to clients.
+    """Arrays of an `.npz` file, or columns of a `.parquet` file, by name: what is needed to deal data out to clients.
 
-    A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled.
+    A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
+    which lists what the file holds, for a name that is not there.
     """
     arrays = _parquet_columns(path, names) if suffix_of(path) == ".parquet" else _npz_arrays(path, names)
     return {name: array.rows() if isinstance(array, Sequences) else array for name, array in arrays.items()}
 
 
 def list_arrays(path: str | Path) -> dict[str, str]:
-    """What a file holds, without reading it: each name with its shape and type."""
+    """What a file holds, without reading it: each name with its shape and type in words, such as "(100, 4) float32"."""
     if suffix_of(path) == ".parquet":
-        with open_parquet(path) as file, refusing(str(path), AGAIN):
+        with open_parquet(path) as file, refuse_damaged(str(path), AGAIN):
             rows = file.metadata.num_rows
             return {field.name: f"({rows},) {field.type}" for field in file.schema_arrow}
-    with _opened_npz(path) as archive:
-        return {name.removesuffix(".npy"): _npz_header(archive, name) for name in archive.namelist()}
+    with _open_npz(path) as archive:
+        return {name.removesuffix(".npy"): _npz_shape_and_type(archive, name) for name in archive.namelist()}
 
 
 def suffix_of(path: str | Path) -> str:
-    """`.npz` or `.parquet`; other files are refused."""
+    """`.npz` or `.parquet`, in lower case; raises a ValueError for other files."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npz or .parquet are read. Write one with "
@@ -50,44 +51,56 @@ def suffix_of(path: str | Path) -> str:
 
 def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
              mass: str | None = None) -> dict[str, Any]:
-    """The arguments of `Population.from_arrays` from an `.npz` file; several `x` make a dict. Never unpickles."""
-    arrays = _npz_arrays(path, names_among(x, y, client, group, mass))
+    """The arguments of `Population.from_arrays` from the named arrays of an `.npz` file; several `x` make a dict.
+
+    `client` may also be ids, one per example, or None for a single client. Nothing is unpickled.
+    """
+    arrays = _npz_arrays(path, distinct_names(x, y, client, group, mass))
     inputs = arrays[x] if isinstance(x, str) else {name: arrays[name] for name in x}
-    return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, len(arrays[y]))}
+    return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, len(arrays[y]))}
 
 
 def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
                  mass: str | None = None) -> dict[str, Any]:
-    """The arguments of `Population.from_arrays` from a parquet file.
+    """The arguments of `Population.from_arrays` from the named columns of a parquet file.
 
-    One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded.
-    Several `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision.
+    One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded. Several
+    `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision. `client` may also be ids, one
+    per example, or None for a single client.
     """
     wanted = [x] if isinstance(x, str) else list(x)
-    arrays = _parquet_columns(path, names_among(x, y, client, group, mass))
-    inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stacked({name: arrays[name] for name in wanted})
+    arrays = _parquet_columns(path, distinct_names(x, y, client, group, mass))
+    inputs = as_inputs(arrays[wanted[0]]) if len(wanted) == 1 else stack_columns({name: arrays[name] for name in wanted})
     count = len(arrays[y].lengths if isinstance(arrays[y], Sequences) else arrays[y])
-    return {"x": inputs, "y": arrays[y], **clients_of(arrays, client, group, mass, count)}
+    return {"x": inputs, "y": arrays[y], **client_arguments(arrays, client, group, mass, count)}
 
 
-def names_among(x: str | Sequence[str], *others: Any) -> list[str]:
-    """The names among these, each once; ids and nothing at all are not names."""
+def distinct_names(x: str | Sequence[str], *others: Any) -> list[str]:
+    """The names in `x` and those of `others` that are text, each once, in order; ids and None are skipped."""
     return list(dict.fromkeys([*([x] if isinstance(x, str) else x), *(name for name in others if isinstance(name, str))]))
 
 
-def clients_of(arrays: dict[str, Any], client: Any, group: str | None, mass: str | None, count: int) -> dict[str, Any]:
-    """`client`, `group` and `mass` as `Population.from_arrays` takes them; without a `client` there is one, 0."""
+def client_arguments(arrays: dict[str, Any], client: Any, group: str | None, mass: str | None, count: int) -> dict[str, Any]:
+    """`client`, `group` and `mass` as `Population.from_arrays` takes them, in a dict.
+
+    `client` names an array, or holds ids; None makes all `count` examples client 0's. `group` and `mass` name arrays with a
+    value for each example, equal for all of a client's (else ValueError); groups are numbered in sorted order.
+    """
     if isinstance(client, str):
-        labels = _labels(arrays[client], f"client {client!r}")
+        labels = _example_labels(arrays[client], f"client {client!r}")
     else:
         labels = np.zeros(count, np.int64) if client is None else as_labels(client, "client")
-    groups = None if group is None else per_client(_labels(arrays[group], f"group {group!r}"), labels, f"group {group!r}")
-    masses = None if mass is None else per_client(_positive(arrays[mass], mass), labels, f"mass {mass!r}")
+    groups = None if group is None else values_per_client(
+        _example_labels(arrays[group], f"group {group!r}"), labels, f"group {group!r}")
+    masses = None if mass is None else values_per_client(_positive_numbers(arrays[mass], mass), labels, f"mass {mass!r}")
     return {"client": labels, "group": None if groups is None else np.unique(groups, return_inverse=True)[1], "mass": masses}
 
 
-def per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
-    """One value for each client, in the order of the sorted labels, out of one for each example."""
+def values_per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
+    """One value for each client, in the order of the sorted labels, out of one for each example.
+
+    Raises a ValueError, which says `name`, where lengths differ or a client has two values.
+    """
     if len(values) != len(client):
         raise ValueError(f"{name} has {len(values)} values, but client names {len(client)}. Give one for each example.")
     names, first, which = np.unique(client, return_index=True, return_inverse=True)
@@ -100,12 +113,15 @@ def per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
 
 
 def as_inputs(column: Any) -> Any:
-    """A column for `x`: sequences are padded, and come with their lengths."""
-    return {"sequence": column.padded(0), "lengths": column.lengths} if isinstance(column, Sequences) else column
+    """A column as `x`: an array unchanged, sequences as the dict of a padded `sequence` and its `lengths`."""
+    return {"sequence": column.pad(0), "lengths": column.lengths} if isinstance(column, Sequences) else column
 
 
-def stacked(columns: dict[str, Any]) -> np.ndarray:
-    """Several columns of numbers as one matrix of features."""
+def stack_columns(columns: dict[str, Any]) -> np.ndarray:
+    """Several columns of single numbers as one matrix, (examples, columns), integers in the floats' precision.
+
+    Raises ValueError for columns of lists.
+    """
     for name, column in columns.items():
         if isinstance(column, Sequences) or column.ndim != 1:
             raise ValueError(f"column {name!r} holds lists, which cannot be stacked with {len(columns) - 1} other columns. "
@@ -115,7 +131,7 @@ def stacked(columns: dict[str, Any]) -> np.ndarray:
 
 
 def check_name(name: str, names: Iterable[str], what: str) -> None:
-    """Refuse a name that is not there, with the nearest that is."""
+    """Refuse (FieldError) a name that is not among `names`; the text says `what` was sought and the nearest name."""
     names = list(names)
     if name not in names:
         near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
@@ -124,8 +140,11 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
                          text=f"there is no {what} called {name!r}.{hint} It holds: {', '.join(names) or 'nothing'}.")
 
 
-def column_of(column: Any, name: str) -> Any:
-    """An arrow column as numbers, text, or (for lists) a matrix or `Sequences`; nothing is made for each row."""
+def column_values(column: Any, name: str) -> Any:
+    """An arrow column as an array of numbers or text, or for lists as a matrix or `Sequences`.
+
+    Raises ValueError for null values, Unreadable for other types. No Python object is made for each row.
+    """
     import pyarrow as arrow
     import pyarrow.compute as compute
     from pyarrow import types
@@ -134,20 +153,23 @@ def column_of(column: Any, name: str) -> Any:
         raise ValueError(f"column {name!r} is empty (null) in {column.null_count} of {len(column)} rows. "
                          "Drop or impute them first.")
     if isinstance(column.type, arrow.BaseExtensionType):
-        return column_of(arrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type), name)
+        return column_values(arrow.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type), name)
     if types.is_dictionary(column.type):
         text = types.is_string(column.type.value_type) or types.is_large_string(column.type.value_type)
-        return _text_column(column, name) if text else column_of(column.cast(column.type.value_type), name)
+        return _text_column(column, name) if text else column_values(column.cast(column.type.value_type), name)
     if types.is_string(column.type) or types.is_large_string(column.type):
         return _text_column(column, name)
-    _check_kind(column, name)
+    _check_column_type(column, name)
     if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
         return column.chunk(0).to_numpy(zero_copy_only=False) if column.num_chunks == 1 else column.to_numpy()
-    return _list_column(column_of(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
+    return _list_column(column_values(compute.list_flatten(column), name), compute.list_value_length(column).to_numpy(), name)
 
 
 def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
-    """Lists of one length as a matrix, of several as `Sequences`."""
+    """The lists whose entries `values` holds one after another: a matrix where they have one length, else `Sequences`.
+
+    Raises ValueError for lists of lists of different lengths.
+    """
     if isinstance(values, Sequences):
         raise ValueError(f"column {name!r} holds lists of lists of different lengths. Pad them to one shape first.")
     if not len(lengths) or lengths.min() != lengths.max():
@@ -155,8 +177,8 @@ def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
     return values.reshape(len(lengths), lengths[0], *values.shape[1:])
 
 
-def _check_kind(column: Any, name: str) -> None:
-    """Refuse columns that are neither numbers, times nor lists of them, and lists in which values are missing."""
+def _check_column_type(column: Any, name: str) -> None:
+    """Refuse (Unreadable) a column that holds neither numbers, times, text nor lists of them; nested lists are looked into."""
     from pyarrow import types
 
     kind = column.type
@@ -169,12 +191,15 @@ def _check_kind(column: Any, name: str) -> None:
 
 
 def _text_column(column: Any, name: str) -> np.ndarray:
-    """A column of text as an array."""
+    """A column of text as an array of NumPy strings; each distinct text becomes a Python string once.
+
+    Raises Unreadable where one long text would make the array much larger than the file.
+    """
     from pyarrow import types
 
     encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
     encoded = encoded.unify_dictionaries()                         # each distinct text becomes Python text once
-    with refusing(f"column {name!r}", AGAIN):
+    with refuse_damaged(f"column {name!r}", AGAIN):
         values = np.asarray(encoded.chunk(0).dictionary.to_pylist() if encoded.num_chunks else [], dtype=np.str_)
     if values.itemsize * len(column) > ALWAYS + 64 * column.nbytes:
         raise Unreadable(f"column {name!r} holds a text of {values.itemsize // 4} characters, and an array would take as "
@@ -184,7 +209,7 @@ def _text_column(column: Any, name: str) -> np.ndarray:
 
 
 def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of a parquet file by name."""
+    """Columns of a parquet file by name, as `column_values` gives them; raises a FieldError for a name that is not there."""
     from fedtail.parquet_files import read_columns
 
     with open_parquet(path) as file:
@@ -192,48 +217,58 @@ def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
         for name in names:
             check_name(name, there, f"column in {path}")
         table = read_columns(file, path, names)
-    return {name: column_of(table[name], name) for name in names}
+    return {name: column_values(table[name], name) for name in names}
 
 
 def open_parquet(path: str | Path) -> Any:
-    """A parquet file; refused where it is something else, or its description of itself is larger than any should be."""
-    from fedtail.parquet_files import opened
+    """An open parquet file, to close after use; raises Unreadable where it is something else, or its footer is too large."""
+    from fedtail.parquet_files import open_parquet
 
-    return opened(path)
+    return open_parquet(path)
 
 
 def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Arrays of an `.npz` file by name."""
-    with _opened_npz(path) as archive:
+    """Arrays of an `.npz` file by name; raises a FieldError for a name that is not there.
+
+    Raises Unreadable where they would unpack to far more than the file could hold.
+    """
+    with _open_npz(path) as archive:
         there = {name.removesuffix(".npy"): name for name in archive.namelist()}
         for name in names:
             check_name(name, there, f"array in {path}")
-        refuse_swollen(path, sum(archive.getinfo(there[name]).file_size for name in names))
+        refuse_decompression_bomb(path, sum(archive.getinfo(there[name]).file_size for name in names))
         return {name: _npz_array(path, archive, there[name], name) for name in names}
 
 
-def _opened_npz(path: str | Path) -> zipfile.ZipFile:
-    """An `.npz` file, which is a zip archive; anything else is refused."""
+def _open_npz(path: str | Path) -> zipfile.ZipFile:
+    """An `.npz` file as the zip archive it is, to close after use; raises FileNotFoundError or ValueError where it is none."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
-    with refusing(str(path), AGAIN):
+    with refuse_damaged(str(path), AGAIN):
         if zipfile.is_zipfile(path):
             return zipfile.ZipFile(path)
     raise ValueError(f"{path} is not an .npz file. Write one with numpy.savez(path, x=x, y=y, client=client).")
 
 
 def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
-    """An array of an `.npz` file. What its header announces must be there before memory is taken for it."""
+    """An array of an `.npz` file.
+
+    Raises Unreadable where the packed bytes cannot be what its header announces, before memory is taken.
+    """
     about = archive.getinfo(entry)
     if about.file_size > _DEFLATE * about.compress_size + _BLOCK and about.compress_type == zipfile.ZIP_DEFLATED:
         raise Unreadable(f"array {name!r} of {path} announces {about.file_size} bytes, and {about.compress_size} packed ones "
                          f"cannot hold them. {AGAIN}")
-    with refusing(f"array {name!r} of {path}", AGAIN), archive.open(about) as stream:
+    with refuse_damaged(f"array {name!r} of {path}", AGAIN), archive.open(about) as stream:
         return npy_array(stream, about.file_size, f"array {name!r}")
 
 
 def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
-    """The array in a stream of so many bytes in numpy's format; one that needs pickle is refused, as are headers that lie."""
+    """The array in a stream of `size` bytes in numpy's format, which is read to its end.
+
+    Raises Unreadable where it needs pickle, or where the header announces another length than the stream has; `what` names
+    it.
+    """
     shape, by_columns, kind = npy_header(stream, what)
     count = math.prod(shape)
     if min(shape, default=0) < 0 or stream.tell() + count * kind.itemsize != size:
@@ -252,13 +287,17 @@ def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
 
 
 def read_npy(path: str | Path) -> np.ndarray:
-    """The array in a `.npy` file, never unpickled."""
-    with refusing(str(path), AGAIN), Path(path).open("rb") as stream:
+    """The array in a `.npy` file, read whole and never unpickled; raises Unreadable where it is damaged."""
+    with refuse_damaged(str(path), AGAIN), Path(path).open("rb") as stream:
         return npy_array(stream, Path(path).stat().st_size, str(path))
 
 
 def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, order and type of an array in numpy's format; refused where they are none, or need pickle."""
+    """Shape, whether columns come first (Fortran order), and dtype of an array in numpy's format.
+
+    The stream stands at the data afterwards. Raises Unreadable for Python objects, which need pickle, and for other unknown
+    types.
+    """
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
         raise Unreadable(f"{what} is in version {version} of numpy's format, which is not read. Save it without named fields.")
@@ -271,8 +310,8 @@ def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.
     return shape, by_columns, kind
 
 
-def _npz_header(archive: zipfile.ZipFile, name: str) -> str:
-    """Shape and type of an array in an `.npz` file, without reading it."""
+def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
+    """Shape and type of an array in an `.npz` file in words; "of an unknown type" where its header cannot be read."""
     try:
         with archive.open(name) as stream:
             shape, _, kind = npy_header(stream, name)
@@ -281,16 +320,16 @@ def _npz_header(archive: zipfile.ZipFile, name: str) -> str:
     return f"{shape} {kind}"
 
 
-def _labels(values: Any, name: str) -> np.ndarray:
-    """One label for each example."""
+def _example_labels(values: Any, name: str) -> np.ndarray:
+    """One label for each example, as `as_labels` gives them; raises a ValueError that says `name` for sequences."""
     if isinstance(values, Sequences):
         raise ValueError(f"{name} holds lists; one label for each example is needed. Choose another column.")
     return as_labels(values, name)
 
 
-def _positive(values: Any, name: str) -> np.ndarray:
-    """One positive number for each example."""
-    numbers = _labels(values, f"mass {name!r}")
+def _positive_numbers(values: Any, name: str) -> np.ndarray:
+    """One number for each example, as an array; raises a ValueError unless all are positive and finite."""
+    numbers = _example_labels(values, f"mass {name!r}")
     if numbers.dtype.kind not in "iuf" or not ((numbers > 0) & np.isfinite(numbers)).all():
         raise ValueError(f"mass {name!r} must hold one positive number for each example, got {numbers.dtype} of shape "
                          f"{numbers.shape}, not all positive. Leave it out for masses that are the clients' sizes.")

@@ -22,9 +22,9 @@ from fedtail.losses import default_error, misclassification
 from fedtail.privacy.ledger import Ledger
 from fedtail.runs.checkpoint import Checkpoints
 from fedtail.runs.execution import earlier_checkpoint
-from fedtail.runs.files import Lines, RunError, only_writer, refuse_strangers
+from fedtail.runs.files import Lines, RunError, only_writer, refuse_foreign_folder
 from fedtail.runs.measurements import SplitEvaluations
-from fedtail.runs.recording import Recorder, warnings_to, write_log
+from fedtail.runs.recording import Recorder, redirect_warnings, write_log
 from fedtail.runs.run_folder import DEPLOYED, LEDGER
 from fedtail.task import Task
 from fedtail.training import Progress, Trained, resume
@@ -47,9 +47,9 @@ class DeployedRun:
         `between` is called after every round, to find nodes that have joined. Waits up to PATIENCE for an earlier writer of the
         folder, and refuses a folder that holds something else.
         """
-        refuse_strangers(self.folder, {"run.json", "log.txt"})
+        refuse_foreign_folder(self.folder, {"run.json", "log.txt"})
         _wait_for_writer(self.folder)
-        with only_writer(self.folder), warnings_to(self.log):
+        with only_writer(self.folder), redirect_warnings(self.log):
             return self._run(fleet, between)
 
     def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
@@ -91,7 +91,7 @@ class DeploymentRecords:
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
         """`log` writes a line to the run's log. The clock of the first round starts here."""
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
-        self.tested = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
+        self.tested_split = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
         self.began = time.monotonic()
 
     @property
@@ -104,7 +104,8 @@ class DeploymentRecords:
         """For run.json: the sizes of the evaluated split, where the data are, and whether errors are rates in [0, 1]."""
         evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
         whole = evaluates is not None and evaluates.error_bound == 1
-        return {"splits": {self.tested: self.clients} if evaluates else {}, "data": f"at {self.fleet.population.nodes} nodes",
+        return {"splits": {self.tested_split: self.clients} if evaluates else {},
+                "data": f"at {self.fleet.population.nodes} nodes",
                 "rates": error is misclassification or (error is default_error and whole)}
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> None:
@@ -133,7 +134,7 @@ class DeploymentRecords:
 
     def _by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
         """The evaluation of each model under the name of the split that nodes evaluate on."""
-        return [{self.tested: evaluation} for evaluation in found]
+        return [{self.tested_split: evaluation} for evaluation in found]
 
 
 class Unwatched:

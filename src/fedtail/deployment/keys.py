@@ -1,9 +1,10 @@
-"""Certificates for TLS and keys of nodes, made here with the `cryptography` package."""
+"""Certificates for TLS, keys and identities of nodes, made here with the `cryptography` package."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedtail.reading import read_text, shorten
+from fedtail.secure.primitives import KEY, identity_public_key
+
 DAYS = 365
+IDENTITY_BYTES = 256      # the longest file of an identity key
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 SSH = serialization.Encoding.OpenSSH
 
@@ -52,6 +57,43 @@ def make_node_key(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(folder / "key", key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()))
     (folder / "key.pub").write_bytes(key.public_key().public_bytes(SSH, serialization.PublicFormat.OpenSSH) + b"\n")
+
+
+def make_identity(folder: Path) -> str:
+    """`identity`, a key that stays on the node, and `identity.pub`; the public key as text, which all nodes pin."""
+    folder.mkdir(parents=True, exist_ok=True)
+    secret = secrets.token_bytes(KEY)
+    public = identity_public_key(secret).hex()
+    write_secret(folder / "identity", secret.hex().encode() + b"\n")
+    (folder / "identity.pub").write_text(public + "\n", encoding="utf-8")
+    return public
+
+
+def read_identity(path: Path) -> bytes:
+    """The secret key in a file that `make_identity` wrote; `ValueError` where there is none, without its content."""
+    if not path.is_file():
+        raise ValueError(f"there is no identity {path}. `fedtail deploy identity FOLDER` makes one.")
+    try:
+        return _key_bytes(read_text(path, IDENTITY_BYTES, "an identity").strip())
+    except ValueError:
+        raise ValueError(f"{path} holds no identity key: 64 hexadecimal digits.") from None
+
+
+def public_identity(text: str) -> bytes:
+    """A public identity key from its text, 64 hexadecimal digits; `ValueError` where it is something else."""
+    try:
+        return _key_bytes(text.strip())
+    except ValueError:
+        raise ValueError("a pinned identity must be 64 hexadecimal digits, as in identity.pub; got "
+                         f"{shorten(repr(text))}.") from None
+
+
+def _key_bytes(text: str) -> bytes:
+    """The 32 bytes of 64 hexadecimal digits."""
+    key = bytes.fromhex(text)
+    if len(key) != KEY:
+        raise ValueError
+    return key
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -2,7 +2,8 @@
 
 "simple"          dropout-tolerant: keys and shares before the round's first question, two exchanges; then two for each question
 "ahead"           dropout-tolerant: keys and shares of the next round travel with the first question, two exchanges for each one
-"all-or-nothing"  one exchange for each question; if a node is missing, one retry with the rest
+"all-or-nothing"  one exchange for each question; if a node is missing there is no sum, and with integer noise one retry with the
+                  rest
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedtail.secure.all_or_nothing import AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
-from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds
+from fedtail.secure.exchanges import AllOrNothingRounds, Check, Exchange, Rounds, accept_any
 from fedtail.secure.messages import MOST_QUERIES, Run, Session
 from fedtail.secure.sum_server import Server, Sum
 
 if TYPE_CHECKING:
-    from fedtail.channel.graph import SparseGraph
+    from fedtail.channel.graph import Graph
 
 Counts = Mapping[int, int]              # clients by node
 USUAL = 2                               # questions a round, until it is known
@@ -26,7 +27,7 @@ USUAL = 2                               # questions a round, until it is known
 class Masking(Protocol):
     """Secure sums over nodes, question by question."""
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round whose sums are over `threshold` clients or more; `counts` are its sampled clients by node.
 
         `upcoming` is the next round's cohort, None where it is not known. Each node shares masks with those that `graph` says, or
@@ -34,10 +35,12 @@ class Masking(Protocol):
         """
         ...
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum of the nodes' rows: `width` integers modulo 2 ** modulus_bits, masked in `context`; TooFew where few answer.
 
-        Before a retry `again` is called: it charges for it, and gives the new context.
+        `check` is called with the nodes that answered, before their sum is unmasked, and may refuse it too. Before a retry
+        `again` is called: it charges for it, and gives the new context; None where the rows have no noise and there may be none.
         """
         ...
 
@@ -58,17 +61,18 @@ class DropoutTolerant:
         self._left = 0                                              # queries that the session still has
         self._prepared: Session | None = None                       # set up with the last round
         self._cohort: tuple[Counts, int, Counts | None] = ({}, 0, None)
-        self._graph: SparseGraph | None = None
+        self._graph: Graph | None = None
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round. Its session is set up with the first question, unless that was done with the round before."""
         if self._asked:
             self._most = self._asked
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
         self._graph = graph
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
-        """The sum over the nodes that stay; there are no retries.
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
+        """The sum over the nodes that stay, unmasked where `check` lets it; there are no retries.
 
         The first sum of a round sets up the next session where keys go ahead.
         """
@@ -77,7 +81,7 @@ class DropoutTolerant:
             self._begin(counts, threshold)
         ahead = self._new_session(upcoming, threshold) if self._ahead and upcoming and not self._asked else None
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
-        return self._rounds.sum(width, modulus_bits, context, ahead)
+        return self._rounds.sum(width, modulus_bits, context, ahead, check)
 
     def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
@@ -114,7 +118,10 @@ class DropoutTolerant:
             return None
         self._number += 1
         more = max(self._most, 4 * self._asked)                     # where a round has more questions than were expected
-        return self._make_session(self._number, counts, threshold, min(more, MOST_QUERIES))
+        try:
+            return self._make_session(self._number, counts, threshold, min(more, MOST_QUERIES))
+        except TooFew:
+            return None
 
     def _make_session(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session with this number over the cohort's nodes, for so many queries, by the round's graph if it has one."""
@@ -132,7 +139,7 @@ class AllOrNothing:
         self._number, self._threshold = 0, 0
         self._counts: Counts = {}
 
-    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: SparseGraph | None = None) -> None:
+    def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
         """Begin a round over these nodes; every pair of them shares a mask, so `upcoming` and `graph` are not used."""
         self._counts, self._threshold = counts, threshold
 
@@ -141,31 +148,39 @@ class AllOrNothing:
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
-    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes]) -> Sum:
+    def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
+            check: Check = accept_any) -> Sum:
         """The sum over all nodes of the round that have keys, with one retry over the rest where some are missing.
 
-        TooFew where the rest are too few, or the retry fails too.
+        Without noise (`again` is None) there is no retry. TooFew where the rest are too few, or the retry fails too.
         """
         assert self._rounds is not None
         known = set(self._rounds.server.known)
         members, self._number = tuple(one for one in sorted(self._counts) if one in known), self._number + 1
-        self._check_enough(members)
+        self._check_enough(members, check)
         try:
-            return self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
+            found = self._rounds.sum(self._number, 0, width, modulus_bits, context, members)
         except Missing as why:
-            self._check_enough(tuple(one for one in members if one not in why.missing))
-            return self._rounds.again(again())
+            if again is None:
+                raise TooFew(f"no row came from nodes {', '.join(map(str, why.missing))}, and all are needed: nothing is "
+                             "released. Without noise there is no retry: a late row would be the difference of the two sums. "
+                             "Use the schedule ahead or simple where nodes drop out.") from why
+            self._check_enough(tuple(one for one in members if one not in why.missing), check)
+            found = self._rounds.again(again())
+        check(found.survivors)                                      # with what came along with the rows
+        return found
 
     def take_refused(self) -> list[tuple[int, Refused]]:
         """Messages refused since the last call, each with the node it came from; they are then forgotten."""
         return take_refused(self._rounds.server if self._rounds else None)
 
-    def _check_enough(self, members: tuple[int, ...]) -> None:
-        """Raise TooFew where these nodes hold fewer clients than the round's threshold, or are fewer than 2."""
+    def _check_enough(self, members: tuple[int, ...], check: Check) -> None:
+        """Raise TooFew where these nodes hold fewer clients than the threshold, are fewer than 2, or `check` refuses them."""
         clients = sum(self._counts[one] for one in members)
         if len(members) < 2 or clients < self._threshold:
             raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
                          "nodes.")
+        check(members)
 
 
 def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:

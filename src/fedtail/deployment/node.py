@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
-from fedtail.base_part import Part, with_declared
+from fedtail.base_part import Part, class_with_declared
+from fedtail.channel.base import adds_shares
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -29,7 +30,7 @@ from fedtail.runs.files import write_whole
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class Computed:
 def built_in_parts() -> Iterator[type]:
     """The classes that any node builds from messages: messages, questions and fedtail's own parts, with those they declare."""
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
-                *with_declared(ClientMetrics))
+                *class_with_declared(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
         for name in room.__all__:
             part = getattr(room, name)
             if isinstance(part, type) and is_dataclass(part) and issubclass(part, Part):
-                yield from with_declared(part)
+                yield from class_with_declared(part)
 
 
 PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a node your own parts as well
@@ -109,7 +110,7 @@ class Node:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
         task.check(population)
         self.fleet = LocalFleet(population, task, dtype=dtype, workers=workers, test=test)
-        self.types = named(dict.fromkeys((*PARTS, *(sent for part in parts for sent in with_declared(part)))))
+        self.types = types_by_name(dict.fromkeys((*PARTS, *(sent for part in parts for sent in class_with_declared(part)))))
         self.folder, self.trainings = None if folder is None else Path(folder), trainings
         self._training, self._named = b"", set[str]()          # whose memory it is; files of rows that were saved last
         self._forget()
@@ -179,14 +180,24 @@ class Node:
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
         """All partial sums of a packed `Ask` joined as one row of integers modulo 2 ** modulus_bits, and its context digest.
 
-        Refused where the question is encoded for another modulus, gathers rows, or is about another round.
+        Refused where a question is encoded for another modulus, gathers rows, is about another round or a retry without noise.
         """
         asked = self._read_ask(ask)
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
+        if asked.attempt and not may_be_repeated(asked.questions):
+            raise Refused("a retry asks for sums without noise: with a row that comes late, the two sums differ by that row.")
         sums = self._sums(ask)
         assert self._broadcast is not None
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
+
+    def silent(self, ask: bytes) -> int:
+        """How many of this node's clients answered a question with zeros although they were to contribute to its sum.
+
+        Sums with noise do not rely on contributors, and nothing is told about theirs.
+        """
+        hidden = [one for one in self._read_ask(ask).questions if not one.mechanism.private]
+        return self.fleet.silent(hidden)
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
         """The partial sums of a packed `Ask`, one tensor per question.
@@ -257,7 +268,7 @@ class Node:
         if not saved:
             self.fleet.recall(ClientMemory(self.fleet.population.key, {}))
             return
-        was: Computed = unpack(saved, {**self.types, **named([Computed])})
+        was: Computed = unpack(saved, {**self.types, **types_by_name([Computed])})
         self._training, kept, place = was.training, dict[str, Tensor | Rows](was.kept), self._state_file(was.training)
         if place is not None:
             self.fleet.reset_to_folder(place.parent)
@@ -270,6 +281,11 @@ class Node:
             self.fleet.note(dict(was.memo), dict(was.remembered), was.stamp)
         self._given = dict(was.given)
         self._private = set(self._given)
+
+
+def may_be_repeated(questions: Iterable[Any]) -> bool:
+    """Whether an all-or-nothing sum may be asked for again over fewer nodes: where clients add fresh noise to all of it."""
+    return all(adds_shares(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:

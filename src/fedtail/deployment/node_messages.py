@@ -32,7 +32,7 @@ class Reply:
     """From the node."""
 
     about: Key                          # digest of the message
-    answer: Blob = b""                  # sums in the clear, packed
+    answer: Blob = b""                  # sums in the clear, packed; with a masked row `silence`
     secure: Blob = b""
     problem: Blob = b""                 # what went wrong or was refused, in words without data
 
@@ -43,6 +43,18 @@ def read_reply(message: bytes, reply: bytes) -> Reply:
     if read.about != digest(message):
         raise Refused("an answer to another message came, too late.")
     return read
+
+
+def silence(clients: int) -> bytes:
+    """How many clients of a masked row are in it with zeros although they were to contribute, as bytes; none for none."""
+    return clients.to_bytes(4, "big") if clients else b""
+
+
+def silent_clients(answer: bytes) -> int:
+    """How many clients a reply with a masked row says to be in it with zeros; refused where that is no number."""
+    if len(answer) not in (0, 4):
+        raise Refused("an answer with a masked row holds more than a number.")
+    return int.from_bytes(answer, "big")
 
 
 def digest(message: bytes) -> bytes:

@@ -23,7 +23,7 @@ def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
     for place in sorted(trainings, key=_last_used, reverse=True)[most - 1:]:
         lock = WriterLock(place)
         with suppress(RowsError):
-            lock.take(patience=0.0)
+            lock.acquire(patience=0.0)
             place.rename(folder / f"{REMOVING}{place.name}")
             log.info("what clients remember of training %s is removed: the node keeps its last %d trainings", place.name, most)
         lock.release()

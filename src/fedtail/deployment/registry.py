@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail.deprecated import with_old_names
-from fedtail.draws import hashed
+from fedtail.draws import hash_bits
 from fedtail.sampling import Cohort
 from fedtail.wire import pack, unpack
 
@@ -57,7 +57,7 @@ def node_info(settings: NodeSettings) -> bytes:
     population = settings.population()
     key = population.key
     if settings.keys == "name":
-        key = hashed(name_seed(settings.name), "client of a node", population.key)
+        key = hash_bits(name_seed(settings.name), "client of a node", population.key)
     return pack(Who(settings.name, key, population.mass.double(), population.group))
 
 

@@ -11,22 +11,23 @@ import torch
 from torch import Tensor
 
 from fedtail.channel.base import Encoder, RoundLost, adds_shares
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
-from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest
-from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply
+from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_be_repeated
+from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply, silent_clients
 from fedtail.deployment.registry import ClientRegistry
 from fedtail.deprecated import new_value, with_old_names
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
+from fedtail.secure.exchanges import refuse_few
 from fedtail.secure.frames import peek, unbundled
 from fedtail.secure.messages import Ask as MaskedAsk
 from fedtail.secure.messages import AskAll
 from fedtail.secure.sparse_messages import SparseAsk
-from fedtail.wire import named, pack, unpack
+from fedtail.wire import pack, types_by_name, unpack
 
 Exchange = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]      # a message for some nodes, replies from those who answer
 Schedule = Literal["ahead", "simple", "all-or-nothing"]
@@ -54,10 +55,10 @@ class RemoteFleet:
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
         self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
-        self.answered = 0                                    # clients whose answers the last sums hold
+        self.answer_count = 0                                    # clients whose answers the last sums hold
         self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
-        self._types, self._run, self._messages = named(PARTS), secrets.token_bytes(16), 0
+        self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
                                   else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
@@ -67,6 +68,7 @@ class RemoteFleet:
         self._broadcast = Broadcast(-1, 0, torch.zeros(1, 0))
         self._masked_round = -1
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
+        self._silent: dict[int, int] = {}                    # clients by node that the masked row holds with zeros only
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of a round, by `draw`.
@@ -104,10 +106,11 @@ class RemoteFleet:
                 for question, parts in zip(questions, zip(*found.values(), strict=True), strict=True)]
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
         """For each question the sum over `threshold` clients or more, none of whose rows is seen here; RoundLost for fewer.
 
-        `again` is called before a retry, and charges for it. `graph` says which nodes share masks; None: all of them.
+        Nothing is unmasked where fewer than `needed` answered with more than zeros. `again` is called before a retry, and charges
+        for it; sums without noise have none. `graph` says which nodes share masks; None: all of them.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -121,13 +124,20 @@ class RemoteFleet:
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
             return context_digest(self._broadcast, self._asking)
 
+        def check_enough(members: tuple[int, ...]) -> None:
+            """Raise TooFew where these nodes hold too few clients that answered with more than zeros."""
+            silent = sum(self._silent.get(node, 0) for node in members) if needed else 0
+            refuse_few(self._counts, max(needed + silent, threshold), members)
+
         try:
             self._open_masked(threshold, graph)
             context = context_digest(self._broadcast, self._asking)
-            found = self._masking.sum(sum(widths), encoding.modulus_bits, context, retry_context)
+            found = self._masking.sum(sum(widths), encoding.modulus_bits, context,
+                                      retry_context if may_be_repeated(questions) else None, check_enough)
         except Refused as why:
             self._report(())
             raise RoundLost(str(why)) from why
+        self._note_refused()
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
         self._report(found.survivors)
@@ -164,7 +174,7 @@ class RemoteFleet:
         """Go on with the training of a checkpoint, whose nodes remember by themselves; without one, a new training begins."""
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int, graph: SparseGraph | None) -> None:
+    def _open_masked(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums with its first masked question; later calls in the round change nothing."""
         if self._masked_round == self._broadcast.round:
             return
@@ -175,14 +185,21 @@ class RemoteFleet:
         self._masked_round = self._broadcast.round
 
     def _pack_question(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """The packed questions of the round, after problems and exchanges of the one before were reset."""
-        self._problems, self._exchanges = {}, 0
+        """The packed questions of the round, after what was noted of the one before (problems, exchanges, zeros) was reset."""
+        self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Exchange messages of the secure sum, by node; those that ask for a row travel with the question itself."""
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
-        return {node: reply.secure for node, reply in self._exchange_messages(contents, asks).items()}
+        replies = self._exchange_messages(contents, asks)
+        for node in asks.keys() & replies.keys():
+            try:
+                self._silent[node] = silent_clients(replies[node].answer)
+            except Refused as why:
+                self._problems[node] = str(why)
+                del replies[node]
+        return {node: reply.secure for node, reply in replies.items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
         """Send each node its message and give the replies, in the order of the nodes; a node that failed is left out and noted.
@@ -230,12 +247,16 @@ class RemoteFleet:
             return None
         return sums
 
-    def _report(self, nodes: Iterable[int]) -> None:
-        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+    def _note_refused(self) -> None:
+        """Note why messages of nodes were refused since the last call; what is noted of a node already stays."""
         for node, why in self._masking.take_refused():
             self._problems.setdefault(node, str(why))
+
+    def _report(self, nodes: Iterable[int]) -> None:
+        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+        self._note_refused()
         counts = [self._counts[node] for node in nodes]
-        self.answered = answered = sum(counts)
+        self.answer_count = answered = sum(counts)
         self.answered_beside_largest = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
                                          dict(self._problems), self._exchanges))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
 from fedtail.experiment.values import fit_value, type_hints_of
-from fedtail.reading import TOML_BYTES, read_text, shortly, toml_tables
+from fedtail.reading import TOML_BYTES, read_text, shorten, toml_tables
+from fedtail.secure.identity import Identity
 from fedtail.secure.sparse_graph import CORRUPTED
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ class NodeSettings:
     refuses unless they are enough for rows to stay secret with a share of `corrupted` nodes on the server's side.
     Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file, "." is its
     own) and packages that the node's operator lists in `trust`.
+    With `identity`, the file of this node's own identity key, and `pinned`, the public keys of all nodes as their operators gave
+    them, only signed sums are answered, against a server that departs from the protocol with up to `colluding` other nodes.
+    With `answer_after` every answer leaves so many seconds after its message came, or a multiple of them where it takes longer:
+    otherwise the time tells who is in the tail. 0 answers at once.
     """
 
     folder: Path
@@ -47,13 +53,17 @@ class NodeSettings:
     trainings: int = 3
     corrupted: float = CORRUPTED
     trust: Sequence[str] = ()
+    identity: str = ""
+    pinned: Sequence[str] = ()
+    colluding: int = 0
+    answer_after: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value out of range, or for both of `test` and `test_share`."""
         if self.minimum < 2:
             raise ValueError(f"minimum must be at least 2 nodes, got {self.minimum}: the sum over one node is that node's.")
         if self.keys not in ("name", "data"):
-            raise ValueError(f"keys must be name or data, got {shortly(repr(self.keys))}.")
+            raise ValueError(f"keys must be name or data, got {shorten(repr(self.keys))}.")
         if not 0 <= self.test_share < 1:
             raise ValueError(f"test_share must be in [0, 1), got {self.test_share:g}. For a fifth of each client's examples "
                              "write 0.2.")
@@ -62,6 +72,13 @@ class NodeSettings:
                              "them.")
         if not 0 <= self.corrupted < 1:
             raise ValueError(f"corrupted must be in [0, 1), got {self.corrupted:g}. It is a share of the nodes.")
+        if bool(self.identity) != bool(self.pinned) or (self.colluding and not self.identity):
+            raise ValueError("a node that signs needs identity, the file of its own key, and pinned, the public keys of all "
+                             "nodes; colluding is for nodes that sign. Write identity and pinned, or leave all three out.")
+        if self.colluding < 0:
+            raise ValueError(f"colluding must be 0 or more nodes, got {self.colluding}.")
+        if not 0 <= self.answer_after < math.inf:
+            raise ValueError(f"answer_after must be 0 or more seconds, got {self.answer_after:g}. 0 answers at once.")
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
@@ -81,12 +98,21 @@ class NodeSettings:
         for name, value in given.items():
             problem, _ = fit_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
-                raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shortly(repr(value))}.")
+                raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shorten(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
     def site(self, seed: int = 0) -> Site:
         """The node as a transport sees it; data and model are read when they are first needed. The module is made with `seed`."""
-        return Site(lambda: self.node(seed), self.minimum, self.masked_only, corrupted=self.corrupted)
+        return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
+                    answer_after=self.answer_after)
+
+    def own_identity(self) -> Identity | None:
+        """The identity that this node signs with, read from its file; None where it does not sign."""
+        if not self.identity:
+            return None
+        from fedtail.deployment.keys import public_identity, read_identity
+
+        return Identity(read_identity(self.folder / self.identity), tuple(map(public_identity, self.pinned)), self.colluding)
 
     def population(self) -> Population:
         """The clients of this node with the examples they train on, read from `data`."""

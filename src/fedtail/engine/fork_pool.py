@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedtail.modules import nobody_draws
+from fedtail.modules import block_other_draws
 
 Perform = Callable[[Any, int], Any]      # (job, block) -> result
 
@@ -166,7 +166,7 @@ def _start_workers(count: int, tokens: int, perform: Perform) -> list[Worker]:
             given = theirs, ours, tokens, perform, trace, os.getpid(), ended_by_kernel
             process = context.Process(target=_serve_jobs, args=given, daemon=True)
             try:
-                with nobody_draws():
+                with block_other_draws():
                     process.start()
             except (OSError, AssertionError):          # too many processes, or we are a daemon ourselves
                 os.close(trace)

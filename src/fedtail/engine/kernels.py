@@ -13,12 +13,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedtail.data.arrays import on
+from fedtail.data.arrays import inputs_to_device
 from fedtail.data.population import Population, rows_of
 from fedtail.engine.gpu.convolutions import Flat
 from fedtail.engine.gpu.precision import Precision, check_precision, use_precision
-from fedtail.modules import call, cast, generator_positions, own_generator, trainable, training_copy
-from fedtail.task import Task, in_precision
+from fedtail.modules import (
+    call_module,
+    cast_inputs,
+    generator_positions,
+    own_generator,
+    set_precision,
+    trainable_parameters,
+    training_copy,
+)
+from fedtail.task import Task
 from fedtail.types import Examples
 
 SMALL = 2**20        # examples times parameters in one evaluation pass on a CPU
@@ -129,12 +137,12 @@ class ModuleKernel:
         """Copy the module twice to the device and `dtype`, for training and for evaluation; the task's module stays as it is."""
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
-        self.training = in_precision(training_copy(task.module), dtype).to(device)
+        self.training = set_precision(training_copy(task.module), dtype).to(device)
         for part in self.training.modules() if self.channels_last and device.type == "cpu" else ():
             if isinstance(part, nn.Conv2d):
                 part.register_forward_pre_hook(_to_channels_last)
         self.evaluating = copy.deepcopy(self.training).eval()
-        self.trained, self.evaluated = (trainable(m) for m in (self.training, self.evaluating))
+        self.trained, self.evaluated = (trainable_parameters(m) for m in (self.training, self.evaluating))
         self.shapes, self.sizes = [p.shape for p in self.trained], [p.numel() for p in self.trained]
         self.dim = sum(self.sizes)
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
@@ -143,7 +151,7 @@ class ModuleKernel:
         """Outputs from the copy in evaluation mode, in the dtype of `params`."""
         self._bind_parameters(self.evaluated, params)
         with torch.no_grad(), use_precision(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
-            return call(self.evaluating, inputs).to(params.dtype)
+            return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
         """Gradients (clients, dim), one client after the other."""
@@ -168,7 +176,7 @@ class ModuleKernel:
         for k in range(len(params)):
             self._bind_parameters(self.trained, params[k])
             with torch.no_grad(), use_precision(self.precision, self.device):
-                outputs = call(self.training, rows_of(inputs, k))
+                outputs = call_module(self.training, rows_of(inputs, k))
             rows.append(self.task.loss(outputs.to(params.dtype), targets[k]))
         return torch.stack(rows)
 
@@ -195,7 +203,7 @@ class ModuleKernel:
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
             with use_precision(self.precision, self.device):
-                outputs = call(self.training, inputs).to(params.dtype)
+                outputs = call_module(self.training, inputs).to(params.dtype)
             losses = self.task.loss(outputs, targets)
             parts = torch.autograd.grad(losses, self.trained, weight.to(losses.dtype), materialize_grads=True)
         losses = losses.detach()
@@ -232,7 +240,7 @@ def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, po
 def two_client_batch(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
     """A batch to try a module with: inputs and targets (2, 2, ...), all of them the population's first example."""
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
-    return on(cast(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
+    return inputs_to_device(cast_inputs(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedtail.data.population import Population
 from fedtail.engine.kernels import stack_size
-from fedtail.losses import cross_entropy, default_loss, logistic, loss_for, padding, squared_error
+from fedtail.losses import cross_entropy, default_loss, is_padding, logistic, loss_for, squared_error
 from fedtail.models.linear_models import LeastSquares, LogisticRegression, SoftmaxRegression
-from fedtail.modules import call
+from fedtail.modules import call_module
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -40,7 +40,7 @@ class LinearKernel:
         self.shape = (linear.out_features, linear.in_features)
         self.weights = linear.out_features * linear.in_features
         self.dim = self.weights + (linear.out_features if self.bias else 0)
-        self.squeeze = call(task.module, linear.weight[:1].detach()).ndim == 1
+        self.squeeze = call_module(task.module, linear.weight[:1].detach()).ndim == 1
         self.stack = stack_size(self.dim, device)
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
@@ -158,7 +158,7 @@ def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
     wanted = targets.reshape(scores.mT.shape).mT
     gap = scores - wanted.to(scores.dtype)
     if targets.ndim > 2:                   # sequences and vectors may be padded, as in squared_error
-        gap = gap.where(~padding(wanted), 0.0)
+        gap = gap.where(~is_padding(wanted), 0.0)
     return 2 * gap + 0 * gap.square()      # NaN where the loss overflows, so that the client is left out
 
 

@@ -104,7 +104,7 @@ class LocalFleet(SimulatedFleet):
         self.dtype = dtype or task.params().dtype
         chosen = kernel_for(task, self.device, self.dtype, population, kernel, precision) if isinstance(kernel, str) else kernel
         self.kernel, self.precision = chosen, precision
-        self._held_out = None if test is None else HeldOut.of(population, test)
+        self._held_out = None if test is None else HeldOut.match_keys(population, test)
         self.workers = num_workers(self.device, workers)
         self._team, self._home = Team(_weak_perform(self._perform_block), self.workers), os.getpid()
         self._shared: SharedMemory | None = None
@@ -149,7 +149,7 @@ class LocalFleet(SimulatedFleet):
     def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Large rows that clients wrote in this round, by name: positions in the cohort and their rows. They are deleted here."""
         opening, _ = self._current_round()
-        written = opening.places.written()
+        written = opening.places.read_written()
         self._rows.discard(opening.places)
         return written
 
@@ -173,7 +173,7 @@ class LocalFleet(SimulatedFleet):
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
         """The encoded sum, or rows, of the whole cohort for one question; losses it needs are computed first, and kept."""
         opening, shard = self._current_round()
-        if question.needs_losses(shard) and not shard.knows(question.model, question.objective):
+        if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
             losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
             shard.memo[memo_name(question.model, question.objective)] = torch.cat(losses)
         if not question.trains:                            # a few numbers of each client: nothing to share
@@ -181,7 +181,7 @@ class LocalFleet(SimulatedFleet):
         total: list[Tensor] = []
         for block, (found, report) in zip(shard.blocks, self._block_answers(question, encoding), strict=True):
             if report is not None:
-                shard.add(torch.arange(*block), report)
+                shard.add_report(torch.arange(*block), report)
             total = [*total, found] if question.gather or not total else [encoding.sum(torch.stack([*total, found]))]
         return torch.cat(total) if question.gather else total[0]
 
@@ -206,7 +206,7 @@ class LocalFleet(SimulatedFleet):
             shard.remembered.clear()                       # tell what this block finds: the rest may be another process's to tell
         with own_randomness(self.kernel, self.device), use_precision(self.precision, self.device, activations=False):
             if isinstance(job, LossJob):
-                return shard.losses_of(job.model, low, high, job.objective)
+                return shard.compute_losses(job.model, low, high, job.objective)
             shard.memo.update(job.memo)
             found = self._answer_clients(job.question, job.encoding, low, high)
         if not in_worker or self._shared is None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from torch import Tensor
 
 from fedtail.channel.base import Encoder
-from fedtail.channel.graph import SparseGraph
+from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, LargeMemory, Memory
 from fedtail.clients import Shard
 from fedtail.data.population import Population
 from fedtail.engine.threads import use_one_thread
 from fedtail.fleet import Broadcast, RoundView
-from fedtail.questions import Question
+from fedtail.questions import Question, silent_clients
 from fedtail.rows import RowFolder, RowPlaces, Rows
 from fedtail.rows.folder import LARGE
 from fedtail.sampling import Cohort
@@ -29,7 +29,7 @@ class SimulatedFleet:
     forgets = False
     in_one_process = False     # those that compute elsewhere, in actors of Ray
     masks_rows = False         # there is nobody to mask them for
-    answered = None            # nobody fails to answer
+    answer_count = None            # nobody fails to answer
     loses_clients = False
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
@@ -37,7 +37,7 @@ class SimulatedFleet:
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
-                       again: Callable[[], None], graph: SparseGraph | None = None) -> list[Tensor]:
+                       again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
         """Refused with TypeError: simulated clients have no keys of their own to mask rows with."""
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
@@ -49,8 +49,12 @@ class SimulatedFleet:
         self._rows = RowFolder(None if folder is None else Path(folder))
         self._cohort: Cohort | None = None
         self._shard: Shard | None = None
-        self._view = RoundView.of_nobody()
+        self._view = RoundView.empty()
         self._restore: Callable[[], None] = _restore_nothing
+
+    def silent(self, questions: Iterable[Question]) -> int:
+        """How many clients of the open round answered these questions with zeros although they were taken to contribute."""
+        return 0 if self._shard is None else silent_clients(questions, self._shard)
 
     def close(self, finished: bool) -> None:
         """End the round and keep the experimenter's view of it; torch gets its threads back.
@@ -60,7 +64,7 @@ class SimulatedFleet:
         self._restore()
         self._restore = _restore_nothing
         if self._shard is None or self._cohort is None:      # a round in which no client was sampled
-            self._view = RoundView.of_nobody()
+            self._view = RoundView.empty()
             return
         ids = self._cohort.ids
         for name, values in self._shard.remembered.items() if finished else ():
@@ -86,7 +90,7 @@ class SimulatedFleet:
         """Replace what clients remember by `memory`; refused where it is of other clients than the population's."""
         self._rows.forget()
         self._kept = {}
-        for name, values in memory.of(self.population.key).items():
+        for name, values in memory.align_to(self.population.key).items():
             if isinstance(values, Rows):
                 self._rows.recall(name, values)
             elif values.shape[1:].numel() >= LARGE:        # of a run from before there were files of rows

@@ -15,7 +15,7 @@ from fedtail.engine.gpu.cuda_graphs import Replayed, Step
 from fedtail.engine.gpu.precision import Precision, use_precision
 from fedtail.engine.kernels import ModuleKernel, stack_size, two_client_batch
 from fedtail.losses import cross_entropy, default_loss
-from fedtail.modules import call, trainable, training_copy
+from fedtail.modules import call_module, trainable_parameters, training_copy
 from fedtail.task import Task
 from fedtail.types import Examples
 
@@ -152,7 +152,7 @@ def make_flat_outputs(module: nn.Module, precision: Precision, device: torch.dev
 
     It binds the parameters of `module` to the vector it is given.
     """
-    parameters = trainable(module)
+    parameters = trainable_parameters(module)
 
     def outputs(params: Tensor, inputs: Examples) -> Tensor:
         """Bind the parameters to the only row of `params`, and compute all examples in one pass."""
@@ -160,7 +160,7 @@ def make_flat_outputs(module: nn.Module, precision: Precision, device: torch.dev
             parameter.data = part.view(parameter.shape)
         given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
         with torch.no_grad(), use_precision(precision, device), Flat():
-            return call(module, given).to(params.dtype)[None]
+            return call_module(module, given).to(params.dtype)[None]
 
     return outputs
 
@@ -179,7 +179,7 @@ def _skip_flattening() -> None:
 
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
     """Whether stacking is likely faster: on a GPU always, on a CPU for small models without convolutions and recurrences."""
-    dim = sum(parameter.numel() for parameter in trainable(task.module))
+    dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
     return device.type != "cpu" or (dim <= SMALL and not _is_heavy(task.module))
 
 

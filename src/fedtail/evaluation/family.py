@@ -14,7 +14,7 @@ from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, table
 from fedtail.evaluation.evaluate import client_values_by_block
 from fedtail.task import Task
-from fedtail.training import Trained, results
+from fedtail.training import Trained, result_params
 
 ALONE = 0      # the one client of a population made on its own device
 
@@ -71,7 +71,7 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
 
     The first part is `fraction` of the examples, drawn from `seed`. A ValueError unless `names` are as many as the models.
     """
-    models = results(trained.algorithm, trained.state)
+    models = result_params(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
     if len(names) != len(models):
         raise ValueError(f"names has {len(names)} entries for a family of {len(models)} models. Give one for each, or none.")

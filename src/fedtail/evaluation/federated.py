@@ -93,7 +93,7 @@ class ClientMetrics(Part):
         missing = [one.name for one in self.ranges if one.name not in known]
         if missing:
             raise FieldError("metrics", "those of the task", missing[0], f"The task has {', '.join(known)}.")
-        population, has = clients.split(self.split)
+        population, has = clients.examples_in_split(self.split)
         found = torch.full((len(clients), len(self.ranges)), math.nan, dtype=torch.float64)
         if bool(has.any()):
             metrics = tuple(known[one.name] for one in self.ranges)
@@ -178,7 +178,7 @@ class FederatedEvaluation:
         """A round of `method` that begins with this evaluation or, with `only`, consists of it."""
         return EvaluatedRound(method, self, only)
 
-    def refuse_sampler(self, sample: Sampler) -> str | None:
+    def sampler_refusal(self, sample: Sampler) -> str | None:
         """Why cohorts of a sampler cannot stand for all clients with equal weight, in words; None where they can."""
         if isinstance(sample, ByMass):
             return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
@@ -237,13 +237,13 @@ class EvaluatedRound:
             return state, found
         return (yield from self.method.conversation(state, seed)), found
 
-    def skip(self, state: Any, seed: int) -> tuple[Any, None]:
+    def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
         """The state after a skipped round, and None as there is no evaluation."""
-        return (state if self.only else self.method.skip(state, seed)), None
+        return (state if self.only else self.method.after_skipped_round(state, seed)), None
 
-    def lost(self, state: Any, seed: int) -> tuple[Any, None]:
+    def after_lost_round(self, state: Any, seed: int) -> tuple[Any, None]:
         """The state after a round whose sums were not released, and None as there is no evaluation."""
-        return (state if self.only else self.method.lost(state, seed)), None
+        return (state if self.only else self.method.after_lost_round(state, seed)), None
 
     def releases(self, dim: int) -> tuple[Release, ...]:
         """What the round releases, for the ledger, with a model of `dim` parameters: the evaluations, and what training does."""

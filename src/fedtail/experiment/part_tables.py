@@ -18,7 +18,7 @@ from fedtail.errors import FieldError
 from fedtail.experiment.source import Key, Source, nearest_hint
 from fedtail.experiment.trust import Unread, defining_module, file_beside, find_attribute, is_ours
 from fedtail.experiment.values import NONE, fit_value, type_hints_of
-from fedtail.reading import shortly
+from fedtail.reading import shorten
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class PartPlan:
         except (ValueError, TypeError, OSError, ImportError, OverflowError) as reason:
             raise self.source.refuse((*self.key, *self._fields_of(reason)[:1]), reason) from reason
         except (RuntimeError, MemoryError) as reason:      # what torch says of a size that no memory holds
-            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {shortly(reason)}.") from reason
+            raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {shorten(reason)}.") from reason
         except Exception as reason:
             if ":" not in self.name:
                 raise

@@ -13,7 +13,7 @@ from typing import Any
 from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 from fedtail.experiment.trust import Trust
-from fedtail.reading import TOML_BYTES, Unreadable, read_text, shortly, toml_tables
+from fedtail.reading import TOML_BYTES, Unreadable, read_text, shorten, toml_tables
 
 LONGEST = 2000                   # characters of an error: it may quote what a file says
 Trusted = Trust | str | Path | Iterable[str | Path]
@@ -35,7 +35,7 @@ class ExperimentError(ValueError):
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
         """`problem` is the part's own error, whose fields are taken over; the text is cut to LONGEST characters."""
-        super().__init__(shortly(text, LONGEST))
+        super().__init__(shorten(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
         self.needed, self.write = (problem.needed, problem.write) if problem else ("", "")

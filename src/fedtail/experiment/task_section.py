@@ -10,7 +10,8 @@ import torch
 from fedtail.errors import FieldError
 from fedtail.experiment.part_tables import SLOTS, PartPlan, checked_arguments, parameters_of, plan_part, toml_value
 from fedtail.experiment.source import Source, nearest_hint
-from fedtail.task import Metric, Task, in_precision
+from fedtail.modules import set_precision
+from fedtail.task import Metric, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -34,7 +35,7 @@ class TaskPlan:
         if not isinstance(module, torch.nn.Module):
             raise self.module.source.refuse(self.module.key, f"{self.module.name} gives a {type(module).__name__}, a "
                                                              "torch.nn.Module is needed.")
-        whole = {"module": in_precision(module, DTYPES[self.dtype]), **self.rest}
+        whole = {"module": set_precision(module, DTYPES[self.dtype]), **self.rest}
         return PartPlan("Task", Task, whole, self.module.source, ("task",)).make()
 
     def table(self) -> dict[str, Any]:

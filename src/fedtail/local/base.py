@@ -49,9 +49,9 @@ class LocalTraining(Part):
     On the client, `models` trains a batch of clients from `start`, penalties being relative to `anchor`; `steps` says how many
     steps each takes, and whoever takes none contributes nothing. On the server, `prepare` is a conversation that makes the part
     of this round: a strength that adapts, a gradient that clients correct theirs by. `objective` is what risks see; None is the
-    mean loss. A part that keeps something on its clients between rounds declares `keeps`, reads it as `clients.kept()` and writes
-    it by `clients.keep(rows)`; each model of a family has memory of its own. A kernel that draws (dropout) is seeded for each
-    client by `clients.reseed(name)`.
+    mean loss. A part that keeps something on its clients between rounds declares `keeps`, reads it as `clients.kept_rows()` and
+    writes it by `clients.keep(rows)`; each model of a family has memory of its own. A kernel that draws (dropout) is seeded for
+    each client by `clients.reseed(name)`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -125,7 +125,7 @@ def full_gradients(clients: Clients, params: Tensor) -> Tensor:
     from fedtail.local.batches import batches
 
     if clients.kernel.draws and len(clients) > 1:
-        parts = enumerate(clients.one_by_one())
+        parts = enumerate(clients.batches_of_one())
         return torch.cat([full_gradients(alone, params if params.ndim == 1 else params[k]) for k, alone in parts])
     clients.reseed("full gradients")
     one = torch.ones(len(clients), dtype=torch.int64)

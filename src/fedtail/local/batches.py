@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.clients import Clients
 from fedtail.data.population import rows_of
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.draws import permutations
 from fedtail.types import Examples
 
@@ -52,7 +52,7 @@ def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: 
     at_once = len(clients) == 1 or clients.shard.params.device.type != "cpu"
     last = done + len(active)
     for first in range(done // length * length, last, length):
-        order = permutations(sent(clients.draws("batches", first // length), where), sent(clients.sizes, where), width)
+        order = permutations(to_device(clients.draws("batches", first // length), where), to_device(clients.sizes, where), width)
         order, weight = _padded_order_and_weights(clients, order, batch_size)
         gathered = (*clients.examples(order), weight) if at_once else None
         for step in range(max(first, done), min(first + length, last)):
@@ -84,9 +84,9 @@ def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active:
 def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
     """An order of all examples, (clients, largest size), padded with their last ones, and the weight of each in its batch.
 
-    Weights are (clients, largest size), 1 / the size of the batch and 0 in padding; `batch_size=None` is one batch.
+    Weights are (clients, largest size), 1 / the size of the batch and 0 in is_padding; `batch_size=None` is one batch.
     """
-    sizes = sent(clients.sizes, order.device)[:, None]
+    sizes = to_device(clients.sizes, order.device)[:, None]
     place = torch.arange(order.shape[1], device=order.device)
     size = sizes if batch_size is None else (sizes - place // batch_size * batch_size).clamp(1, batch_size)
     weight = torch.where(place < sizes, 1 / size.double(), 0.0)

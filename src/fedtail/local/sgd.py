@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtail.clients import Clients
 from fedtail.declarations import LocalDeclaration
-from fedtail.devices import sent
+from fedtail.devices import to_device
 from fedtail.local.base import LocalTraining
 from fedtail.local.batches import Batch, batches
 from fedtail.local.penalties import NoPenalty, Penalty
@@ -99,7 +99,7 @@ class LocalSGD(LocalTraining):
                                           None if first is None else first[part], done) for part in parts])
         steps, order = self.steps(clients).sort(descending=True, stable=True)     # at any time the active are a prefix
         clients = clients.take(order)
-        params = (start.expand(len(clients), -1) if start.ndim == 1 else start[sent(order, start.device)]).clone()
+        params = (start.expand(len(clients), -1) if start.ndim == 1 else start[to_device(order, start.device)]).clone()
         stream = [done] if done else []
         if self.penalty.adds:
             clients.reseed("penalty", *stream)
@@ -107,12 +107,12 @@ class LocalSGD(LocalTraining):
         velocity = torch.zeros_like(params) if self.momentum else None
         clients.reseed("dropout", *stream)
         if first is not None:
-            self._step_along(clients, params, anchor, velocity, first[sent(order, first.device)], penalty)
+            self._step_along(clients, params, anchor, velocity, first[to_device(order, first.device)], penalty)
             steps = steps - 1
         if int(steps[0]) > 0:
             for batch in batches(clients, steps, self._steps_per_epoch(clients.sizes), self.batch_size, done):
                 self._step(clients, params[: batch.active], anchor, velocity, batch, penalty)
-        return params.index_select(0, sent(order.argsort(), params.device))
+        return params.index_select(0, to_device(order.argsort(), params.device))
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:

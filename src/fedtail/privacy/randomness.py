@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.draws import hashed
+from fedtail.draws import hash_bits
 
 Words = np.ndarray      # uint64
 _ALL = 1 << 64
@@ -78,7 +78,7 @@ class ClientRandomness:
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
         self._calls += 1
-        bits = hashed(self._seed, "noise", *self._names, self._key[:, None], places)
+        bits = hash_bits(self._seed, "noise", *self._names, self._key[:, None], places)
         return bits.numpy().view(np.uint64).reshape(-1)[:count]
 
 

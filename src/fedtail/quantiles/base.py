@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtail.questions import Conversation
 
 ROUNDING = 1e-12      # theta * total is rounded, and so are sums of masses
+RESOLVED = 1e-9       # a larger share of the tail's mass that is missing was a client's
 
 
 @runtime_checkable
@@ -30,11 +31,13 @@ def boundary(low: float, high: float, above: float, inside: float, tail_mass: fl
     """The dual (low, high, share, tail mass), float64, of a boundary [low, high).
 
     `above` is the mass over it and `inside` the mass in it. The share makes `tail_mass` contribute in all; a share that is a
-    rounding error of the mass above is zero.
+    rounding error of the mass above is zero. The dual's tail mass is less than `tail_mass` where so much is not there any more,
+    because clients dropped out between the questions that found the boundary.
     """
     share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
     share = 0.0 if above > 0 and share <= ROUNDING else share      # nobody trains for a rounding error of the mass above
-    return torch.tensor([low, high, share, tail_mass], dtype=torch.float64)
+    there = above + inside
+    return torch.tensor([low, high, share, tail_mass if there >= tail_mass * (1 - RESOLVED) else there], dtype=torch.float64)
 
 
 def check_quantile(quantile: Any) -> None:

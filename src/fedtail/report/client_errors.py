@@ -81,7 +81,7 @@ def client_column(run: RunFolder, split: str, member: int, name: str) -> np.ndar
 
     NaN where a client has no value; all NaN where the table has no such column.
     """
-    rows = run.of_clients(split, member)
+    rows = run.client_columns(split, member)
     if name not in rows:
         return np.full(len(rows["client"]), np.nan)
     return np.array([np.nan if v is None else v for v in rows[name][np.argsort(rows["client"])].tolist()], float)
@@ -106,7 +106,7 @@ def values_of_all_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
 
 def _client_identity(run: RunFolder, split: str) -> _Identity:
     """Names, sizes and groups of a run's clients in a split, by client id, and the fingerprint of its data ("" without one)."""
-    rows = run.of_clients(split)
+    rows = run.client_columns(split)
     order = np.argsort(rows["client"])
     named = [str(client) if name is None else str(name) for name, client in zip(rows["name"], rows["client"], strict=True)]
     groups, mark = client_column(run, split, 0, "group"), str(run.about.get("fingerprint", ""))
@@ -150,7 +150,7 @@ def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
     Deployed runs give values spread over histogram bins.
     """
     known = column_by_seed(method, clients, "error") if clients else {}
-    deployed = [run.from_histogram("error", method.member) for run in method.finished_runs.values() if run.deployed]
+    deployed = [run.values_from_histogram("error", method.member) for run in method.finished_runs.values() if run.is_deployed]
     return np.concatenate([values_of_all_seeds(known), *deployed])
 
 

@@ -30,7 +30,7 @@ class Method:
     @property
     def runs_with_table(self) -> dict[int, RunFolder]:
         """By seed, the runs that have a table over clients: those that ended, in the simulator."""
-        return {run.seed: run for run in self.runs if run.tabled}
+        return {run.seed: run for run in self.runs if run.has_client_table}
 
     @property
     def averaged_runs(self) -> tuple[RunFolder, ...]:
@@ -49,7 +49,7 @@ class MethodFamily:
 
 def is_finished(run: RunFolder) -> bool:
     """Whether a run ended and left its table over clients or, on a deployment, the histograms of its clients' errors."""
-    return run.finished and (run.tabled or run.deployed)
+    return run.is_finished and (run.has_client_table or run.is_deployed)
 
 
 def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
@@ -148,7 +148,8 @@ def _check_comparable(runs: Sequence[RunFolder]) -> None:
     """Raise ValueError where runs evaluate other splits or another kind of error: rates and numbers cannot be on one page."""
     first = runs[0]
     for run in runs[1:]:
-        for what, mine, theirs in (("clients", run.tested, first.tested), ("rates", run.about["rates"], first.about["rates"])):
+        for what, mine, theirs in (("clients", run.tested_split, first.tested_split),
+                                   ("rates", run.about["rates"], first.about["rates"])):
             if mine != theirs:
                 raise ValueError(f"{run.path} has {what} = {mine!r}, but {first.path} has {theirs!r}, so their errors do not "
                                  "compare. Write a page for each.")

@@ -40,14 +40,14 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
 
 def _privacy_line(run: RunFolder) -> str:
     """The privacy guarantee of a run after its name; "" where it has none."""
-    return f"{run.name}: {run.promise}" if run.promise else ""
+    return f"{run.name}: {run.privacy_line}" if run.privacy_line else ""
 
 
 def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
     """Sentences a reader must know before believing the page: unfinished runs, results from histograms, differing clients."""
     found = [_unfinished_note(run) for run in runs if not is_finished(run)]
-    found += [text for run in runs if run.deployed and (text := _deployed_note(run))]
-    if clients is None and not any(run.deployed for run in runs):
+    found += [text for run in runs if run.is_deployed and (text := _deployed_note(run))]
+    if clients is None and not any(run.is_deployed for run in runs):
         found.append("No run has a table over clients yet: only what is recorded round by round is shown.")
     elif clients is not None and not clients.same_in_all_seeds:
         found.append("The seeds have different clients, so a client of one seed is not averaged with one of another: "
@@ -75,11 +75,11 @@ def last_summary(run: RunFolder, member: int) -> dict[str, float]:
 
     They are the run's own numbers, or computed from its table over clients where it recorded none.
     """
-    line = run.metrics[-1]["members"][member].get(run.tested, {}) if run.metrics else {}
+    line = run.metrics[-1]["members"][member].get(run.tested_split, {}) if run.metrics else {}
     if "error" in line:
         return {name: math.nan if line["error"].get(name) is None else line["error"][name] for name in STATISTICS}
-    if run.tabled:
-        return summary_statistics(client_column(run, run.tested, member, "error"))
+    if run.has_client_table:
+        return summary_statistics(client_column(run, run.tested_split, member, "error"))
     return dict.fromkeys(STATISTICS, math.nan)
 
 
@@ -105,13 +105,13 @@ def _unfinished_note(run: RunFolder) -> str:
 
 def _deployed_note(run: RunFolder) -> str:
     """A sentence about a run on a deployment, whose errors are known as a histogram only; "" before its first evaluation."""
-    about = next((line["members"][0][run.tested].get("error") for line in reversed(run.metrics) if line["members"]), None)
+    about = next((line["members"][0][run.tested_split].get("error") for line in reversed(run.metrics) if line["members"]), None)
     if not about:
         return ""
     noise = f", and noise of standard deviation {about['noise']:.3g} in each count" if about.get("noise") else ""
     return (f"{run.name}, seed {run.seed}, ran on nodes that keep their data: of the errors of its clients a histogram is known, "
             f"with bins of width {about['resolution']:.3g}{noise}. Percentiles and tails are exact to a bin. Each evaluation is "
-            f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested]} clients.")
+            f"over one cohort, the last over {about['clients']:.0f} of {run.about['splits'][run.tested_split]} clients.")
 
 
 def _join_distinct(texts: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from fedtail.report.methods import Method, MethodFamily, baseline_of, families_o
 from fedtail.report.overview import caveats, family_slider, header_facts, methods_table
 from fedtail.report.tail import tail_membership
 from fedtail.runs import RunFolder
-from fedtail.runs.files import plain, write_whole
+from fedtail.runs.files import json_values, write_whole
 
 STYLE, SCRIPTS, TEMPLATE = "page.css", ("style.js", "plots.js", "tail_plots.js", "tables.js", "page.js"), "page.html.j2"
 NAME = "report.html"
@@ -62,7 +62,7 @@ def script_safe_json(data: Any) -> str:
 
     Not finite numbers are null.
     """
-    text = json.dumps(plain(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(json_values(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
@@ -78,11 +78,11 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
     """
     methods = methods_of(runs)
     first, families = baseline_of(methods, baseline), families_of(methods)
-    tested = runs[0].tested
+    tested = runs[0].tested_split
     clients, training = page_clients(methods, tested), page_clients(methods, "train")
     percent, rounds = bool(runs[0].about["rates"]), [contributors_by_round(m) for m in methods]
     return {
-        "deployed": any(run.deployed for run in runs), "facts": header_facts(runs), "notes": caveats(runs, clients),
+        "deployed": any(run.is_deployed for run in runs), "facts": header_facts(runs), "notes": caveats(runs, clients),
         "tested": tested, "percent": percent,
         "methods": _method_entries(methods, families), "baseline": first, "focus": _initial_focus(methods, first, families),
         "table": methods_table(methods, first),

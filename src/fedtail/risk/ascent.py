@@ -117,7 +117,9 @@ class GroupAscent(Risk):
     r"""AFL by group: one lambda for each group of clients, kept on the server; any sampler works.
 
     A group's loss is the mass-weighted mean over its clients in the cohort; lambda <- Proj(lambda + step * loss). Groups with
-    no client in the cohort keep their lambda. Within a group clients contribute by mass.
+    no client in the cohort keep their lambda. Within a group clients contribute by mass. Over a channel that hides single clients
+    a group with fewer than `minimum_contributors` clients in the cohort is as if absent: its loss is not released, its clients do
+    not train.
     """
 
     groups: int

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
-from fedtail.questions import Conversation, StatisticPart, arranged, converse, single_questions
+from fedtail.questions import Conversation, StatisticPart, arrange_answers, converse, single_questions
 from fedtail.types import Density, Losses, Mass, Weights
 
 T = TypeVar("T")
@@ -60,6 +60,11 @@ class Risk(StatisticPart):
     def reads_memory(self) -> bool:  # type: ignore[override]
         """Whether its rows depend on what clients keep between rounds; it follows from the declaration."""
         return self.declares.keeps is not None
+
+    @property
+    def by_group(self) -> bool:  # type: ignore[override]
+        """Whether the rows that answer `fit` are read group by group, as of a risk that needs groups."""
+        return self.declares.needs_groups is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The risk of these losses over the last axis, differentiable: a scalar, or (...) for a batch.
@@ -230,7 +235,7 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
     def ask(question: Any) -> Any:
         """The sum of the clients' rows for each single question, arranged as the question was joined."""
         single: Iterator[Any] = single_questions(question)
-        return arranged(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
+        return arrange_answers(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
     return converse(conversation, ask)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtail.deprecated import with_old_names
 from fedtail.errors import FieldError
 
 FORMAT = "fedtail rows 1"
@@ -37,21 +38,28 @@ class RowsError(RuntimeError):
     """A file of rows that cannot be used; says what is there, what is needed, and what to do."""
 
 
+@with_old_names
 class RowFile:
     """Rows of one shape and type. Processes that know its path read and write the same rows; it pickles as its path."""
 
     def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype):
+        """`name` says what the rows are of, `shape` and `dtype` are those of one row. The file is opened on first use."""
         self.path, self.name, self.shape, self.dtype = path, name, shape, dtype
         self.row_bytes = prod(shape) * dtype.itemsize
         self._descriptor: int | None = None
         self._folder: object = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as its description: the copy opens the file for itself, and never removes it."""
         return RowFile, (self.path, self.name, self.shape, self.dtype)
 
     @classmethod
     def create(cls, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowFile:
-        """A file without rows; one that another process has just created for the same rows is taken as it is."""
+        """A file without rows; one that another process has just created for the same rows is taken as it is.
+
+        Raises FieldError where a file is there with rows of another name, shape or dtype, and RowsError where it cannot be
+        written.
+        """
         if path.exists():                                  # whoever came first has created it
             there = cls.open(path)
             there.check(name, shape, dtype)
@@ -67,14 +75,14 @@ class RowFile:
             with suppress(FileExistsError):
                 os.link(beside, path)
         except OSError as reason:
-            raise cannot_write(path, reason) from reason
+            raise write_error(path, reason) from reason
         finally:
             beside.unlink(missing_ok=True)
         return cls.create(path, name, shape, dtype)
 
     @classmethod
     def open(cls, path: Path) -> RowFile:
-        """A file that was written before; refused where it is missing or something else."""
+        """A file that was written before; raises RowsError where it is missing or something else. No row is read."""
         try:
             if path.exists() and not path.is_file():
                 raise ValueError("a pipe or a device")
@@ -89,12 +97,12 @@ class RowFile:
                 raise ValueError(shape)
             return cls(path, about["name"], tuple(shape), dtype)
         except FileNotFoundError:
-            raise _missing(path) from None
+            raise _missing_error(path) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as reason:
             raise RowsError(f"{path} is not a file of rows, or its beginning is damaged. {PUT_BACK}") from reason
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Refuse rows of another name, shape or type; they are never cast."""
+        """Refuse (FieldError) rows of another name, shape or dtype than the file's; they are never cast."""
         if (name, tuple(shape)) != (self.name, self.shape):
             raise FieldError("", f"of shape {self.shape}", tuple(shape), text=(
                 f"rows of shape {tuple(shape)} came for {name!r}, where {self.path.name} holds rows of shape {self.shape} for "
@@ -105,108 +113,133 @@ class RowFile:
                 f"rows of one type, in every round: return rows.to({self.dtype}) from it, or start again in another folder."))
 
     def head(self, number: int) -> bytes:
-        """The head of a row; shorter than it should be where the file ends."""
-        return os.pread(self._opened(), HEAD.size, self._begins(number))
+        """The 24 bytes before a row's numbers (mark, check, key, stamp); fewer where the file ends before."""
+        return os.pread(self._open_once(), HEAD.size, self._row_offset(number))
 
     def is_written(self, number: int, key: int, stamp: bytes) -> bool:
-        """Whether a row was written for this key, with this stamp."""
+        """Whether the row of this number was written to its end for this key, with this stamp. Its numbers are not checked."""
         head = self.head(number)
         return len(head) == HEAD.size and head.startswith(WRITTEN) and HEAD.unpack(head)[2:] == (key, stamp)
 
     def holds(self, count: int) -> bool:
-        """Whether the file is long enough for so many rows."""
-        return os.fstat(self._opened()).st_size >= self._begins(count)
+        """Whether the file is long enough for so many rows; they need not have been written."""
+        return os.fstat(self._open_once()).st_size >= self._row_offset(count)
 
     def read(self, number: int, key: int, row: Tensor) -> None:
-        """Read the numbers of a row into a tensor; refused where they are not what was written for that key."""
-        head, numbers = bytearray(HEAD.size), _bytes(row)
-        count = os.preadv(self._opened(), [head, numbers], self._begins(number))
+        """Read the numbers of a row into `row`, a contiguous tensor of the file's shape and dtype.
+
+        Raises RowsError where they are not what was written for that key: cut short, or changed.
+        """
+        head, numbers = bytearray(HEAD.size), _as_bytes(row)
+        count = os.preadv(self._open_once(), [head, numbers], self._row_offset(number))
         mark, check, owner, _ = HEAD.unpack(head)
         if count != HEAD.size + self.row_bytes or mark != WRITTEN or owner != key or zlib.crc32(numbers) != check:
             raise RowsError(f"row {number} of {self.path}, of client {key}, is not what was written: the file was cut short or "
                             f"changed. {PUT_BACK}")
 
     def write(self, number: int, key: int, stamp: bytes, row: Tensor) -> None:
-        """Write a row; other rows may be written at the same time by other processes."""
+        """Write a row from any device; other rows may be written at the same time by other processes.
+
+        Raises FieldError for another shape or dtype, RowsError where the disk is full. A row that is interrupted counts as
+        not written.
+        """
         self.check(self.name, tuple(row.shape), row.dtype)
-        numbers, begins = _bytes(row.detach().cpu().contiguous()), self._begins(number)
-        self._put(NOT_WRITTEN, begins)
-        self._put(numbers, begins + HEAD.size)
-        self._put(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
+        numbers, begins = _as_bytes(row.detach().cpu().contiguous()), self._row_offset(number)
+        self._write_at(NOT_WRITTEN, begins)
+        self._write_at(numbers, begins + HEAD.size)
+        self._write_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
 
     def clear(self, number: int) -> None:
-        """Say that a row is not written; a file that ends before it stays as long as it is."""
+        """Mark a row as not written; a file that ends before it stays as long as it is."""
         if self.head(number).strip(b"\0"):
-            self._put(NOT_WRITTEN, self._begins(number))
+            self._write_at(NOT_WRITTEN, self._row_offset(number))
 
     def copy(self, number: int, to: RowFile, at: int) -> None:
-        """Copy a row as it is, with its head and without looking at it."""
+        """Copy a row with its head to place `at` of another file of the same shape and dtype; it is not checked.
+
+        Raises RowsError where the file ends within the row.
+        """
         size, done = HEAD.size + self.row_bytes, 0
         content = bytearray(min(size, 2**24))
         while done < size:
-            count = os.preadv(self._opened(), [memoryview(content)[: size - done]], self._begins(number) + done)
+            count = os.preadv(self._open_once(), [memoryview(content)[: size - done]], self._row_offset(number) + done)
             if not count:
                 raise RowsError(f"{self.path} ends within row {number}. {PUT_BACK}")
-            to._put(memoryview(content)[:count], to._begins(at) + done)
+            to._write_at(memoryview(content)[:count], to._row_offset(at) + done)
             done += count
 
     def state(self) -> tuple[int, int, int]:
-        """Which file it is, its size and when it was last written to: another value, and somebody has written."""
+        """The file's inode, size in bytes and time of its last write in ns: another value means that somebody has written.
+
+        Raises RowsError where the file is missing.
+        """
         try:
             there = self.path.stat()
         except FileNotFoundError:
-            raise _missing(self.path) from None
+            raise _missing_error(self.path) from None
         return there.st_ino, there.st_size, there.st_mtime_ns
 
-    def settle(self) -> None:
-        """Make what was written survive a power cut."""
+    def sync(self) -> None:
+        """Wait until what was written is on disk, so that it survives a power cut; raises RowsError where that fails."""
         try:
-            os.fsync(self._opened())
+            os.fsync(self._open_once())
         except OSError as reason:
-            raise cannot_write(self.path, reason) from reason
+            raise write_error(self.path, reason) from reason
 
-    def goes_with(self, folder: object) -> None:
-        """A temporary file: it holds on to its folder, and is removed when nothing refers to it any more."""
+    def remove_with(self, folder: object) -> None:
+        """Make this a temporary file, which is deleted when this object is garbage-collected.
+
+        It keeps a reference to `folder`, so that the folder stays as long. A second call does nothing.
+        """
         if self._folder is None:
             self._folder = folder
-            weakref.finalize(self, _remove_in_process, self.path, os.getpid())
+            weakref.finalize(self, _remove_unless_forked, self.path, os.getpid())
 
-    def _begins(self, number: int) -> int:
+    def _row_offset(self, number: int) -> int:
+        """Where the head of a row begins, in bytes from the start of the file."""
         return PAGE + number * (HEAD.size + self.row_bytes)
 
-    def _put(self, content: Any, at: int) -> None:
+    def _write_at(self, content: Any, at: int) -> None:
+        """Write all of `content` (bytes) at a position in bytes; raises RowsError where the disk does not take it."""
         view, done = memoryview(content), 0
         try:
             while done < len(view):
-                done += os.pwrite(self._opened(), view[done:], at + done)
+                done += os.pwrite(self._open_once(), view[done:], at + done)
         except OSError as reason:
-            raise cannot_write(self.path, reason) from reason
+            raise write_error(self.path, reason) from reason
 
-    def _opened(self) -> int:
+    def _open_once(self) -> int:
+        """The descriptor of the file, opened for reading and writing on the first call and closed with this object.
+
+        Raises RowsError where the file is missing.
+        """
         if self._descriptor is None:
             try:
                 self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                raise _missing(self.path) from None
+                raise _missing_error(self.path) from None
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
 
-def _bytes(row: Tensor) -> memoryview:
-    """The numbers of a contiguous row as they lie in memory."""
+def _as_bytes(row: Tensor) -> memoryview:
+    """The numbers of a contiguous row as they lie in memory: a view of its bytes, which reads and writes the tensor."""
     numbers: Any = row.view(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
-def _missing(path: Path) -> RowsError:
+def _missing_error(path: Path) -> RowsError:
+    """The error, to raise, for a file of rows that is gone."""
     return RowsError(f"{path} is missing, and with it what clients remember. {PUT_BACK}")
 
 
-def cannot_write(path: Path, reason: OSError) -> RowsError:
+def write_error(path: Path, reason: OSError) -> RowsError:
+    """The error, to raise, for a file of rows that could not be written; says what the system said and what to do."""
     return RowsError(f"{path} could not be written: {reason.strerror or reason}. What earlier rounds wrote is whole: free some "
                      "space there, or choose another folder (TMPDIR, or --out), and go on from the last checkpoint.")
 
 
-def _remove_in_process(path: Path, process: int) -> None:
+def _remove_unless_forked(path: Path, process: int) -> None:
+    """Delete a file, in the process that owns it only: a forked one inherits the call, and leaves the file alone."""
     if os.getpid() == process:                           # a forked process inherits this, and leaves it alone
         path.unlink(missing_ok=True)

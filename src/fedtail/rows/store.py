@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtail.reading import plain_name, shortly
+from fedtail.deprecated import with_old_names
+from fedtail.reading import check_plain_name, shorten
 from fedtail.rows.file import HEAD, LARGEST, NOT_WRITTEN, PUT_BACK, RowFile, RowsError
 
 NOTHING = bytes(16)              # the digest of no rows
@@ -31,18 +32,19 @@ class Recalled(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """The shape of one row."""
         return tuple(self.rows.shape[1:])
 
     def take(self, chosen: Tensor) -> Recalled:
+        """The rows of some of these clients, by position or mask; copied."""
         return Recalled(self.rows[chosen], self.has[chosen])
 
     def read(self) -> Recalled:
-        """Itself, as references to rows give theirs."""
+        """Itself: rows in memory answer the call by which `RowReferences` are read."""
         return self
 
     def or_nan(self) -> Tensor:
-        """The rows, NaN for clients that have none."""
+        """The rows, (clients, ...), with NaN in those of clients that have none; not a copy where all have one."""
         if bool(self.has.all()):
             return self.rows
         return self.rows.masked_fill(~self.has.view(-1, *[1] * (self.rows.ndim - 1)), float("nan"))
@@ -59,6 +61,7 @@ class Mark(NamedTuple):
     digest: str
 
 
+@with_old_names
 class RowStore:
     """Rows of one shape and type by key, with one writer at a time.
 
@@ -76,6 +79,7 @@ class RowStore:
     """
 
     def __init__(self, file: RowFile):
+        """A store without committed rows on `file`, whatever that holds; `open` takes over what a mark names."""
         self.file = file
         self._places: dict[int, list[tuple[RowFile, int]]] = {}      # of each key's rows, the newest last
         self._length, self._digest = 0, NOTHING                      # of what is committed
@@ -83,20 +87,24 @@ class RowStore:
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
+        """An empty store in a new file; `shape` and `dtype` are those of one row, `name` says what the rows are of."""
         return cls(RowFile.create(path, name, tuple(shape), dtype))
 
     @classmethod
     def open(cls, folder: Path, mark: Mark) -> RowStore:
-        """The store as a mark names it; rows beyond are as if they were not there. Heads are looked at, not the numbers."""
+        """The store in a folder as a mark names it; rows beyond it are ignored. Heads are read and checked, not the numbers.
+
+        Raises RowsError where the file is missing, too short, or has other heads than at the time of the mark.
+        """
         if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
-            raise RowsError(f"a mark of a row store is damaged: it names {shortly(mark.length)} rows. {PUT_BACK}")
-        store = cls(RowFile.open(folder.absolute() / plain_name(mark.file, "a mark of a row store")))
+            raise RowsError(f"a mark of a row store is damaged: it names {shorten(mark.length)} rows. {PUT_BACK}")
+        store = cls(RowFile.open(folder.absolute() / check_plain_name(mark.file, "a mark of a row store")))
         if not store.file.holds(mark.length):
             raise RowsError(f"{store.file.path} is too short for the {mark.length} rows that were written to it. {PUT_BACK}")
-        store._take(0, mark.length)
+        store._index_rows(0, mark.length)
         if store._digest.hex() != mark.digest:
             raise RowsError(f"{store.file.path} is not what it was when it was last saved: rows were changed. {PUT_BACK}")
-        store.leave()
+        store.stop_writing()
         return store
 
     def __len__(self) -> int:
@@ -105,39 +113,42 @@ class RowStore:
 
     @property
     def rows(self) -> Rows:
-        """What is committed."""
+        """A snapshot of what is committed now; later commits do not change it."""
         return Rows(self, self._length, self._digest)
 
     @property
-    def live(self) -> int:
-        """How many keys have a row."""
+    def num_keys(self) -> int:
+        """How many keys (clients) have a committed row."""
         return len(self._places)
 
     @property
-    def files(self) -> int:
-        """How many files hold them: its own, and those of an earlier store whose rows it began with."""
+    def num_files(self) -> int:
+        """How many files hold the newest rows: its own, and those of an earlier store whose rows it began with."""
         return len({places[-1][0] for places in self._places.values()} | {self.file})
 
     def write(self, keys: Iterable[int] | Tensor, rows: Tensor) -> None:
-        """Write a row for each key and commit."""
-        keys, stamp = _listed(keys), new_stamp()
+        """Write a row for each key, (keys, ...), and commit; raises FieldError for rows of another shape or dtype."""
+        keys, stamp = _as_list(keys), new_stamp()
         self.file.check(self.file.name, tuple(rows.shape[1:]), rows.dtype)
         for number, (key, row) in enumerate(zip(keys, rows, strict=True), len(self)):
             self.file.write(number, key, stamp, row)
         self.commit(keys, stamp)
 
     def commit(self, keys: Iterable[int] | Tensor, stamp: bytes) -> None:
-        """Take what was written with this stamp for these keys, in their order, at the end of the file; all of it at once."""
-        keys, begin, end = _listed(keys), len(self), len(self)
+        """Take over what was written with this stamp for these keys, in their order, at the end of the file.
+
+        A key that wrote nothing keeps the row it had. Snapshots from before see nothing of it.
+        """
+        keys, begin, end = _as_list(keys), len(self), len(self)
         for number, key in enumerate(keys, begin):
             if self.file.is_written(number, key, stamp):
                 end = number + 1
             else:
                 self.file.clear(number)                              # it may be of a round that was not held to its end
-        self._take(begin, end)
+        self._index_rows(begin, end)
 
-    def _take(self, begin: int, end: int) -> None:
-        """Put rows of the file into the index, and move the end."""
+    def _index_rows(self, begin: int, end: int) -> None:
+        """Put the rows from `begin` to `end` of the file into the index and the digest, and make `end` the committed length."""
         for number in range(begin, end):
             head = self.file.head(number)
             self._digest = hashlib.blake2b(self._digest + head, digest_size=16).digest()
@@ -145,22 +156,23 @@ class RowStore:
                 self._places.setdefault(HEAD.unpack(head)[2], []).append((self.file, number))
         self._length = max(begin, end)
 
-    def leave(self) -> None:
-        """Others may write to the file from now on."""
+    def stop_writing(self) -> None:
+        """Remember the state of the file: from now on others may write to it, which `resume_writing` will notice."""
         self._left = self.file.state()
 
-    def go_on(self) -> None:
-        """Write again; refused where others have written meanwhile, whose rows would be lost."""
+    def resume_writing(self) -> None:
+        """Be the writer again; raises RowsError where others have written since `stop_writing`, whose rows would be lost."""
         if self._left is not None and self._left != self.file.state():
             raise RowsError(f"{self.file.path} was written to by another process since it was last used here. Go on from the "
                             "checkpoint that process wrote last, or in another folder.")
         self._left = None
 
     def borrow(self, rows: Rows) -> None:
-        """Begin with the rows of another store, which stay where they are."""
+        """Begin with the rows of a snapshot of another store, which stay in its file; new rows are written to this one."""
         self._places = {key: [place] for key in rows.keys for place in [rows.place(key)] if place}
 
 
+@with_old_names
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A store as it was at some time: later rounds change nothing of it."""
@@ -171,36 +183,42 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """The shape of one row."""
         return self.store.file.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the rows."""
         return self.store.file.dtype
 
     @property
     def keys(self) -> list[int]:
-        """Whose rows there are."""
+        """The keys of the clients that have a row in this snapshot."""
         return [key for key in self.store._places if self.place(key)]
 
     @property
     def is_newest(self) -> bool:
+        """Whether nothing was committed to the store since this snapshot."""
         return self.length == len(self.store)
 
     @property
     def mark(self) -> Mark:
+        """What a checkpoint holds of this snapshot: file name, length and digest, from which `RowStore.open` finds it again."""
         return Mark(self.store.file.path.name, self.length, self.digest.hex())
 
     def place(self, key: int) -> tuple[RowFile, int] | None:
-        """The file and the number of a key's row; None where there is none."""
+        """The file and the number of a key's newest row in this snapshot; None where it has none."""
         for file, number in reversed(self.store._places.get(key, ())):
             if file is not self.store.file or number < self.length:
                 return file, number
         return None
 
     def find(self, keys: Iterable[int] | Tensor) -> RowReferences:
-        """Where the rows of some clients are."""
-        keys = _listed(keys)
+        """Where the rows of some clients are, in the order of `keys`.
+
+        Nothing is read, and a key without a row is noted as such.
+        """
+        keys = _as_list(keys)
         found = [self.place(key) for key in keys]
         files = tuple(dict.fromkeys(place[0] for place in found if place)) or (self.store.file,)
         which = [files.index(place[0]) if place else -1 for place in found]
@@ -208,17 +226,17 @@ class Rows:
                              torch.tensor([place[1] if place else -1 for place in found], dtype=torch.int64))
 
     def read(self, keys: Iterable[int] | Tensor) -> Recalled:
-        """The rows of some clients."""
+        """The rows of some clients, in the order of `keys`, from disk; raises RowsError where one was changed."""
         return self.find(keys).read()
 
-    def copied(self, path: Path) -> RowStore:
-        """A store in a file of its own, with these rows and none that they have replaced."""
+    def copy_to(self, path: Path) -> RowStore:
+        """A store in a new file at `path` with the rows of this snapshot, and none that they have replaced."""
         keys, new = self.keys, RowStore.create(path, self.shape, self.dtype, self.store.file.name)
         for number, key in enumerate(keys):
             place = self.place(key)
             if place:
                 place[0].copy(place[1], new.file, number)
-        new._take(0, len(keys))
+        new._index_rows(0, len(keys))
         return new
 
 
@@ -233,12 +251,15 @@ class RowReferences:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
         return self.files[0].shape
 
     def take(self, chosen: Tensor) -> RowReferences:
+        """The references of some of these clients, by position or mask."""
         return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
 
     def read(self) -> Recalled:
+        """The rows from disk, zeros for clients without one; raises RowsError where a row was changed or its file is missing."""
         rows = torch.empty(len(self.key), *self.shape, dtype=self.files[0].dtype)
         for row, key, which, number in zip(rows, self.key.tolist(), self.which.tolist(), self.number.tolist(), strict=True):
             if which >= 0:
@@ -249,9 +270,13 @@ class RowReferences:
 
 
 def new_stamp() -> bytes:
-    """8 random bytes, on every row or file name of one round, so that `commit` tells its rows from what another left."""
+    """8 random bytes of the operating system, written with every row (or in every file name) of one round.
+
+    By them `commit` tells this round's rows from what another left.
+    """
     return secrets.token_bytes(8)
 
 
-def _listed(keys: Iterable[int] | Tensor) -> list[int]:
+def _as_list(keys: Iterable[int] | Tensor) -> list[int]:
+    """Keys as a list of Python integers, from a tensor or any iterable."""
     return keys.tolist() if isinstance(keys, Tensor) else [int(key) for key in keys]

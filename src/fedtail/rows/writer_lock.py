@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from fedtail.rows.file import RowsError, cannot_write
+from fedtail.rows.file import RowsError, write_error
 
 NAME = ".lock"
 PATIENCE = 10.0      # seconds for the writer before to end: on a node every message is a process
@@ -25,56 +25,67 @@ class WriterLock:
     """
 
     def __init__(self, folder: Path):
+        """A lock for `folder`, not yet held; nothing is written before `acquire`."""
         self.folder = folder
         self._descriptor: int | None = None
         self._end: weakref.finalize | None = None
 
     @property
     def is_held(self) -> bool:
+        """Whether this object holds the lock; another one in this process may hold it for the same folder."""
         return self._descriptor is not None
 
-    def take(self, patience: float | None = None) -> None:
-        """Become the writer; refused where another one stays, for so many seconds."""
+    def acquire(self, patience: float | None = None) -> None:
+        """Become the writer, waiting up to `patience` seconds (10 by default) for another process to end.
+
+        Raises RowsError where it does not, and at once where another object of this process holds the lock. Nothing where it
+        is held.
+        """
         if self.is_held:
             return
         end, collected = time.monotonic() + (PATIENCE if patience is None else patience), False
-        while (descriptor := _locked(self.folder / NAME)) is None:
-            here = self._is_held_here()
+        while (descriptor := _try_lock(self.folder / NAME)) is None:
+            here = self._is_held_in_process()
             if here and not collected:
                 gc.collect()                               # a fleet that nothing refers to any more lets go now
                 collected = True
             elif here or time.monotonic() > end:
-                raise self._refusal(here)
+                raise self._refusal_error(here)
             else:
                 time.sleep(PAUSE)
         self._descriptor = descriptor
-        self._end = weakref.finalize(self, _let_go, self.folder / NAME, descriptor, os.getpid())
+        self._end = weakref.finalize(self, _unlock, self.folder / NAME, descriptor, os.getpid())
         _LOCKS.add(self)
 
     def check(self) -> None:
-        """Refuse where there is another writer, without becoming one."""
+        """Raise RowsError where there is another writer, after the usual patience, without becoming one."""
         if not self.is_held and (self.folder / NAME).exists():
-            self.take()
+            self.acquire()
             self.release()
 
     def release(self) -> None:
-        """Let others write."""
+        """Let others write, and delete the lock file; nothing where the lock is not held."""
         if self._end is not None:
             self._end()
         self._descriptor = self._end = None
 
-    def _is_held_here(self) -> bool:
+    def _is_held_in_process(self) -> bool:
+        """Whether any object of this process holds the lock of this folder."""
         return any(lock.is_held and lock.folder.resolve() == self.folder.resolve() for lock in list(_LOCKS))
 
-    def _refusal(self, here: bool) -> RowsError:
+    def _refusal_error(self, here: bool) -> RowsError:
+        """The error, to raise, that names the writer: another fleet of this process (`here`), or another process."""
         who, write = "another fleet of this process", "Leave its `with` block first"
         if not here:
-            who, write = f"process {_pid(self.folder / NAME)}", "Wait for it to end"
+            who, write = f"process {_holder_pid(self.folder / NAME)}", "Wait for it to end"
         return RowsError(f"{self.folder} has a writer already, {who}, and two would write over each other's rows. {write}, or "
                          "give this one a folder of its own (folder=..., or --out).")
 
-    def _forget(self) -> None:
-        """In a forked process: its copy of the descriptor would hold the lock when this process's parent has ended."""
+    def _close_inherited(self) -> None:
+        """Close this process's copy of the descriptor, after a fork; the lock file stays.
+
+        The copy would go on holding the lock after the process that took it has ended.
+        """
         if self._descriptor is not None and self._end is not None:
             self._end.detach()
             os.close(self._descriptor)
@@ -85,20 +96,23 @@ _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()      # that were taken i
 
 
 def refuse_other_writers(folder: Path) -> None:
-    """Refuse where another process writes rows to a folder."""
+    """Raise RowsError where another process writes rows to a folder; an object of this process may."""
     lock = WriterLock(folder)
-    if not lock._is_held_here():
+    if not lock._is_held_in_process():
         lock.check()
 
 
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock; None where another one does."""
+def _try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock on `path`, which is created; None where another one holds it.
+
+    This process's number is written there, for error texts. On a file system without locks everyone gets it.
+    """
     while True:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as reason:
-            raise cannot_write(path, reason) from reason
+            raise write_error(path, reason) from reason
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,22 +128,24 @@ def _locked(path: Path) -> int | None:
         os.close(descriptor)                               # the holder before has just removed this file: there may be another
 
 
-def _pid(path: Path) -> str:
-    """Of the process that holds a lock, as it wrote it there."""
+def _holder_pid(path: Path) -> str:
+    """The number of the process that holds a lock, as it wrote it there; "that just ended" where the file is gone."""
     with suppress(OSError):
         return path.read_text().strip()
     return "that just ended"
 
 
-def _let_go(path: Path, descriptor: int, owner: int) -> None:
+def _unlock(path: Path, descriptor: int, owner: int) -> None:
+    """Delete the lock file and close its descriptor, in the process `owner` that took it; nothing in a forked one."""
     if os.getpid() == owner:
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def _forget_all() -> None:
+def _close_all_inherited() -> None:
+    """Close all locks that a forked process has inherited: they are its parent's."""
     for lock in list(_LOCKS):
-        lock._forget()
+        lock._close_inherited()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_all_inherited)

@@ -15,7 +15,7 @@ __all__ = ["Interrupted", "RunError", "RunFolder", "Watch", "find_runs", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """What trains needs torch, what reads does not."""
+    """Load `run`, `Interrupted` and `Watch` on first use: training needs torch, and reading runs does not."""
     if name in ("Interrupted", "run"):
         from fedtail.runs import execution
         return getattr(execution, name)

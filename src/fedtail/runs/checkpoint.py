@@ -21,7 +21,7 @@ from fedtail.privacy.ledger_file import LedgerMark
 from fedtail.reading import json_value
 from fedtail.rows import Mark, Rows, RowStore
 from fedtail.rows.writer_lock import refuse_other_writers
-from fedtail.runs.files import RunError, settle, write_whole
+from fedtail.runs.files import RunError, sync_folder, write_whole
 from fedtail.runs.run_folder import LEDGER
 from fedtail.training import Trained
 
@@ -41,8 +41,8 @@ class Checkpoint:
     failed: int
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
-    def trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
-        """What `resume` goes on from."""
+    def to_trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
+        """The state of training at the checkpoint, from which `fedtail.resume` goes on with this algorithm and task."""
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 
@@ -50,19 +50,23 @@ class Checkpoints:
     """Two files in turn: while one is being replaced, the other is whole."""
 
     def __init__(self, folder: Path):
+        """The checkpoints in a run's folder; nothing is read or written yet."""
         self.folder = folder
         self.files = [folder / "checkpoint-a.safetensors", folder / "checkpoint-b.safetensors"]
         self._newest: Path | None = None
         self._stores: dict[Path, set[str]] = {}      # files of row stores that each checkpoint names
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and what is wrong with those that are not; None where none was written."""
+        """The newest checkpoint that is whole, and sentences about those that are damaged; None where none was written.
+
+        Raises RunError where there are some and all are damaged.
+        """
         found, problems = {}, []
         for path in self.files:
             if path.is_file():
                 try:
-                    found[path] = _read(path, self.folder / MEMORY)
-                    self._stores[path] = set(_marks(found[path].memory))
+                    found[path] = _read_checkpoint(path, self.folder / MEMORY)
+                    self._stores[path] = set(_store_files(found[path].memory))
                 except Exception as reason:      # whatever a damaged file makes the reader say
                     text = (str(reason) or type(reason).__name__).splitlines()[0]
                     problems.append(f"{path.name} is damaged ({text[:300]})")
@@ -76,26 +80,33 @@ class Checkpoints:
         return newest, [f"{problem}; going on from {self._newest.name}, round {newest.round}" for problem in problems]
 
     def save(self, trained: Trained, lines: dict[str, Sequence[Any]]) -> None:
-        """Write a new one in the place of the older, or damaged, one."""
+        """Write a new checkpoint in the place of the older, or damaged, one; the newest stays until it is whole.
+
+        `lines` has the size and digest of each growing file. Row stores that neither checkpoint names are deleted. Raises
+        RunError where a file could not be written, RowsError where another process writes to the row stores.
+        """
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
         refuse_other_writers(self.folder / MEMORY)
-        self._settle(trained.memory)
-        write_whole(place, _content(trained, lines))
-        self._newest, self._stores[place] = place, set(_marks(trained.memory))
-        self._sweep()
+        self._sync_row_stores(trained.memory)
+        write_whole(place, _checkpoint_bytes(trained, lines))
+        self._newest, self._stores[place] = place, set(_store_files(trained.memory))
+        self._remove_unnamed_stores()
 
-    def _settle(self, memory: ClientMemory) -> None:
-        """Row stores are on disk before a checkpoint names them."""
+    def _sync_row_stores(self, memory: ClientMemory) -> None:
+        """Wait until the row stores of the clients' memory are on disk, before a checkpoint names them.
+
+        Raises RunError where they are not in the run's own folder.
+        """
         for rows in memory.kept.values():
             if isinstance(rows, Rows):
                 if rows.store.file.path.parent.resolve() != (self.folder / MEMORY).resolve():
                     raise RunError(f"what clients remember is in {rows.store.file.path.parent}, but a checkpoint names what is "
                                    f"in {self.folder / MEMORY}. Train with a fleet whose folder is that one.")
-                rows.store.file.settle()
-                settle(self.folder / MEMORY)
+                rows.store.file.sync()
+                sync_folder(self.folder / MEMORY)
 
-    def _sweep(self) -> None:
-        """Remove row stores that neither checkpoint names: newer ones have taken their place."""
+    def _remove_unnamed_stores(self) -> None:
+        """Delete row stores that neither checkpoint names: newer ones have taken their place."""
         named = set().union(*self._stores.values())
         for path in (self.folder / MEMORY).glob("*.rows"):
             if path.name not in named:
@@ -121,7 +132,11 @@ def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
     return max(found, key=lambda pair: pair[0]) if found else None
 
 
-def _content(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
+def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
+    """A checkpoint as the bytes of a safetensors file: states, small memory and, as metadata, the rest with a digest.
+
+    Rows on disk are named by their marks, not copied.
+    """
     from safetensors.torch import save
 
     states, memory = states_of(trained.state), trained.memory
@@ -130,21 +145,25 @@ def _content(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
     rows = {name: kept.mark for name, kept in memory.kept.items() if isinstance(kept, Rows)}
     nodes = {"training": memory.nodes.training.hex(), "lost": memory.nodes.lost} if memory.nodes else None
     for k, state in enumerate(states):
-        named |= _named(k, state)
+        named |= _named_tensors(k, state)
     tensors = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
     about = json.dumps({"format": FORMAT, "round": states[0].round, "models": len(states), "failed": trained.failed,
                         "lines": lines, "family": isinstance(trained.state, tuple), **({"rows": rows} if rows else {}),
                         **({"nodes": nodes} if nodes else {})}, sort_keys=True)
-    return save(tensors, {"about": about, "check": _check(tensors, about)})
+    return save(tensors, {"about": about, "check": _content_digest(tensors, about)})
 
 
-def _marks(memory: ClientMemory) -> list[str]:
+def _store_files(memory: ClientMemory) -> list[str]:
+    """The names of the files of row stores that hold the clients' memory."""
     return [kept.mark.file for kept in memory.kept.values() if isinstance(kept, Rows)]
 
 
-def _read(path: Path, stores: Path) -> Checkpoint:
-    """What was written. Tensors are copied out of the mapped file: there they lie at any multiple of 8, and where a matrix lies
-    decides how its products are rounded; torch's own memory begins at multiples of 64."""
+def _read_checkpoint(path: Path, stores: Path) -> Checkpoint:
+    """The checkpoint in a file; row stores are opened in the folder `stores`. Raises ValueError where it is damaged.
+
+    Tensors are copied out of the mapped file: there they lie at any multiple of 8, and where a matrix lies decides how its
+    products are rounded; torch's own memory begins at multiples of 64.
+    """
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -153,11 +172,11 @@ def _read(path: Path, stores: Path) -> Checkpoint:
     told = json_value(about, "what it says")
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise ValueError("not a checkpoint of this version")
-    if _check(tensors, about) != check:
+    if _content_digest(tensors, about) != check:
         raise ValueError("its contents do not match their digest")
     if not all(type(told[name]) is int and told[name] >= 0 for name in ("round", "models", "failed")):
         raise ValueError("what it says of its rounds and models cannot be")
-    states = tuple(_state(k, tensors, told["round"]) for k in range(told["models"]))
+    states = tuple(_state_of_model(k, tensors, told["round"]) for k in range(told["models"]))
     kept: dict[str, Tensor | Rows] = {name.removeprefix("kept "): t for name, t in tensors.items() if name.startswith("kept ")}
     kept |= {name: RowStore.open(stores, Mark(*mark)).rows for name, mark in told.get("rows", {}).items()}
     nodes = NodeMemory(bytes.fromhex(told["nodes"]["training"]), tuple(told["nodes"]["lost"])) if "nodes" in told else None
@@ -165,12 +184,14 @@ def _read(path: Path, stores: Path) -> Checkpoint:
     return Checkpoint(told["round"], states if told["family"] else states[0], memory, told["failed"], told["lines"])
 
 
-def _named(k: int, state: State) -> dict[str, Tensor]:
+def _named_tensors(k: int, state: State) -> dict[str, Tensor]:
+    """The tensors of the state of model `k` by the names they have in a checkpoint: `0 params`, `0 risk 0`."""
     kept = {f"{k} {name} {i}": tensor for name, tensors in state.parts.items() for i, tensor in enumerate(tensors)}
     return {f"{k} params": state.params, **kept}
 
 
-def _state(k: int, tensors: dict[str, Tensor], round: int) -> State:
+def _state_of_model(k: int, tensors: dict[str, Tensor], round: int) -> State:
+    """The state of model `k` from the tensors of a checkpoint; names of version 0.1 are understood too."""
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
         model, _, rest = name.partition(" ")
@@ -180,7 +201,8 @@ def _state(k: int, tensors: dict[str, Tensor], round: int) -> State:
     return State(tensors[f"{k} params"], round, {name: tuple(kept[i] for i in sorted(kept)) for name, kept in parts.items()})
 
 
-def _check(tensors: dict[str, Tensor], about: str) -> str:
+def _content_digest(tensors: dict[str, Tensor], about: str) -> str:
+    """A digest of the metadata and of the names, dtypes, shapes and numbers of all tensors, in hexadecimal."""
     digest = hashlib.blake2b(about.encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())

@@ -18,17 +18,19 @@ from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.task import Task
 
 
-def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
-               trust: Trusted = ()) -> dict[str, Any]:
+def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
+                 trust: Trusted = ()) -> dict[str, Any]:
     """The error of every model of a finished run on one client's examples, and the model with the least.
 
-    A module of your own is imported only from the folders and packages in `trust`.
+    `place` is the run's folder, or one with a single run in it; `data` an `.npz` or `.parquet` file, whose arrays `x` and `y`
+    name. Errors that are rates are in percent. A module of your own is imported only from the folders and packages in
+    `trust`. Raises ValueError where the run is not finished or there are several, FileNotFoundError where there is no data.
     """
     found = find_runs([place])
     if len(found) > 1:
         raise ValueError(f"{place} holds {len(found)} runs, one is needed: {', '.join(str(run.path) for run in found[:4])}.")
     run = found[0]
-    if not run.finished:
+    if not run.is_finished:
         raise ValueError(f"{run.path} is not finished, so it has no models yet. Go on with `fedtail run ... --resume`.")
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
@@ -44,7 +46,10 @@ def choose_for(place: str | Path, data: str | Path, x: str | Sequence[str] = "x"
 
 
 def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Module]]:
-    """The task of a finished run, and its trained modules, in evaluation mode."""
+    """The task of a finished run, and its trained modules in the order of `members`, in evaluation mode.
+
+    A module of your own is imported only from what is in `trust`. Raises RunError where a file is missing or damaged.
+    """
     from safetensors.torch import load_file
 
     plan = task_plan(Source.read(run.path / "experiment.toml", trust=trust))

@@ -25,7 +25,10 @@ class RunRefused(RunError, ValueError):
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Write beside the place, then rename: a crash leaves the old file or the new one, never half of one."""
+    """Write a file beside its place, then rename: a crash leaves the old file or the new one, never half of one.
+
+    Returns when it is on disk. Raises RunError where it could not be written; the old file is then still whole.
+    """
     beside = path.with_name(f".{path.name}.writing")
     try:
         with beside.open("wb") as file:
@@ -35,21 +38,21 @@ def write_whole(path: Path, content: bytes | str) -> None:
         beside.replace(path)
     except OSError as reason:
         beside.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {why(reason)}. What was there before is still whole.") from reason
-    settle(path.parent)
+        raise RunError(f"{path} could not be written: {system_reason(reason)}. What was there before is still whole.") from reason
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as a JSON file that appears whole or not at all."""
-    write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+    """Write a value as a JSON file that appears whole or not at all; NaN and infinity become null."""
+    write_whole(path, json.dumps(json_values(value), indent=1, allow_nan=False) + "\n")
 
 
-def plain(value: Any) -> Any:
-    """A value for a JSON file: numbers that JSON cannot hold (NaN, infinity) become null, at any depth."""
+def json_values(value: Any) -> Any:
+    """A copy of a value that JSON can hold: NaN and infinity become null, tuples lists, at any depth."""
     if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
+        return {key: json_values(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
+        return [json_values(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -57,7 +60,10 @@ class Lines:
     """A file of one JSON object a line, which only grows."""
 
     def __init__(self, path: Path, kept: Sequence[Any] = (0, "")):
-        """Go on after what `flush` said was there, a size and a digest; what a crash left behind it is cut off."""
+        """Open the file to append after the `kept` size and digest that `flush` returned; what a crash left behind it is cut off.
+
+        Raises RunError where the file does not begin as it did then.
+        """
         size, digest = kept
         self.path, self._digest = path, hashlib.blake2b(digest_size=16)
         if size:
@@ -69,35 +75,42 @@ class Lines:
         self._file.truncate(size)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line; it is on disk after the next `flush`."""
-        content = json.dumps(plain(line), allow_nan=False).encode() + b"\n"
+        """Append a line, NaN and infinity as null; it is on disk after the next `flush`."""
+        content = json.dumps(json_values(line), allow_nan=False).encode() + b"\n"
         self._digest.update(content)
         self._file.write(content)
 
     def flush(self) -> tuple[int, str]:
-        """Everything written so far is on disk; returns the size of the file and a digest of it."""
+        """Wait until everything written so far is on disk; returns the size of the file in bytes and a digest of it.
+
+        Raises RunError where the disk is full.
+        """
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as reason:
-            raise RunError(f"{self.path} could not be written: {why(reason)}. The last checkpoint is whole: free some space "
-                           "and go on with --resume.") from reason
+            raise RunError(f"{self.path} could not be written: {system_reason(reason)}. The last checkpoint is whole: free some "
+                           "space and go on with --resume.") from reason
         return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()      # `tell` does not know of the cut
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what was not flushed may be lost where the disk is full."""
         with suppress(OSError):      # a full disk was already reported by flush
             self._file.close()
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder; refused while another process does. A killed process lets go by itself."""
+    """Within the block, this process is the only one that writes to the folder, which is created.
+
+    Raises RunRefused at once where another process holds it; a process that is killed lets go by itself. A folder in which
+    nothing was written is removed afterwards.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as reason:
-        raise RunRefused(f"{folder} cannot be written to: {why(reason)}. Choose another folder with --out.") from reason
+        raise RunRefused(f"{folder} cannot be written to: {system_reason(reason)}. Choose another folder with --out.") from reason
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,31 +119,31 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _leave_no_trace(folder)
+            _remove_if_empty(folder)
 
 
-def refuse_strangers(folder: Path, own: set[str]) -> None:
-    """A folder that holds something, and nothing of ours, is not written to."""
+def refuse_foreign_folder(folder: Path, own: set[str]) -> None:
+    """Refuse (RunRefused) a folder that holds files but none of those named in `own`; a missing or empty one is fine."""
     there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
     if there and not there & own:
         raise RunRefused(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with "
                          "--out.")
 
 
-def _leave_no_trace(folder: Path) -> None:
-    """A folder in which nothing was written goes away again."""
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing but the lock file."""
     if folder.is_dir() and {path.name for path in folder.iterdir()} == {".lock"}:
         (folder / ".lock").unlink()
         folder.rmdir()
 
 
-def why(reason: OSError) -> str:
-    """What the system says, without numbers and paths."""
+def system_reason(reason: OSError) -> str:
+    """What the system says of an error, without number and path: "No space left on device"."""
     return reason.strerror or str(reason)
 
 
-def settle(folder: Path) -> None:
-    """Make a rename survive a power cut."""
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, so that a rename survives a power cut."""
     place = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(place)
@@ -139,12 +152,12 @@ def settle(folder: Path) -> None:
 
 
 def module_bytes(module: nn.Module) -> bytes:
-    """A module's parameters and buffers as safetensors, each a tensor of its own (tied ones twice)."""
+    """A module's parameters and buffers as the bytes of a safetensors file, tied ones twice."""
     from fedtail.model_file import model_bytes
 
     return model_bytes(module)
 
 
 def digest_of(content: bytes) -> str:
-    """A digest of the contents of a file."""
+    """A digest (BLAKE2b, 16 bytes) of the contents of a file, in hexadecimal."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()

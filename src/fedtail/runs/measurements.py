@@ -31,56 +31,66 @@ SHOWN = ("mean", "p50", "p90", "worst10")
 
 
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> list[SplitEvaluations]:
-    """Evaluate every model on every split; training clients are weighted by mass, others equally."""
+    """Evaluate every model on every split; a dict by split for each model.
+
+    Training clients are weighted by mass, others equally.
+    """
     return [{name: evaluate(module, population, trained.task, weighted=name == "train", engine=engine)
              for name, population in splits.items()} for module in trained.modules]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
-    """A line of `metrics.jsonl`."""
-    return {"round": round, "members": [{split: {metric: statistics(found) for metric, found in evaluation.distributions.items()}
-                                         for split, evaluation in member.items()} for member in evaluations]}
+    """A line of `metrics.jsonl`: the round, and for each model statistics by split and metric."""
+    members = [{split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
+                for split, evaluation in member.items()} for member in evaluations]
+    return {"round": round, "members": members}
 
 
-def statistics(distribution: Distribution) -> dict[str, float]:
-    """The statistics over clients that a line of `metrics.jsonl` holds."""
+def line_statistics(distribution: Distribution) -> dict[str, float]:
+    """The statistics over clients that a line of `metrics.jsonl` holds, by name: mean, percentiles, tails and others."""
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: who was sampled, and who contributed to each model. All clients are written as null."""
+    """A line of `rounds.jsonl`: positions of the clients that were sampled, and of those that contributed to each model.
+
+    All clients, or the whole cohort, are written as null. Each model's tail threshold is there too.
+    """
     states = states_of(trained.state)
-    members = [{"counted": _contributors(view, k), "threshold": _threshold(member.risk, state)}
+    members = [{"counted": _contributors(view, k), "threshold": _tail_threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
-    cohort = None if view.cohort == clients else view.sampled.tolist()
-    return {"round": states[0].round, "asked": cohort, "failed": view.failed, "members": members}
+    cohort = None if view.cohort_size == clients else view.sampled.tolist()
+    return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
 
 
 def _contributors(view: RoundView, model: int) -> list[int] | None:
-    """Who contributed to a model; None where the whole cohort did, which keeps the file small."""
+    """The positions of the clients that contributed to a model; None where the whole cohort did, which keeps the file small."""
     who = view.contributors_of(model)
-    return None if len(who) == view.cohort else who.tolist()
+    return None if len(who) == view.cohort_size else who.tolist()
 
 
-def _threshold(risk: Any, state: State) -> float | None:
-    """The loss at which the tail begins; None where a risk has none."""
+def _tail_threshold(risk: Any, state: State) -> float | None:
+    """The loss at which the tail begins in this state; None where the risk has none, or it is not finite."""
     start = None if state.dual is None else risk.tail_start(state.dual)
     return start if start is not None and math.isfinite(start) else None
 
 
 def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
-    """Loss, error and metrics of every client, by split and model."""
+    """The columns of the table over clients, by (split, model): who a client is, and its loss, error and metrics."""
     rows = {}
     for member, by_split in enumerate(evaluations):
         for split, evaluation in by_split.items():
             population = splits[split]
             values = {metric: found.values.numpy() for metric, found in evaluation.distributions.items()}
-            rows[split, member] = {**_identity(population, split, member), **values}
+            rows[split, member] = {**_identity_columns(population, split, member), **values}
     return rows
 
 
 def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) -> None:
-    """How often each training client was sampled, and how often it contributed, from the lines of `rounds.jsonl`."""
+    """Add to the training clients' columns how often each was sampled (`asked`) and contributed (`in_tail`).
+
+    Counted from the lines of `rounds.jsonl` at the path `rounds`; `rows` is changed in place.
+    """
     members = sorted(member for split, member in rows if split == "train")
     clients = len(rows["train", 0]["client"])
     sampled, contributed = np.zeros(clients, np.int64), np.zeros((len(members), clients), np.int64)
@@ -93,45 +103,49 @@ def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) 
 
 
 def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
-    """Which model of a family each client picks by one half of its examples, and each model's error on the other half."""
+    """Add which model of a family each client picks by one half of its examples, and each model's error on the other half.
+
+    `rows` is changed in place: columns `picks` and `judged`, missing for clients with a single example.
+    """
     able = population.size.numpy() >= 2
     if not able.any():
         return
     family = evaluate_family(trained, population.select(able))
     for member, errors in enumerate(family.members):
-        rows[split, member]["picks"] = _spread(able, (family.choice == member).numpy().astype(object), None)
-        rows[split, member]["judged"] = _spread(able, errors.values.numpy(), np.nan)
+        rows[split, member]["picks"] = _spread_over_clients(able, (family.choice == member).numpy().astype(object), None)
+        rows[split, member]["judged"] = _spread_over_clients(able, errors.values.numpy(), np.nan)
 
 
 def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
                   local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
-    """Error on one half of each client's examples, before and after a copy of the model trained on the other half.
+    """Add each client's error on one half of its examples, before and after a copy of the model trained on the other half.
 
-    Returns the statistics of both for each model.
+    `rows` is changed in place; clients with a single example get NaN. Returns the statistics of both for each model, an empty
+    list where every client has one example.
     """
     able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
         tuned = finetune(module, population.select(able), local, trained.task, engine=engine)
-        summaries.append({"before": statistics(tuned.before.error), "after": statistics(tuned.after.error)})
-        rows[split, member]["before_finetuning"] = _spread(able, tuned.before.error.values.numpy(), np.nan)
-        rows[split, member]["after_finetuning"] = _spread(able, tuned.after.error.values.numpy(), np.nan)
+        summaries.append({"before": line_statistics(tuned.before.error), "after": line_statistics(tuned.after.error)})
+        rows[split, member]["before_finetuning"] = _spread_over_clients(able, tuned.before.error.values.numpy(), np.nan)
+        rows[split, member]["after_finetuning"] = _spread_over_clients(able, tuned.after.error.values.numpy(), np.nan)
     return summaries
 
 
 def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
-    """Parquet, whole or not there. Its schema says that only a simulator can see all of this."""
+    """Write the table over clients as parquet, whole or not at all; its schema says that only a simulator can see all of this."""
     import pyarrow as arrow
     from pyarrow import parquet
 
     columns = list(dict.fromkeys([*FIRST, *(column for part in rows.values() for column in part)]))
-    table = arrow.table({column: arrow.concat_arrays([_array(part, column) for part in rows.values()]) for column in columns})
+    arrays = {column: arrow.concat_arrays([_arrow_array(part, column) for part in rows.values()]) for column in columns}
     content = io.BytesIO()
-    parquet.write_table(table.replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
+    parquet.write_table(arrow.table(arrays).replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
     write_whole(path, content.getvalue())
 
 
-def _identity(population: Population, split: str, member: int) -> ClientColumns:
-    """The columns that say who a row is about: split, client, name, size, mass, group, model."""
+def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
+    """The columns that say who a row is about: split, client, name, size, mass, model, and group where there are groups."""
     count = len(population)
     names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
     who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
@@ -139,15 +153,15 @@ def _identity(population: Population, split: str, member: int) -> ClientColumns:
     return who if population.group is None else {**who, "group": population.group.numpy()}
 
 
-def _spread(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
-    """Values of some clients among all."""
+def _spread_over_clients(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
+    """Values of the clients where `able` is True, in a column over all clients with `missing` for the others."""
     spread = np.full(len(able), missing, values.dtype if missing is not None else object)
     spread[able] = values
     return spread
 
 
-def _array(part: ClientColumns, column: str) -> Any:
-    """A column as an arrow array; null where a part has no such column."""
+def _arrow_array(part: ClientColumns, column: str) -> Any:
+    """A column as an arrow array of the type it has in `clients.parquet`; nulls where this part has no such column."""
     import pyarrow as arrow
 
     kind = arrow.type_for_alias(KINDS.get(column, "float64"))
@@ -170,7 +184,7 @@ class TensorBoard:
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
 
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write the statistics and a histogram of every metric and split."""
+        """Write, for every model, the shown statistics and a histogram over clients of every metric and split, at this round."""
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 for metric, found in evaluation.distributions.items():
@@ -181,6 +195,6 @@ class TensorBoard:
             writer.flush()
 
     def close(self) -> None:
-        """Close the event files."""
+        """Close the event files; nothing can be written afterwards."""
         for writer in self._writers:
             writer.close()

@@ -40,28 +40,28 @@ class PrivateSearch:
 
     @property
     def stopping(self) -> Stopping:
-        """How the number of trials is found."""
+        """How the number of trials is found: "composition" for a fixed one, else the distribution it is drawn from."""
         assert self.search.settings.private is not None
         return self.search.settings.private
 
     @property
     def budget(self) -> PrivacyBudget:
-        """That of one trial: what it costs is known before, and the search as a whole is priced."""
+        """The privacy budget of one trial, without an epsilon: its cost is known before, and the search as a whole is priced."""
         return replace(self.search.first().privacy, epsilon=None)
 
     @cached_property
-    def trial(self) -> RoundEvent:
-        """A round of every trial."""
-        return self.planned(self.search.first())
+    def trial_round(self) -> RoundEvent:
+        """What one round of a trial releases at most; it is the same for all trials."""
+        return self.planned_round_of(self.search.first())
 
     @cached_property
     def rounds(self) -> int:
-        """The rounds of every trial."""
+        """How many rounds a trial has; all trials have as many."""
         return self.search.first().rounds
 
     @property
-    def score(self) -> tuple[tuple[RoundEvent, int], ...]:
-        """What the clients who judge a trial release; nothing where their results are exact, which is said instead."""
+    def judging_events(self) -> tuple[tuple[RoundEvent, int], ...]:
+        """What the held-out clients release for each trial, as (event, times); empty where their results are exact."""
         if self.evaluation is None:
             return ()
         asked = self.evaluation.questions(0, 1)
@@ -69,25 +69,29 @@ class PrivateSearch:
 
     @cached_property
     def evaluation(self) -> FederatedEvaluation | None:
-        """How held-out clients judge a trial: by a noisy histogram of their errors; None where exactly."""
+        """How held-out clients judge a trial: by a noisy histogram of their errors. None where their results are exact."""
         noise = self.search.settings.noise
         return None if noise is None else FederatedEvaluation("train", noise=noise)
 
-    def planned(self, experiment: Experiment) -> RoundEvent:
-        """What a round of an experiment releases at most."""
+    def planned_round_of(self, experiment: Experiment) -> RoundEvent:
+        """What a round of an experiment on the training clients releases at most."""
         return planned_round(experiment.algorithm, SimulatedPopulation(self.population), experiment.channel,
                              len(experiment.task.make(0).params()))
 
     def epsilon(self, trials: int) -> float:
-        """What so many trials cost, or so many on average."""
+        """The epsilon of the whole search at the budget's delta, for so many trials (on average, where the number is random)."""
         assert self.budget.delta is not None
-        return epsilon_of_search([(self.trial, self.rounds)], self.score, self.stopping, trials, self.budget.delta,
+        return epsilon_of_search([(self.trial_round, self.rounds)], self.judging_events, self.stopping, trials, self.budget.delta,
                                  self.budget.adjacency)
 
     def check(self) -> None:
-        """Refuse what has no price, before anything is trained."""
+        """Raise RunRefused for a search that has no price, before anything is trained.
+
+        That is one with a release without noise, without a delta, or with a field whose values change what a trial costs;
+        also one whose price is above the epsilon of the experiment.
+        """
         first, settings = self.search.first(), self.search.settings
-        bare = [release.what for release in self.trial.releases if isinstance(release, NonPrivateRelease)]
+        bare = [release.what for release in self.trial_round.releases if isinstance(release, NonPrivateRelease)]
         if bare:
             raise RunRefused(f"{bare[0]} would be released without noise: a search is private only if its trials are. Use "
                              "private parts (PrivateMean, Binned), or remove private from [tune].")
@@ -105,26 +109,35 @@ class PrivateSearch:
                              f"{most:g}. Make fewer trials, or add noise.")
 
     def check_trial(self, experiment: Experiment, settings: str) -> None:
-        """Refuse a trial that does not cost what every trial costs: its price would tell which was chosen."""
-        if (self.planned(experiment), experiment.rounds) != (self.trial, self.rounds):
+        """Refuse (RunRefused) a trial that does not cost what every trial costs: its price would tell which was chosen.
+
+        `settings` names the trial in the text.
+        """
+        if (self.planned_round_of(experiment), experiment.rounds) != (self.trial_round, self.rounds):
             raise RunRefused(f"{settings} changes what a trial costs, and the trials of a private search must all cost the same. "
                              "Search other fields, or fix it.")
 
     def check_spent(self, trained: Trained) -> None:
-        """Refuse a trial that released more than was planned."""
+        """Raise RunError where the ledger of a trial shows more releases or rounds than were planned."""
         rounds = trained.ledger.rounds
-        more = [event for event, _ in rounds if event.sampling != self.trial.sampling
-                or Counter(event.releases) - Counter(self.trial.releases)]
+        more = [event for event, _ in rounds if event.sampling != self.trial_round.sampling
+                or Counter(event.releases) - Counter(self.trial_round.releases)]
         if more or sum(count for _, count in rounds) > self.rounds:
             raise RunError("a trial released more than was planned, so that the search has no price. Nothing was chosen.")
 
-    def draw(self, seed: int) -> int:
-        """How many trials to make."""
+    def draw_number_of_trials(self, seed: int) -> int:
+        """How many trials to make, drawn from the distribution of `stopping`.
+
+        By `seed` where the budget is replayable, else by the operating system.
+        """
         random: Randomness = SeededRandomness(seed, "trials") if self.budget.replayable else SystemRandomness()
         return draw_number_of_trials(self.stopping, self.search.settings.trials, random)
 
-    def judged(self, trained: Trained, seed: int) -> Any:
-        """What held-out clients release about the error of a trial's model: a noisy histogram."""
+    def judge_privately(self, trained: Trained, seed: int) -> Any:
+        """The noisy distribution of the held-out clients' errors under a trial's model.
+
+        Raises RunError where they are too few for the planned noise. `seed` drives the noise of a replayable budget.
+        """
         assert self.evaluation is not None
         [method], first = trained.algorithm.members, self.search.first()
         judging: Any = self.evaluation.round(replace(method, sample=Everyone()), only=True)
@@ -135,14 +148,17 @@ class PrivateSearch:
         return found[0]["error"]
 
     def statement(self, begun: int) -> dict[str, Any]:
-        """The privacy statement of the search as plain values, for privacy.json."""
+        """The privacy statement of the search as plain values, for privacy.json.
+
+        `begun` is how many trials were begun; with composition it counts where it exceeds the planned number.
+        """
         fixed, trials = self.stopping == "composition", self.search.settings.trials
         trials = max(begun, trials) if fixed else trials
         epsilon, delta, adjacency = self.epsilon(trials), self.budget.delta, self.budget.adjacency
         how = f"{trials} trials, composed" if fixed else \
             f"the best of a random number of trials, {self.stopping}, {trials} on average"
         observer = OBSERVER if fixed else CHOSEN_ONLY
-        floating = any(isinstance(release, GaussianRelease) for event, _ in ((self.trial, 1), *self.score)
+        floating = any(isinstance(release, GaussianRelease) for event, _ in ((self.trial_round, 1), *self.judging_events)
                        for release in event.releases)
         problems = [text for text, holds in ((SIMULATED, self.budget.replayable), (FLOATING, floating)) if holds]
         not_charged = [] if self.evaluation else [HELD_OUT]

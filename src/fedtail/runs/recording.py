@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedtail.experiment.experiment import Experiment
-from fedtail.model_file import how_made, model_bytes
+from fedtail.model_file import model_bytes, training_record
 from fedtail.privacy.history import EarlierHistory
 from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerError, LedgerMark
@@ -32,24 +32,24 @@ class Watch(Protocol):
     """Follows a run while it goes on, and may stop it."""
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """A run begins, or goes on after a round."""
+        """Called when a run or a trial begins, or goes on: `round` rounds of `rounds` are done, 0 at the start."""
         ...
 
     def round(self, round: int) -> None:
-        """A round is done."""
+        """Called after every round with its number, from 1 on, once it is recorded."""
         ...
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """A line of `metrics.jsonl` was written; `tested` is the split that reports are about."""
+        """Called with each line that was written to `metrics.jsonl`; `tested` is the split that reports are about."""
         ...
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Called with a sentence that a person should read, such as a warning."""
         ...
 
     @property
     def stop(self) -> bool:
-        """Whether to finish the round, save and leave."""
+        """Whether to finish the round, save and leave; asked once a round."""
         ...
 
 
@@ -58,44 +58,47 @@ class Records(Protocol):
 
     @property
     def format(self) -> str:
-        """What kind of run the folder holds, in `run.json`."""
+        """The kind of run, `format` in `run.json`: simulated or deployed."""
         ...
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `run.json` says of clients and data."""
+        """What `run.json` says of clients and data, as plain values."""
         ...
 
     @property
-    def tested(self) -> str:
+    def tested_split(self) -> str:
         """The split that reports are about."""
         ...
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The files of lines beside `metrics.jsonl`."""
+        """The names of the files of JSON lines beside `metrics.jsonl`, which `begin` and `after_round` write to."""
         ...
 
     @property
     def checkpoint_every(self) -> int:
-        """Rounds between checkpoints."""
+        """How many rounds lie between checkpoints."""
         ...
 
     @property
     def clients(self) -> int:
-        """How many clients the guarantee is about."""
+        """How many clients the privacy guarantee is about."""
         ...
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
-        """Before the first round; returns an evaluation of the start, where there is one."""
+        """Record the state before the first round; returns its evaluations by model, or None where it is not evaluated."""
         ...
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Record a round; returns what was evaluated with it, and the run as it was then."""
+        """Record a round; returns the state that was evaluated with it and the evaluations by model, or None."""
         ...
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """At the end: the last evaluation, what `result.json` holds beside it, and the files that were written."""
+        """Record the end: the last evaluations by model (or None), more entries for `result.json`, and the files written.
+
+        The digests of those files go into `result.json`.
+        """
         ...
 
 
@@ -104,6 +107,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
                  checkpoints: Checkpoints):
+        """Nothing is written yet: `open` begins the files in `folder`. `records` knows what this kind of run evaluates."""
         self.experiment, self.seed, self.folder, self.records, self.watch = experiment, seed, folder, records, watch
         self.checkpoints, self.ledger = checkpoints, ledger
         self.best = KeepBest(folder, experiment.evaluate.keep_best, experiment.members) if experiment.evaluate.keep_best else None
@@ -112,16 +116,22 @@ class Recorder:
         self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
+        """The recorder itself; files are opened by `open`."""
         return self
 
     def __exit__(self, *reason: Any) -> None:
+        """Close the files, whatever happened."""
         for lines in self._lines.values():
             lines.close()
         if self._board is not None:
             self._board.close()
 
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
-        """What training starts from: the checkpoint, or a fresh start that is then a checkpoint itself."""
+        """What training starts from: the checkpoint, or a fresh start, which is evaluated and saved as the first checkpoint.
+
+        Writes `run.json` for a fresh start; lines that came after the checkpoint are cut off. Raises RunRefused where the
+        ledger lacks what the checkpoint says it held.
+        """
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         if checkpoint is None:
             self._write_run_json(task, table)
@@ -133,40 +143,46 @@ class Recorder:
             self._board = TensorBoard(self.folder, self.experiment.members, round + 1 if checkpoint else 0)
         self.watch.begin(self.experiment.name, self.seed, round, self.experiment.rounds)
         self.log(f"{'resumed after' if checkpoint else 'started at'} round {round} of {self.experiment.rounds}")
-        self._doubt_privacy()
+        self._note_few_clients()
         if checkpoint and not self.ledger.budget.replayable:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
-            return checkpoint.trained(self.experiment.algorithm, task, self.seed)
+            return checkpoint.to_trained(self.experiment.algorithm, task, self.seed)
         start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
         found = self.records.begin(start, self._lines)
         if found is not None:
-            self._evaluated(start, found)
+            self._write_evaluation(start, found)
         self._save(start)
         return start
 
     def after_round(self, progress: Progress) -> bool:
-        """Record a round, what was evaluated with it, and save where that is due; True where training should stop."""
+        """Record a round and what was evaluated with it, and save a checkpoint where one is due.
+
+        True where training should stop: `train` calls this after every round.
+        """
         trained, stop = progress.trained, self.watch.stop      # read once: it may change
         evaluated = self.records.after_round(progress, self._lines)
         if evaluated is not None:
-            self._evaluated(*evaluated)
+            self._write_evaluation(*evaluated)
         if stop or trained.rounds % self.records.checkpoint_every == 0 or trained.rounds == self.experiment.rounds:
             self._save(trained)
         self.watch.round(trained.rounds)
         return stop
 
     def finish(self, trained: Trained) -> None:
-        """What a finished run leaves; `result.json` is written last and says that it is finished."""
+        """Write models, the last evaluation and the privacy statement of a finished run.
+
+        `result.json`, with the digests of the other files, comes last: where it is there, the run is finished.
+        """
         models = RunFolder(self.folder, {"members": self.experiment.members}).models
         for path, module in zip(models, trained.modules, strict=True):
-            write_whole(path, model_bytes(module, how_made(self.ledger, trained.rounds)))
+            write_whole(path, model_bytes(module, training_record(self.ledger, trained.rounds)))
         found, more, written = self.records.finish(trained)
         if found is not None and self._last_round() != trained.rounds:
-            self._evaluated(trained, found)
+            self._write_evaluation(trained, found)
             self._save(trained)
         self._write_privacy(trained)
-        kept = self.best.files() if self.best else []
+        kept = self.best.model_files() if self.best else []
         files = {path.name: digest_of(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark = {"best": self.best.found} if self.best else {}, self.ledger.mark(safely=True)
@@ -177,7 +193,7 @@ class Recorder:
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Write a sentence to `log.txt` and show it to whoever watches the run."""
         self.log(text)
         self.watch.note(text)
 
@@ -186,7 +202,7 @@ class Recorder:
         write_log(self.folder, text)
 
     def _write_run_json(self, task: Task, table: dict[str, Any]) -> None:
-        """Write `run.json` and `experiment.toml`."""
+        """Write `run.json`, which describes the run, and `experiment.toml`, its experiment, from `table`."""
         import tomli_w
 
         family = self.experiment.family
@@ -195,18 +211,21 @@ class Recorder:
             "rounds": self.experiment.rounds, "members": self.experiment.members,
             "family": None if family is None else {"field": family.field, "values": family.values},
             "metrics": [m.name for m in task.all_metrics], "better": {m.name: m.better for m in task.all_metrics},
-            **self.records.about, "versions": versions(), "experiment": table})
+            **self.records.about, "versions": package_versions(), "experiment": table})
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
 
-    def _evaluated(self, trained: Trained, found: list[SplitEvaluations]) -> None:
-        """Write a line of `metrics.jsonl`, and keep the models if they are the best so far."""
+    def _write_evaluation(self, trained: Trained, found: list[SplitEvaluations]) -> None:
+        """Write a line of `metrics.jsonl` (and to TensorBoard), and keep the models that are the best so far.
+
+        `found` has the evaluations by model; `trained` is the state they are of.
+        """
         line = metrics_line(trained.rounds, found)
         self._lines["metrics.jsonl"].write(line)
         if self._board is not None:
             self._board.write(trained.rounds, found)
         if self.best is not None:
-            self.best.judge(trained, found, self.records.tested)
-        self.watch.evaluated(line, self.records.tested)
+            self.best.keep_if_better(trained, found, self.records.tested_split)
+        self.watch.evaluated(line, self.records.tested_split)
 
     def _last_round(self) -> int | None:
         """The round of the last line of `metrics.jsonl`; None where there is none."""
@@ -215,14 +234,18 @@ class Recorder:
         return lines[-1]["round"] if lines else None
 
     def _save(self, trained: Trained) -> None:
-        """Write a checkpoint, and what the run has cost so far."""
+        """Write a checkpoint, with the state of all growing files and of the ledger, and the privacy statement so far."""
         mark = self.ledger.mark(safely=True)
         lines: dict[str, Any] = {name: lines.flush() for name, lines in self._lines.items()}
         self.checkpoints.save(trained, {**lines, **({LEDGER: mark} if mark else {})})
         self._write_privacy(trained)
 
     def _check_ledger(self, checkpoint: Checkpoint) -> None:
-        """Refuse to go on where the ledger does not hold what it held at the checkpoint. What was charged since then stays."""
+        """Refuse (RunRefused) to go on where the ledger does not hold what it held at the checkpoint.
+
+        What was charged since then stays. A checkpoint of a version that held no digest of the ledger makes the earlier
+        rounds count as not verified.
+        """
         mark, round = checkpoint.lines.get(LEDGER), checkpoint.round
         try:
             if mark is not None:
@@ -238,7 +261,7 @@ class Recorder:
         self._note_new_price()
 
     def _note_new_price(self) -> None:
-        """Keep and note the price of earlier rounds where this version prices them otherwise than it was stated."""
+        """Note, and keep for `privacy.json`, where this version prices earlier rounds otherwise than was stated."""
         from fedtail.privacy.statement import describe_price_change, price_change
 
         earlier = RunFolder(self.folder, {}).privacy
@@ -247,8 +270,8 @@ class Recorder:
         if change:
             self.note(f"{describe_price_change(change)}: both are in privacy.json")
 
-    def _doubt_privacy(self) -> None:
-        """Note what a privacy guarantee for so few clients is worth, where there is one."""
+    def _note_few_clients(self) -> None:
+        """Note that there are too few clients for a meaningful privacy guarantee, where there is a guarantee."""
         from fedtail.privacy.calibration import check_population
 
         if self.ledger.budget.delta is not None:
@@ -258,7 +281,7 @@ class Recorder:
                 self.note(str(reason))
 
     def _write_privacy(self, trained: Trained) -> None:
-        """Write the privacy statement, `privacy.json`."""
+        """Write the privacy statement of the rounds so far to `privacy.json`."""
         from fedtail.privacy.statement import statement
 
         folder = RunFolder.open(self.folder, also_deployed=True)
@@ -267,20 +290,20 @@ class Recorder:
 
 
 def write_log(folder: Path, text: str) -> None:
-    """Append a line, with the time, to `log.txt` in a folder."""
+    """Append a line, with the local time, to `log.txt` in a folder, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
 
-def versions() -> dict[str, str]:
-    """The versions of the packages that decide about bits."""
+def package_versions() -> dict[str, str]:
+    """The versions of fedtail, torch, numpy and Python, on which the bits of a result depend."""
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 @contextmanager
-def warnings_to(note: Callable[[str], None]) -> Iterator[None]:
-    """Warnings go to the log and to the terminal, once each."""
+def redirect_warnings(note: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, Python warnings go to `note`, each text once, instead of to the terminal."""
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:

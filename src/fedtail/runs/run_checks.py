@@ -9,89 +9,97 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.reading import Unreadable, shortly
+from fedtail.reading import Unreadable, shorten
 
 Fits = Callable[[Any], bool]
 MOST_CLIENTS = 1 << 25               # of a run; who all were sampled is an array of so many numbers
 NAMES = 1000                         # characters of a name
 
 
-def whole(low: int = 0, high: int = 2**63 - 1) -> Fits:
-    """A whole number in a range."""
+def whole_number(low: int = 0, high: int = 2**63 - 1) -> Fits:
+    """A check that a value is an int (no bool) from `low` to `high`, both included."""
     return lambda value: type(value) is int and low <= value <= high
 
 
-def text(value: Any) -> bool:
-    """Text."""
+def is_text(value: Any) -> bool:
+    """Whether a value is text of at most 1000 characters."""
     return isinstance(value, str) and len(value) <= NAMES
 
 
-def number(value: Any) -> bool:
-    """A finite number, or null for one that was not finite."""
+def is_number_or_null(value: Any) -> bool:
+    """Whether a value is a finite number, or None, which stands for one that was not finite; bools are no numbers."""
     return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
-def each(fits: Fits) -> Fits:
-    """A list of values that all fit."""
+def list_of(fits: Fits) -> Fits:
+    """A check that a value is a list, perhaps empty, whose entries all pass `fits`."""
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def table(fits: Fits) -> Fits:
-    """A table whose values all fit."""
-    return lambda value: isinstance(value, dict) and all(map(text, value)) and all(map(fits, value.values()))
+def table_of(fits: Fits) -> Fits:
+    """A check that a value is a dict with text keys, perhaps empty, whose values all pass `fits`."""
+    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(fits, value.values()))
 
 
-def either(*several: Fits) -> Fits:
-    """One of several kinds."""
+def any_of(*several: Fits) -> Fits:
+    """A check that a value passes at least one of several checks."""
     return lambda value: any(fits(value) for fits in several)
 
 
-def nothing(value: Any) -> bool:
-    """Null."""
+def is_null(value: Any) -> bool:
+    """Whether a value is None, JSON's null."""
     return value is None
 
 
-def truth(value: Any) -> bool:
-    """True or false."""
+def is_boolean(value: Any) -> bool:
+    """Whether a value is True or False."""
     return isinstance(value, bool)
 
 
-def record(needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> Fits:
-    """A table with these keys, and perhaps those in `more`; others may be there."""
-    return lambda value: isinstance(value, dict) and not misfit(value, needed, more)
+def record_with(needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> Fits:
+    """A check that a value is a dict whose `needed` keys are there and pass, as do those of `more` that are there."""
+    return lambda value: isinstance(value, dict) and not first_misfit(value, needed, more)
 
 
-def misfit(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> str:
-    """The first key whose value does not fit, or that is missing; nothing where all do."""
+def first_misfit(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> str:
+    """A phrase on the first key that is missing or whose value does not pass its check; empty where all do."""
     for key, fits in {**needed, **(more or {})}.items():
         if key not in value and key in needed:
             return f"{key} is missing"
         if key in value and not fits(value[key]):
-            return f"{key} cannot be {shortly(repr(value[key]), 100)}"
+            return f"{key} cannot be {shorten(repr(value[key]), 100)}"
     return ""
 
 
-STATISTICS = table(number)
-MEMBERS = each(table(table(STATISTICS)))                                # by model, split, metric and statistic
-ABOUT = {"name": text, "seed": whole(), "rounds": whole(1), "members": lambda value: each(text)(value) and len(value) > 0}
+STATISTICS = table_of(is_number_or_null)
+MEMBERS = list_of(table_of(table_of(STATISTICS)))                       # by model, split, metric and statistic
+ABOUT = {"name": is_text, "seed": whole_number(), "rounds": whole_number(1),
+         "members": lambda value: list_of(is_text)(value) and len(value) > 0}
 ABOUT_MORE = {
-    "family": either(nothing, record({"field": text, "values": each(either(number, text, truth, table(lambda value: True)))})),
-    "metrics": each(text), "better": table(text), "rates": truth, "splits": table(whole(0, MOST_CLIENTS)), "data": text,
-    "device": text, "kernel": text, "fingerprint": text, "own_code": table(text), "start": text, "versions": table(text),
-    "experiment": table(lambda value: True)}
-RESULT = {"round": whole()}
-COUNTS = each(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)
-HISTOGRAM = record({"edges": each(number), "counts": COUNTS})
-RESULT_MORE = {"members": MEMBERS, "failed": whole(), "finetuned": either(nothing, each(table(STATISTICS))),
-               "histograms": either(nothing, each(table(HISTOGRAM))), "files": table(text), "channel": each(text)}
+    "family": any_of(is_null, record_with({
+        "field": is_text, "values": list_of(any_of(is_number_or_null, is_text, is_boolean, table_of(lambda value: True)))})),
+    "metrics": list_of(is_text), "better": table_of(is_text), "rates": is_boolean,
+    "splits": table_of(whole_number(0, MOST_CLIENTS)), "data": is_text, "device": is_text, "kernel": is_text,
+    "fingerprint": is_text, "own_code": table_of(is_text), "start": is_text, "versions": table_of(is_text),
+    "experiment": table_of(lambda value: True)}
+RESULT = {"round": whole_number()}
+COUNTS = list_of(lambda value: type(value) in (int, float) and 0 <= value <= MOST_CLIENTS)
+HISTOGRAM = record_with({"edges": list_of(is_number_or_null), "counts": COUNTS})
+RESULT_MORE = {"members": MEMBERS, "failed": whole_number(), "finetuned": any_of(is_null, list_of(table_of(STATISTICS))),
+               "histograms": any_of(is_null, list_of(table_of(HISTOGRAM))), "files": table_of(is_text),
+               "channel": list_of(is_text)}
 KINDS = {"split": ("text",), "client": ("whole",), "size": ("whole",), "member": ("whole",), "name": ("text", "whole", "number")}
-LINE = {"round": whole(), "members": MEMBERS}
+LINE = {"round": whole_number(), "members": MEMBERS}
 
 
 def check_about(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> None:
-    """Refuse a `run.json` that does not describe a run; `tested` are the splits of which a simulated one has one at least."""
+    """Refuse (Unreadable) a `run.json` that does not describe a run.
+
+    `tested` are the splits that a report can be about, of which the run must have one at least; empty for a deployed run that
+    evaluated nothing.
+    """
     reported = {key: ABOUT_MORE[key] for key in ("metrics", "rates", "splits") if tested or about.get("splits")}
-    problem = misfit(about, {**ABOUT, **reported}, ABOUT_MORE)
+    problem = first_misfit(about, {**ABOUT, **reported}, ABOUT_MORE)
     family = about.get("family")
     if not problem and family and len(family["values"]) != len(about["members"]):
         problem = f"the family has {len(family['values'])} values and {len(about['members'])} models"
@@ -103,8 +111,11 @@ def check_about(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> 
 
 def check_line(place: Path, line: Any, members: int | None, needed: Mapping[str, Fits] = LINE,
                more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
-    """A line of `metrics.jsonl`, or the result; `members` is how many models there are, where that is known."""
-    problem = misfit(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
+    """The line of `metrics.jsonl`, or the result, itself; raises Unreadable where its entries do not pass their checks.
+
+    `members` is how many models there are, where that is known. Entries in `more` may be missing.
+    """
+    problem = first_misfit(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
     if not problem and members is not None and len(line.get("members", [None] * members)) != members:
         problem = f"it is about {len(line['members'])} models, and there are {members}"
     if problem:
@@ -113,30 +124,33 @@ def check_line(place: Path, line: Any, members: int | None, needed: Mapping[str,
 
 
 def check_round(place: Path, line: Any, clients: int) -> None:
-    """A line of `rounds.jsonl`: positions of clients, and a threshold, for each model."""
+    """Refuse (Unreadable) a line of `rounds.jsonl` unless it holds positions of clients, below `clients`, and thresholds."""
     def positions(value: Any) -> bool:
+        """Whether a value is a list of positions of clients, or null for all of them."""
         if value is None or value == []:
             return True
         return isinstance(value, list) and all(type(one) is int for one in value) and min(value) >= 0 and max(value) < clients
 
-    members = each(record({"counted": positions}, {"threshold": number}))
-    problem = misfit(line, {"round": whole(1), "asked": positions, "members": members}) if isinstance(line, dict) else "no table"
+    members = list_of(record_with({"counted": positions}, {"threshold": is_number_or_null}))
+    needed = {"round": whole_number(1), "asked": positions, "members": members}
+    problem = first_misfit(line, needed) if isinstance(line, dict) else "no table"
     if problem:
         raise Unreadable(f"{place} is not what a run writes: {problem}.")
 
 
 def check_clients(place: Path, kinds: Mapping[str, str], columns: Mapping[str, np.ndarray], members: int | None,
                   splits: Mapping[str, int]) -> None:
-    """The table over clients: text where text is needed, else numbers, and the same clients under every model.
+    """Refuse (Unreadable) a table over clients with other columns, types, models or numbers of clients than the run's.
 
-    `kinds` says of each column what it holds: text, whole numbers, numbers, or something else.
+    Every model must have the same clients in a split. `kinds` says of each column what it holds: text, whole numbers,
+    numbers, or something else; `splits` how many clients each split has.
     """
     for name in ("split", "client", "name", "size", "member"):
         if name not in columns:
             raise Unreadable(f"{place} has no column {name}, so it is no table over clients.")
     for name, kind in kinds.items():
         if kind not in KINDS.get(name, ("whole", "number")):
-            raise Unreadable(f"{place}: column {shortly(name)!r} holds {kind}, so it is no table over clients.")
+            raise Unreadable(f"{place}: column {shorten(name)!r} holds {kind}, so it is no table over clients.")
     split, member, client = columns["split"], columns["member"], columns["client"]
     if len(member) and (member.dtype.kind != "i" or member.min() < 0 or (members is not None and member.max() >= members)):
         raise Unreadable(f"{place} is about other models than run.json.")
@@ -145,6 +159,6 @@ def check_clients(place: Path, kinds: Mapping[str, str], columns: Mapping[str, n
         first = np.sort(client[here & (member == 0)])
         for k in dict.fromkeys(member[here].tolist()):
             if not np.array_equal(first, np.sort(client[here & (member == k)])):
-                raise Unreadable(f"{place} has other {shortly(name)} clients under model {k} than under model 0.")
+                raise Unreadable(f"{place} has other {shorten(name)} clients under model {k} than under model 0.")
         if len(first) != splits.get(name, len(first)):
-            raise Unreadable(f"{place} has {len(first)} {shortly(name)} clients, and run.json says {splits[name]}.")
+            raise Unreadable(f"{place} has {len(first)} {shorten(name)} clients, and run.json says {splits[name]}.")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.deprecated import new_fields, new_tables
-from fedtail.reading import Unreadable, json_lines, read_json, refusing, shortly
+from fedtail.deprecated import new_fields, new_tables, with_old_names
+from fedtail.reading import Unreadable, json_lines, read_json, refuse_damaged, shorten
 from fedtail.runs.run_checks import (
     MOST_CLIENTS,
     RESULT,
@@ -20,10 +20,10 @@ from fedtail.runs.run_checks import (
     check_clients,
     check_line,
     check_round,
-    each,
-    misfit,
-    text,
-    whole,
+    first_misfit,
+    is_text,
+    list_of,
+    whole_number,
 )
 
 FORMAT, VERSION = "fedtail run", 1
@@ -36,6 +36,7 @@ CHOSEN = "the best models ({files}) were chosen by exact results of clients: rel
 TESTED = ("test", "held_out", "train")      # whose clients a report is about: the first of these there is
 
 
+@with_old_names
 @dataclass(frozen=True)
 class RunFolder:
     """One method or family, one seed, on disk. Files are read on first use."""
@@ -45,8 +46,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
-        """The run in a folder; one on a deployment that evaluated nothing, so that there is nothing to report, only with
-        `also_deployed`."""
+        """The run in a folder, of which `run.json` is read and checked.
+
+        A run on a deployment that evaluated nothing, so that there is nothing to report, is opened only with `also_deployed`.
+        Raises FileNotFoundError where the folder is no run, ValueError where it is damaged or of another version.
+        """
         place = Path(path) / "run.json"
         if not place.is_file():
             raise FileNotFoundError(f"{path} is not a run: it has no run.json. Runs are written by `fedtail run` and "
@@ -60,62 +64,68 @@ class RunFolder:
         if not isinstance(about, dict) or about.get("format") not in (FORMAT, DEPLOYED):
             raise ValueError(f"{place} does not describe a run.")
         if about.get("version") != VERSION:
-            raise ValueError(f"{path} has format version {shortly(repr(about.get('version')))}; this fedtail reads {VERSION}.")
+            raise ValueError(f"{path} has format version {shorten(repr(about.get('version')))}; this fedtail reads {VERSION}.")
         check_about(place, about, TESTED if not deployed else tuple(about.get("splits") or ()))
         return cls(Path(path), new_tables(about))
 
     @property
     def name(self) -> str:
-        """The name of the method, or of the family."""
+        """The name of the method, or of the family, as in the experiment."""
         return self.about["name"]
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
+        """The seed that the run was made with."""
         return self.about["seed"]
 
     @property
     def members(self) -> list[str]:
-        """The names of its models: several for a family."""
+        """The names of its models, in order: several for a family."""
         return self.about["members"]
 
     @property
-    def finished(self) -> bool:
-        """Whether the run ended and left its result."""
-        return (self.path / "result.json").is_file() and (self.deployed or (self.path / "clients.parquet").is_file())
+    def is_finished(self) -> bool:
+        """Whether the run ended and left its result; read from disk at every call."""
+        return (self.path / "result.json").is_file() and (self.is_deployed or (self.path / "clients.parquet").is_file())
 
     @property
-    def tabled(self) -> bool:
-        """Whether it ended with a table over clients, as in the simulator."""
-        return self.finished and (self.path / "clients.parquet").is_file()
+    def has_client_table(self) -> bool:
+        """Whether it ended with `clients.parquet`, a table over clients, as runs in the simulator do."""
+        return self.is_finished and (self.path / "clients.parquet").is_file()
 
     @property
-    def deployed(self) -> bool:
-        """Whether it ran on nodes that keep their data."""
+    def is_deployed(self) -> bool:
+        """Whether it ran on nodes that keep their data, so that only sums over clients are known."""
         return self.about["format"] == DEPLOYED
 
     @property
-    def tested(self) -> str:
-        """The split a report is about."""
+    def tested_split(self) -> str:
+        """The split that a report is about: the first of test, held_out and train that there is."""
         return next(split for split in TESTED if split in self.about["splits"])
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """A line for each evaluated round."""
+        """The lines of `metrics.jsonl`, one for each evaluated round: `round`, and `members` with statistics by split and metric.
+
+        Raises Unreadable where one is damaged.
+        """
         place, members = self.path / "metrics.jsonl", len(self.members) if "members" in self.about else None
         return [check_line(place, line, members) for line in json_lines(place)]
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """What a finished run ended with."""
-        if not self.finished:
+        """The content of `result.json`: the last line of metrics, counts and digests; raises FileNotFoundError before the end."""
+        if not self.is_finished:
             raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
         place = self.path / "result.json"
         return check_line(place, read_json(place), len(self.members), RESULT, RESULT_MORE)
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
-        """What the run has cost, as it was when it was last saved."""
+        """The content of `privacy.json`, the privacy statement, as it was when the run was last saved; empty without the file.
+
+        Raises Unreadable where it is damaged.
+        """
         place = self.path / "privacy.json"
         found = read_json(place) if place.is_file() else {}
         if not isinstance(found, dict):
@@ -123,14 +133,14 @@ class RunFolder:
         return new_fields("Guarantee", found)
 
     @property
-    def promise(self) -> str | None:
-        """The privacy statement in a line; None where there is no guarantee."""
+    def privacy_line(self) -> str | None:
+        """The privacy statement in one line; None where the run has no guarantee."""
         found = self.privacy
         if not found.get("private"):
             return None
         from fedtail.privacy.accounting import guarantee_in_words  # here: reading other runs needs no torch
 
-        with refusing(str(self.path / "privacy.json"), "`fedtail privacy` states it again from the ledger."):
+        with refuse_damaged(str(self.path / "privacy.json"), "`fedtail privacy` states it again from the ledger."):
             simulated = "simulated: " if found["guarantee"].startswith("simulated") else ""
             epsilon, delta, adjacency, sampling, without = (
                 found[name] for name in ("epsilon", "delta", "adjacency", "sampling", "without_amplification"))
@@ -138,8 +148,8 @@ class RunFolder:
 
     @property
     def not_charged(self) -> list[str]:
-        """What was computed from the same clients and is on no ledger, in words; on nodes there is nothing of the kind."""
-        if self.deployed:
+        """Sentences on what was computed from the same clients and is on no ledger; none for a run on nodes."""
+        if self.is_deployed:
             return []
         best = "best.safetensors" if len(self.members) == 1 else "best-*.safetensors"
         kept = self.about["experiment"].get("evaluate", {}).get("keep_best")
@@ -148,7 +158,10 @@ class RunFolder:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """A line for each round: who was sampled and who contributed; empty where that was not recorded."""
+        """A line for each round: positions of the clients that were sampled (`asked`) and that contributed (`counted`).
+
+        Empty where that was not recorded. Raises Unreadable where the lines do not fit the run.
+        """
         found = list(read_rounds(self.path / "rounds.jsonl", self.about.get("splits", {}).get("train")))
         for line in found:
             if line["round"] > self.about["rounds"] or len(line["members"]) != len(self.members):
@@ -158,23 +171,30 @@ class RunFolder:
 
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
-        """The columns of the table over clients; missing numbers are NaN, other missing values None."""
+        """The columns of `clients.parquet` by name, a row for each client, split and model.
+
+        Missing numbers are NaN, other missing values None. Raises FileNotFoundError before the end, Unreadable where it is
+        damaged.
+        """
         place = self.path / "clients.parquet"
         if not place.is_file():
             raise FileNotFoundError(f"{self.path} has no clients.parquet yet: the run is not finished. Go on with "
                                     "`fedtail run ... --resume`.")
-        from fedtail.parquet_files import kind_of, opened, read_columns
+        from fedtail.parquet_files import column_kind, open_parquet, read_columns
 
-        with opened(place) as file:
+        with open_parquet(place) as file:
             table = read_columns(file, place, file.schema_arrow.names)
-        with refusing(str(place), "`fedtail run ... --resume` writes it again from the last checkpoint."):
+        with refuse_damaged(str(place), "`fedtail run ... --resume` writes it again from the last checkpoint."):
             columns = {name: table[name].to_numpy() for name in table.column_names}
-        kinds = {name: kind_of(table[name].type) for name in table.column_names}
+        kinds = {name: column_kind(table[name].type) for name in table.column_names}
         check_clients(place, kinds, columns, len(self.members), self.about.get("splits", {}))
         return columns
 
-    def from_histogram(self, metric: str, member: int = 0) -> np.ndarray:
-        """What stands for the clients of a finished run on a deployment: as many numbers, spread evenly within their bins."""
+    def values_from_histogram(self, metric: str, member: int = 0) -> np.ndarray:
+        """Numbers that stand for the clients' values of a metric in a finished run on nodes, from its histogram.
+
+        As many as the histogram counts, spread evenly within their bins; empty where there is no histogram of that metric.
+        """
         found = self.result.get("histograms") or []
         if member >= len(found) or metric not in found[member]:
             return np.zeros(0)
@@ -183,14 +203,14 @@ class RunFolder:
                   for low, high, count in zip(edges, edges[1:], counts, strict=False) if count]
         return np.concatenate([np.zeros(0), *spread])
 
-    def of_clients(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
-        """The columns for one split and one model, a row for each client."""
+    def client_columns(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
+        """The columns of `clients.parquet` for one split and one model (by position), a row for each client."""
         rows = (self.clients["split"] == split) & (self.clients["member"] == member)
         return {name: values[rows] for name, values in self.clients.items()}
 
     @property
     def models(self) -> list[Path]:
-        """The files of its models, in the order of `members`."""
+        """The paths of its model files, in the order of `members`; they are there once the run is finished."""
         if len(self.members) == 1:
             return [self.path / "model.safetensors"]
         return [self.path / f"model-{k}.safetensors" for k in range(len(self.members))]
@@ -199,12 +219,13 @@ class RunFolder:
 def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
     """The runs in a folder, or in several: each a run itself, or a folder with runs somewhere in it.
 
-    Those of a comparison come in its order, its baseline first; others by the names of their folders.
+    Those of a comparison come in its order, its baseline first; others by the names of their folders. Raises
+    FileNotFoundError where a place holds no run.
     """
     found: list[RunFolder] = []
     for place in map(Path, [places] if isinstance(places, (str, Path)) else places):
         here = [place] if (place / "run.json").is_file() else sorted(path.parent for path in place.rglob("run.json"))
-        order = _order(place / COMPARISON)
+        order = _method_order(place / COMPARISON)
         here.sort(key=lambda path: order.index(path.parent.name) if path.parent.name in order else len(order))
         if not here:
             raise FileNotFoundError(f"there is no run in {place}: no run.json in it or below it.")
@@ -213,13 +234,14 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
 
 
 def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of `rounds.jsonl` after the first, with the positions of all clients where all were sampled or contributed.
+    """The lines of `rounds.jsonl` after the first, one for each round; none where there is no file.
 
-    `clients` is how many there are, where that is known from elsewhere.
+    Where all clients were sampled or contributed, which is written as null, their positions are filled in. `clients` is how
+    many there are, where that is known from elsewhere. Raises Unreadable where the file is damaged.
     """
     lines = json_lines(path)
     head = next(lines, {"clients": 0})
-    problem = misfit(head, {"clients": whole(0, MOST_CLIENTS)}) if isinstance(head, dict) else "no table"
+    problem = first_misfit(head, {"clients": whole_number(0, MOST_CLIENTS)}) if isinstance(head, dict) else "no table"
     if problem or (clients is not None and head["clients"] not in (0, clients)):
         raise Unreadable(f"{path} does not say how many clients it is about, {clients} in run.json.")
     everyone = np.arange(head["clients"])
@@ -231,11 +253,14 @@ def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, An
         yield {**line, "asked": cohort, "members": members}
 
 
-def _order(place: Path) -> list[str]:
-    """The methods of a comparison in its order; none where there is no comparison."""
+def _method_order(place: Path) -> list[str]:
+    """The folder names of a comparison's methods, in its order; empty where there is no `comparison.json` at `place`.
+
+    Raises Unreadable where the file is damaged.
+    """
     if not place.is_file():
         return []
     found = read_json(place)
-    if not isinstance(found, dict) or not each(text)(found.get("methods")):
+    if not isinstance(found, dict) or not list_of(is_text)(found.get("methods")):
         raise Unreadable(f"{place} does not describe a comparison.")
     return found["methods"]

@@ -34,26 +34,32 @@ class SimulationRecords:
     format = FORMAT
 
     def __init__(self, experiment: Experiment, folder: Path, splits: Populations, task: Task, tail: bool):
+        """`splits` are evaluated under the task; `tail` says whether `rounds.jsonl` is written."""
         self.experiment, self.folder, self.splits, self.task, self.tail = experiment, folder, splits, task, tail
-        self.tested = next(split for split in TESTED if split in splits)
+        self.tested_split = next(split for split in TESTED if split in splits)
         self.lines = ("rounds.jsonl",) if tail else ()
         self.checkpoint_every = experiment.evaluate_every
         self._last: tuple[int, list[SplitEvaluations]] | None = None
 
     @property
     def clients(self) -> int:
+        """How many clients train, about whom the privacy guarantee is."""
         return len(self.splits["train"])
 
     @property
     def about(self) -> dict[str, Any]:
-        return {"rates": gives_rates(self.task, self.splits[self.tested]),
+        """What `run.json` says: splits and their clients, whether errors are rates, device, kernel, and digests.
+
+        The digests are of the data, of the user's own code and of the module that training starts from.
+        """
+        return {"rates": gives_rates(self.task, self.splits[self.tested_split]),
                 "splits": {name: len(population) for name, population in self.splits.items()},
-                "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel(),
+                "data": str(self.experiment.data), "device": self.experiment.device, "kernel": self._kernel_name(),
                 "fingerprint": fingerprint(self.splits), "own_code": self.experiment.own_code(),
                 "start": digest_of(module_bytes(self.task.module))}
 
     def check(self, about: dict[str, Any]) -> None:
-        """Refuse to go on with other data, or other code of the user's."""
+        """Refuse (RunRefused) other data, or other code of the user's, than those in `about`, the content of `run.json`."""
         for name, now, what in (("fingerprint", fingerprint(self.splits), "the data are"),
                                 ("own_code", self.experiment.own_code(), "your own code is")):
             if about[name] != now:
@@ -61,40 +67,46 @@ class SimulationRecords:
                                  "with --out.")
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
-        """The start is evaluated too."""
+        """Write the initial module, and evaluate it on the shown splits; returns the evaluations by model."""
         write_whole(self.folder / INITIAL, module_bytes(self.task.module))
         if self.tail:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.clients})
-        return self._evaluations(start, self._shown())
+        return self._evaluate(start, self._shown_splits())
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Every so many rounds, and after the last, all shown splits are evaluated."""
+        """Write the round's line; every so many rounds, and after the last, evaluate the shown splits.
+
+        Returns the state and its evaluations by model; None in rounds that are not evaluated.
+        """
         trained = progress.trained
         if self.tail and progress.view is not None:
             lines["rounds.jsonl"].write(round_line(trained, progress.view, self.clients))
         if trained.rounds % self.experiment.evaluate_every and trained.rounds != self.experiment.rounds:
             return None
-        return trained, self._evaluations(trained, self._shown())
+        return trained, self._evaluate(trained, self._shown_splits())
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
-        """All splits are evaluated, and `clients.parquet` is written."""
-        evaluations = self._evaluations(trained, self.splits)
-        tuned, shown = self._write_clients(trained, evaluations), self._shown()
+        """Evaluate all splits and write `clients.parquet`; returns the shown splits' evaluations, fine-tuning, and that file."""
+        evaluations = self._evaluate(trained, self.splits)
+        tuned, shown = self._write_clients(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
         return found, {"finetuned": tuned}, [self.folder / CLIENTS]
 
-    def _kernel(self) -> str:
-        """The kernel that will be chosen: it follows from the task, the shapes of the data and the device."""
+    def _kernel_name(self) -> str:
+        """The name of the kernel that will be chosen: it follows from the task, the shapes of the data and the device."""
         device, dtype = torch.device(self.experiment.device), self.task.params().dtype
         return kernel_for(self.task, device, dtype, self.splits["train"], self.experiment.engine.kernel).name
 
-    def _shown(self) -> Populations:
-        """The splits that are evaluated while the run goes on."""
+    def _shown_splits(self) -> Populations:
+        """The splits that are evaluated while the run goes on; train only where the experiment asks for it or has no other."""
         return {name: population for name, population in self.splits.items() if name != "train" or self.experiment.evaluate.train
-                or self.tested == "train"}
+                or self.tested_split == "train"}
 
-    def _evaluations(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
-        """Evaluate these splits; what was evaluated last, under the same models, is taken from there."""
+    def _evaluate(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
+        """The evaluations of these splits under every model, by split.
+
+        What was evaluated before in the same round is not computed again.
+        """
         round, known = self._last or (-1, [])
         known = known if round == trained.rounds else [{} for _ in trained.algorithm.members]
         missing = {name: population for name, population in splits.items() if name not in known[0]}
@@ -103,14 +115,17 @@ class SimulationRecords:
         return [{name: member[name] for name in splits} for member in self._last[1]]
 
     def _write_clients(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
-        """The table over clients; returns what fine-tuning changed, where the experiment has it."""
-        tuned, (rows, population) = None, (client_rows(evaluations, self.splits), self.splits[self.tested])
+        """Write the table over clients, `clients.parquet`.
+
+        Returns statistics before and after fine-tuning by model; None where the experiment has no fine-tuning.
+        """
+        tuned, (rows, population) = None, (client_rows(evaluations, self.splits), self.splits[self.tested_split])
         if self.tail:
             add_participation(rows, self.folder / "rounds.jsonl")
         if self.experiment.family is not None:
-            add_picks(rows, trained, self.tested, population)
+            add_picks(rows, trained, self.tested_split, population)
         if self.experiment.evaluate.finetune is not None:
-            tuned = add_finetuned(rows, trained, self.tested, population, self.experiment.evaluate.finetune,
+            tuned = add_finetuned(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                   self.experiment.evaluating)
         write_clients(self.folder / CLIENTS, rows, self.experiment.name)
         return tuned
@@ -119,8 +134,11 @@ class SimulationRecords:
 INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"
 
 
-def with_first_module(task: Task, folder: Path) -> Task:
-    """The task with the module that a run began with, frozen parameters and buffers included."""
+def load_initial_module(task: Task, folder: Path) -> Task:
+    """The task, whose module is given the parameters and buffers, frozen ones too, that a run in this folder began with.
+
+    The module is changed in place. Raises RunError where the file is missing or damaged.
+    """
     from safetensors.torch import load
 
     path = folder / INITIAL

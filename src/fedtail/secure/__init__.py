@@ -10,7 +10,7 @@ from fedtail.deprecated import old_names
 from fedtail.secure.all_or_nothing import AllOrNothingClient, AllOrNothingServer, Missing
 from fedtail.secure.encoding import Refused, TooFew
 from fedtail.secure.exchanges import AllOrNothingRounds, Exchange, Rounds
-from fedtail.secure.identity import Identity
+from fedtail.secure.identity import Identity, signed_threshold
 from fedtail.secure.in_process import KEYS, ROW, SHARES, UNMASK, LocalClients, secure_sum
 from fedtail.secure.masks import centred
 from fedtail.secure.messages import Ask, Run, Session
@@ -24,7 +24,7 @@ __all__ = [
     "KEYS", "ROW", "SHARES", "UNMASK", "AllOrNothingClient", "AllOrNothingRounds", "AllOrNothingServer", "Ask", "Client",
     "Exchange", "Identity", "LocalClients", "Missing", "Participant", "Refused", "Rounds", "Run", "Server", "Session",
     "SparseSession", "Sum", "TooFew", "centred", "disclosure_probability", "fewest_neighbours", "loss_probability", "secure_sum",
-    "sparse_session",
+    "signed_threshold", "sparse_session",
 ]
 
 __getattr__ = old_names(__name__)

@@ -1,8 +1,13 @@
 """All-or-nothing secure aggregation, one exchange for each query: pairwise masks only, keys agreed once for a whole run.
 
-For few, reliable sites. No secret is shared, so nobody's masks can be removed: if a row is missing there is no sum, and the query
-is retried with the rest. A row that comes late then exposes its sender by the difference, so retries use fresh noise, are
-charged to the privacy budget like any query, and are capped by the clients.
+For few, reliable sites. No secret is shared, so nobody's masks can be removed: if a row is missing there is no sum. A retry with
+the rest is for rows with fresh noise only, and clients refuse one unless they were made with `repetitions`.
+
+Why: the masks of a query cancel as soon as all its rows are in, whatever anybody does in between. So a row that comes late gives
+the server the sum S of the first attempt, which nobody can take back; a retry over the others gives their sum R. If each of them
+sent the same row twice, S - R is the late row, and other masks for the retry change nothing, since both sums are released without
+them. Hence either there is no R, or rows differ between attempts. With fresh noise S and R are two releases, each with the
+planned noise and both charged to the privacy budget; S - R is computed from them, and reveals no more than both together.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import numpy as np
 
 from fedtail.secure.encoding import U16, U32, U64, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.identity import Identity, checked
+from fedtail.secure.identity import Identity, checked_identity
 from fedtail.secure.masks import add_masks, from_wire, pair_key, residues, run_mask_context, to_wire, word
 from fedtail.secure.messages import Ask, AskAll, Masked, MaskedForAll, Run, RunKeyList, RunKeys
 from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, system
@@ -25,8 +30,8 @@ class Missing(TooFew):
     """Some members did not answer, so there is no sum; `missing` names them."""
 
     def __init__(self, missing: tuple[int, ...]):
-        super().__init__(f"no row came from {', '.join(map(str, missing))}, and all are needed: nothing is released. Retry "
-                         "with the rest, with fresh noise.")
+        super().__init__(f"no row came from {', '.join(map(str, missing))}, and all are needed: nothing is released. Rows with "
+                         "fresh noise may be asked for again, from the rest.")
         self.missing = missing
 
 
@@ -47,21 +52,22 @@ class AllOrNothingClient:
     """A client of all-or-nothing secure aggregation: keys() -> hear(list of keys) -> masked(ask, row, context) for each query.
 
     It answers queries with `minimum` members or more, each once, with at most `repetitions` retries, each over fewer members.
+    Rows of a retry must carry fresh noise: without noise leave `repetitions` at 0.
     """
 
-    def __init__(self, run: Run, me: int, minimum: int = 2, repetitions: int = 1, identity: Identity | None = None,
+    def __init__(self, run: Run, me: int, minimum: int = 2, repetitions: int = 0, identity: Identity | None = None,
                  random: Randomness = system):
         if me not in run.members:
             raise Refused(f"client {me} is not among the {len(run.members)} members of the run.")
         self.state = AllOrNothingState(run, me, max(minimum, 2), repetitions, random(KEY))
-        self._identity = checked(run, identity)
+        self._identity = checked_identity(run, identity)
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None) -> AllOrNothingClient:
         """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
         client.state = decode(AllOrNothingState, saved)
-        client._identity = checked(client.state.run, identity)
+        client._identity = checked_identity(client.state.run, identity)
         return client
 
     def save(self) -> bytes:
@@ -69,10 +75,11 @@ class AllOrNothingClient:
         return encode(self.state)
 
     def keys(self) -> bytes:
-        """The public key."""
+        """The message with this client's public key, in answer to the invitation."""
         return wrap(self.state.run.id, self._keys())
 
     def _keys(self) -> RunKeys:
+        """This client's public key, signed where it has an identity."""
         keys = RunKeys(self.state.me, public_key(self.state.secret))
         return keys if self._identity is None else self._identity.signed(self.state.run.id, keys)
 
@@ -85,8 +92,7 @@ class AllOrNothingClient:
         if entries.get(self.state.me) != self._keys() or not entries.keys() <= set(run.members):
             raise Refused("a list of keys names somebody who was not invited, or not this client with the key it sent.")
         if self._identity is not None:
-            for one in heard.entries:
-                self._identity.check(run.id, one)
+            self._identity.check(run.id, heard.entries)
         self.state = replace(self.state, key_list=heard)
 
     def asked(self, message: bytes) -> AskAll:
@@ -111,6 +117,7 @@ class AllOrNothingClient:
         return wrap(state.run.id, MaskedForAll(asked.round, asked.attempt, masked))
 
     def _check_ask(self, asked: AskAll) -> None:
+        """Refuse a query not for this client, with too few members or unknown ones, in the past, or not to be retried."""
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):
             raise Refused("a query is not for this client, or has a member whose keys never came.")
@@ -120,7 +127,7 @@ class AllOrNothingClient:
         if last is not None and place(asked) == place(last):
             if asked.attempt != last.attempt + 1 or asked.attempt > state.repetitions or not set(members) < set(last.ask.members):
                 raise Refused(f"query {asked.ask.query} of round {asked.round} was answered; a retry is for fewer members, and "
-                              f"at most {state.repetitions} times.")
+                              f"at most {state.repetitions} times. Rows with fresh noise may be asked for again: repetitions=1.")
         elif asked.attempt or (last is not None and place(asked) < place(last)):
             raise Refused(f"query {asked.ask.query} of round {asked.round} is a retry of nothing, or in the past.")
 
@@ -173,13 +180,14 @@ class AllOrNothingServer:
         return self._ask(AskAll(round, 0, Ask(query, members, width, modulus_bits)), context)
 
     def again(self, context: bytes = b"") -> Contents:
-        """Retry the query with the members that answered; `context` is broadcast anew."""
+        """Retry the query with the members that answered, whose rows must have fresh noise; `context` is broadcast anew."""
         if self._asked is None or not self.missing:
             raise Refused("there is nothing to retry: no query is under way, or no member is missing.")
         ask = replace(self._asked.ask, members=tuple(sorted(self._alive)))
         return self._ask(replace(self._asked, attempt=self._asked.attempt + 1, ask=ask), context)
 
     def _ask(self, asked: AskAll, context: bytes) -> Contents:
+        """Begin a query or a retry, which ends the one before: its message for each member."""
         if self._list is None or not self._keys.keys() >= set(asked.ask.members) or len(asked.ask.members) < 2:
             raise TooFew("2 or more members are needed, each with its keys on the list.")
         self._asked, self._context = asked, run_mask_context(self.run, self._list, asked, context)
@@ -187,6 +195,7 @@ class AllOrNothingServer:
         return self._to(asked.ask.members, asked)
 
     def _masked_came(self, sender: int, came: MaskedForAll) -> None:
+        """Add a member's masked row to the total; refused where it answers something else, or has another context."""
         asked, masked = self._asked, came.masked
         if asked is None or (came.round, masked.query, came.attempt) != (*place(asked), asked.attempt):
             raise Refused(f"client {sender} answers another query or attempt.")
@@ -213,6 +222,7 @@ class AllOrNothingServer:
         return Sum((self._total & mask).astype(np.int64), asked.ask.members)
 
     def _to(self, names: Any, message: Any) -> Contents:
+        """One message for each of these clients."""
         return dict.fromkeys(names, wrap(self.run.id, message))
 
 

@@ -157,6 +157,7 @@ class Record:
 
 @cache
 def _code(hint: Any) -> Code:
+    """How values with this annotation are written and read."""
     if is_dataclass(hint) and isinstance(hint, type):
         return Record(hint)
     if get_origin(hint) is tuple:

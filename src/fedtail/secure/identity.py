@@ -1,21 +1,32 @@
-"""Identities of clients, against a server that would swap their keys: Ed25519 keys, pinned out of band."""
+"""Identities of clients, against a server that departs from the protocol: Ed25519 keys, pinned out of band."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtail.secure.encoding import Refused, encode
+from fedtail.secure.messages import Run, Session
 from fedtail.secure.primitives import digest, identity_public_key, sign, signed_by
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's own identity key, and the public keys of the others, obtained otherwise than through the server."""
+    """A client's own identity key, and the public keys of the others, obtained otherwise than through the server.
+
+    A client with an identity answers signed sessions only. `pinned` are the public keys by the clients' numbers; where the server
+    chooses the numbers, a tuple of keys: each member must then be another one of them. Up to `colluding` (c) of the other clients
+    may be on the server's side: of n members more than (n + c)/2 must agree before a sum is unmasked, or the client refuses.
+    """
 
     secret: bytes = field(repr=False)
-    pinned: Mapping[int, bytes]
+    pinned: Mapping[int, bytes] | tuple[bytes, ...]
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.colluding < 0:
+            raise ValueError(f"colluding must be 0 or more, got {self.colluding}. It is a number of clients.")
 
     @property
     def public(self) -> bytes:
@@ -24,31 +35,73 @@ class Identity:
 
     def signed(self, session: bytes, keys: Any) -> Any:
         """Keys with this client's signature, for one session."""
-        return replace(keys, signature=sign(self.secret, _text(session, keys)))
+        return replace(keys, signature=sign(self.secret, _signed_text(session, keys)))
 
-    def check(self, session: bytes, keys: Any) -> None:
-        """Refuse keys that their owner did not sign for this session."""
-        if not self.vouches(keys.sender, keys.signature, _text(session, keys)):
-            raise Refused(f"the keys of client {keys.sender} are not signed by the identity pinned for it: they may have been "
-                          "swapped.")
+    def check(self, session: bytes, entries: Iterable[Any]) -> None:
+        """Refuse a list of keys unless each was signed for this session by the identity pinned for its owner."""
+        self.with_numbers(session, entries, check=True)
+
+    def with_numbers(self, session: bytes, entries: Iterable[Any], check: bool = False) -> Identity:
+        """This identity with keys pinned by number, as a list of keys shows whose number is whose.
+
+        Where they are pinned by number already, the list is read only to `check` it. Keys that nobody pinned signed, or two
+        of one identity, are refused.
+        """
+        if isinstance(self.pinned, Mapping) and not check:
+            return self
+        found: dict[int, bytes] = {}
+        unused = [] if isinstance(self.pinned, Mapping) else list(dict.fromkeys((*self.pinned, self.public)))
+        for keys in entries:
+            text = _signed_text(session, keys)
+            known = [self.pinned[keys.sender]] if isinstance(self.pinned, Mapping) and keys.sender in self.pinned else unused
+            signer = next((one for one in known if signed_by(one, keys.signature, text)), None)
+            if signer is None:
+                raise Refused(f"the keys of client {keys.sender} are not signed by the identity pinned for it: they may have "
+                              "been swapped.")
+            found[keys.sender] = signer
+            unused = [one for one in unused if one != signer]
+        return replace(self, pinned=found)
 
     def sign(self, text: bytes) -> bytes:
         """This client's signature of a text."""
         return sign(self.secret, text)
 
     def vouches(self, sender: int, signature: bytes, text: bytes) -> bool:
-        """Whether the client pinned as `sender` signed this text."""
-        return sender in self.pinned and signed_by(self.pinned[sender], signature, text)
+        """Whether the client pinned as `sender` signed this text; nobody did where keys are not pinned by number."""
+        return isinstance(self.pinned, Mapping) and sender in self.pinned and signed_by(self.pinned[sender], signature, text)
 
 
-def _text(session: bytes, keys: Any) -> bytes:
-    return digest("fedtail secure: signed keys", session, encode(replace(keys, signature=b"")))
+def signed_threshold(members: int, colluding: int = 0) -> int:
+    """The smallest threshold t of a signed session with 2t > members + colluding, after Bonawitz et al. 2017.
+
+    An honest client signs one list of survivors, a colluding one (c) any. Two lists with t signatures each need
+    2t <= (members - c) + 2c, so that with this threshold there is at most one. It exceeds `members` where all of them collude.
+
+    >>> signed_threshold(7), signed_threshold(7, 1), signed_threshold(7, 2)
+    (4, 5, 5)
+    """
+    return (members + colluding) // 2 + 1
 
 
-def checked(session: Any, identity: Identity | None) -> Identity | None:
-    """The identity, where the session wants signatures; then it must be there."""
-    if not session.signed:
-        return None
+def checked_identity(session: Session | Run, identity: Identity | None) -> Identity | None:
+    """The identity to sign with in a session or run, None in an unsigned one.
+
+    A client with an identity refuses what is not signed, and a threshold that is too low for the clients that may collude.
+    """
     if identity is None:
-        raise Refused("the session wants signatures, and this client has no identity. Give it Identity(secret, pinned).")
+        if session.signed:
+            raise Refused("the session wants signatures, and this client has no identity. Give it Identity(secret, pinned).")
+        return None
+    if not session.signed:
+        raise Refused("the session is not signed, and this client has an identity: it answers signed sessions only.")
+    if isinstance(session, Session):
+        needed = signed_threshold(len(session.members), identity.colluding)
+        if session.threshold < needed:
+            raise Refused(f"the threshold of the signed session is {session.threshold}, and of {len(session.members)} members, "
+                          f"{identity.colluding} of whom may collude with the server, this client requires {needed} or more.")
     return identity
+
+
+def _signed_text(session: bytes, keys: Any) -> bytes:
+    """The digest that a client signs: its keys, without the signature, for one session."""
+    return digest("fedtail secure: signed keys", session, encode(replace(keys, signature=b"")))

@@ -28,7 +28,7 @@ class LocalClients:
     """
 
     def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,
-                 repetitions: int = 1, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
+                 repetitions: int = 0, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
                  corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         known = identities or {}
         self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random, corrupted, security_bits)
@@ -45,11 +45,13 @@ class LocalClients:
         return {one: answer for one, answer in heard.items() if now not in self.lose.get(one, ())}
 
     def _answer(self, one: int, content: bytes) -> bytes:
+        """One client's answer to an exchange; what it refuses is noted."""
         answer, refused = self.participants[one].answer(content, lambda round, ask: self._row(one, ask))
         self.refused += [(one, why) for why in refused]
         return answer
 
     def _row(self, one: int, ask: Ask) -> tuple[Any, bytes]:
+        """The row that is set for a client, and the context."""
         return self.rows[one], self.context
 
 

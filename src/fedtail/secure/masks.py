@@ -106,6 +106,7 @@ def add_masks(row: np.ndarray, plus: Iterable[bytes], minus: Iterable[bytes]) ->
 
 
 def _add_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
+    """Add the key streams of these keys to a row, or subtract them, in place and block by block."""
     step = min(BLOCK // row.itemsize, len(row)) or 1
     buffer, zeros = np.empty(step, row.dtype), np.zeros(step, row.dtype)
     for start in range(0, len(row), step):

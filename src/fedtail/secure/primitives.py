@@ -75,6 +75,7 @@ def fill(stream: CipherContext, buffer: np.ndarray, zeros: np.ndarray) -> None:
 
 
 def _bytes(array: np.ndarray) -> Any:
+    """The same memory as bytes, without a copy."""
     return array.view(np.uint8)
 
 

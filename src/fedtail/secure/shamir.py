@@ -38,6 +38,7 @@ def _element(random: Randomness) -> int:
 
 
 def _value(coefficients: list[int], x: int) -> int:
+    """The polynomial at x, modulo PRIME; the coefficient of the highest power comes first."""
     total = 0
     for one in coefficients:      # reduced once, at the end: points are small, and a division costs more than longer numbers
         total = total * x + one
@@ -51,6 +52,7 @@ def weights(points: Sequence[int]) -> dict[int, int]:
 
 @lru_cache(maxsize=16)
 def _weights(points: tuple[int, ...]) -> dict[int, int]:
+    """Lagrange coefficients at zero by point, for points that are remembered: sums of a session have the same ones."""
     below = [x * _product([other - x for other in points if other != x]) % PRIME for x in points]
     before = list(accumulate(below, lambda one, other: one * other % PRIME, initial=1))      # products of those before each
     rest, found = _product(points) * pow(before[-1], -1, PRIME) % PRIME, {}                  # one inverse for all of them
@@ -60,6 +62,7 @@ def _weights(points: tuple[int, ...]) -> dict[int, int]:
 
 
 def _product(factors: Sequence[int]) -> int:
+    """The product of integers modulo PRIME."""
     total = 1
     for first in range(0, len(factors), 64):      # small numbers: a division is worth it once in a while
         total = total * math.prod(factors[first:first + 64]) % PRIME

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U8, U16, U64, Blob, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.identity import Identity, checked
+from fedtail.secure.identity import Identity, checked_identity
 from fedtail.secure.masks import (
     MaskContext,
     add_masks,
@@ -87,8 +88,9 @@ class SparseState(ClientState):
 SPARSE = b"\2"      # before the saved state of such a client; any other begins with a zero
 
 
+@with_old_names
 class Client:
-    """One client in one session. `minimum` is the smallest threshold it agrees to.
+    """One client in one session. `minimum` is the smallest threshold it agrees to; with an `identity` the session must be signed.
 
     In a session with few neighbours it requires that its row stays secret but for a probability of 2^-security_bits where a
     share of `corrupted` clients is on the server's side.
@@ -107,21 +109,21 @@ class Client:
         if session.threshold < minimum:
             raise Refused(f"the session's threshold is {session.threshold}, and this client requires {minimum} or more.")
         session.agree_to(corrupted, security_bits)
+        self._identity, self._random = checked_identity(session, identity), random
         sealing, secrets = random(KEY), tuple(Secrets(random(KEY), random(KEY)) for _ in range(session.queries))
         self.state = (SparseState(session, me, sealing, secrets) if isinstance(session, SparseSession)
                       else ClientState(session, me, sealing, secrets))
-        self._identity, self._random = checked(session, identity), random
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
         """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
         client = cls.__new__(cls)
         client.state = decode(SparseState, saved[1:]) if saved[:1] == SPARSE else decode(ClientState, saved)
-        client._identity, client._random = checked(client.state.session, identity), random
+        client._identity, client._random = checked_identity(client.state.session, identity), random
         return client
 
     def save(self) -> bytes:
-        """The whole state, secrets included."""
+        """The whole state as bytes, secrets included: for a place that only this client reads."""
         return (SPARSE if isinstance(self.state, SparseState) else b"") + encode(self.state)
 
     @property
@@ -131,10 +133,11 @@ class Client:
         return bool(answered and answered[-1].query == self.state.session.queries - 1 and answered[-1].unmasked)
 
     def keys(self) -> bytes:
-        """The public keys."""
+        """The message with this client's public keys, the first of a session; the same at every call."""
         return self._wrap(self._keys())
 
     def _keys(self) -> Keys:
+        """This client's public keys and the commitments to its seeds, signed where it has an identity."""
         state = self.state
         committed = tuple(commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
         keys = Keys(state.me, public_key(state.sealing), tuple(public_key(one.mask) for one in state.secrets), committed)
@@ -149,9 +152,9 @@ class Client:
         holders = state.session.holders(state.me, about)
         self._check_keys(heard, holders)
         points = [holders[one] for one in names]
-        given = [self._shared(one, points) for one in state.secrets]                # for each query, for each client
+        given = [self._secret_shares(one, points) for one in state.secrets]                # for each query, for each client
         agree = agreement(state.sealing)
-        boxes = b"".join(self._sealed(one.sender, agree(one.sealing), about, [shares[place] for shares in given])
+        boxes = b"".join(self._sealed_boxes(one.sender, agree(one.sealing), about, [shares[place] for shares in given])
                          for place, one in enumerate(heard.entries) if one.sender != state.me)
         if state.me in names:
             mine = names.index(state.me)
@@ -161,6 +164,7 @@ class Client:
         return self._wrap(Shares(state.me, state.session.key_answer(self._keys(), heard, about), boxes))
 
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
+        """Refuse a list that names strangers or too few clients, other keys for this one, or keys that are not signed."""
         session, entries = self.state.session, {one.sender: one for one in heard.entries}
         if not entries.keys() <= holders.keys():
             raise Refused("a list of keys names somebody who was not invited, or is no neighbour of this client.")
@@ -171,19 +175,21 @@ class Client:
         for one in heard.entries:
             if len(one.masking) != session.queries:
                 raise Refused(f"client {one.sender} has keys for {len(one.masking)} of {session.queries} queries.")
-            if self._identity is not None:
-                self._identity.check(session.id, one)
+        if self._identity is not None:
+            self._identity.check(session.id, heard.entries)
 
-    def _shared(self, one: Secrets, points: list[int]) -> list[bytes]:
+    def _secret_shares(self, one: Secrets, points: list[int]) -> list[bytes]:
+        """For each point, a share of a query's seed and one of its mask key, as bytes one after the other."""
         needed = self.state.session.shares_needed
         seeds, masks = (share(secret, needed, points, self._random) for secret in (one.seed, one.mask))
         return [seed + mask for seed, mask in zip(seeds, masks, strict=True)]
 
-    def _sealed(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
+    def _sealed_boxes(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
+        """The boxes of one client, a text for each query, under the key that is shared with it alone."""
         key = box_key(shared, about, self.state.me, to)
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
-    def asked(self, message: bytes) -> Ask:
+    def checked_query(self, message: bytes) -> Ask:
         """The query of a message, refused where this client may not answer it: call it before computing the row."""
         ask = self._unwrap(Ask, message)
         self._check_ask(ask)
@@ -194,7 +200,7 @@ class Client:
 
         `context` is what the server broadcast besides: the question, the model, the dual. Only its digest is sent.
         """
-        state, ask = self.state, self.asked(message)
+        state, ask = self.state, self.checked_query(message)
         values = residues(row, ask.modulus_bits)
         if len(values) != ask.width:
             raise Refused(f"the query is for a row of {ask.width} entries, and this client's has {len(values)}.")
@@ -204,6 +210,7 @@ class Client:
         return self._wrap(Masked(state.me, ask.query, bound.digest, to_wire(values, ask.modulus_bits)))
 
     def _check_ask(self, ask: Ask) -> None:
+        """Refuse a query that was answered or skipped, or with other members than before, too few, or without keys."""
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
             raise Refused(f"query {ask.query} was answered or skipped, or is beyond the session's {state.session.queries}.")
@@ -218,16 +225,17 @@ class Client:
 
     def _partners(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the members who hold shares of this client's secrets, and it of theirs, in order."""
-        return self.state.session.partners(self.state.me, self._about, members)
+        return self.state.session.partners(self.state.me, self._all_keys_digest, members)
 
     @property
-    def _about(self) -> bytes:
+    def _all_keys_digest(self) -> bytes:
         """The digest of the keys of all clients; a long list is hashed once."""
         if self._digested[0] is not self.state.key_list:
             self._digested = self.state.key_list, key_digest(self.state.session, self.state.key_list)
         return self._digested[1]
 
     def _check_partners(self, partners: tuple[int, ...]) -> None:
+        """Raise `TooFew` where fewer of this client's neighbours are left than restore its secrets."""
         if len(partners) < self.state.session.shares_needed:
             raise TooFew(f"{len(partners)} of this client's neighbours are left, and {self.state.session.shares_needed} restore "
                          "its secrets.")
@@ -241,6 +249,7 @@ class Client:
         return plus, [key for one, key in pairs.items() if me > one]
 
     def _public_keys(self, query: int) -> dict[int, bytes]:
+        """The mask keys of all clients of the list for a query, by client."""
         return {one.sender: one.masking[query] for one in self.state.key_list.entries}
 
     def confirm(self, message: bytes) -> bytes:
@@ -250,7 +259,7 @@ class Client:
         if self._identity is None or answered.confirmed:
             raise Refused("lists were signed for this query already, or the session is not signed.")
         text = lists.digest(answered.context_digest)
-        self._replace(replace(answered, confirmed=text))
+        self._put_answered(replace(answered, confirmed=text))
         return self._wrap(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
     def _check_lists(self, lists: Lists) -> Answered:
@@ -274,43 +283,48 @@ class Client:
         state, request = self.state, self._unwrap(Unmask, message)
         answered = self._check_lists(request.lists)
         self._check_signatures(request, answered)
-        held, alive = self._held(request), set(request.lists.alive)
+        held, alive = self._held_shares(request), set(request.lists.alive)
         shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in held)
-        self._replace(replace(answered, unmasked=1))
+        self._put_answered(replace(answered, unmasked=1))
         return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
+        """In a signed session, refuse lists that this client has not signed, or fewer clients than the threshold."""
         if self._identity is None:
             return
-        text = request.lists.digest(answered.context_digest)
+        text, session = request.lists.digest(answered.context_digest), self.state.session
+        known = self._identity.with_numbers(session.id, self.state.key_list.entries)
         if text != answered.confirmed or any(one.sender not in request.lists.alive or one.query != answered.query
-                                             or not self._identity.vouches(one.sender, one.signature, text)
+                                             or not known.vouches(one.sender, one.signature, text)
                                              for one in request.signatures):
             raise Refused("the lists are not those this client signed, or a signature of them is wrong.")
-        if len(request.signatures) < self.state.session.threshold:
-            raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {self.state.session.threshold}.")
+        if len(request.signatures) < session.threshold:
+            raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {session.threshold}.")
 
-    def _held(self, request: Unmask) -> dict[int, bytes]:
+    def _held_shares(self, request: Unmask) -> dict[int, bytes]:
         """This client's shares of the two secrets of each member whose it has, for the query, in order."""
         state, query = self.state, request.lists.query
         partners = self._partners(state.members)
         others = [one for one in partners if one != state.me]
         if request.to != state.me or len(request.boxes) != BOX * len(others):
             raise Refused("sealed shares are for another client, or not one for each of the others.")
-        about, entries = self._about, {one.sender: one for one in state.key_list.entries}
+        about, entries = self._all_keys_digest, {one.sender: one for one in state.key_list.entries}
         held, agree = dict.fromkeys(partners, state.secrets[query].own), agreement(state.sealing)
         for place, one in enumerate(others):
             key = box_key(agree(entries[one].sealing), about, one, state.me)
             held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
         return held
 
-    def _replace(self, changed: Answered) -> None:
+    def _put_answered(self, changed: Answered) -> None:
+        """Put a query's entry in the place of the one before it in the state."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)
 
     def _wrap(self, message: Any) -> bytes:
+        """A message in the frame of this session."""
         return wrap(self.state.session.id, message)
 
     def _unwrap(self, kind: Any, message: bytes) -> Any:
+        """A message of this session, of the expected kind, as it was before it was sent; refused where it is another."""
         session = self.state.session
         return session.read(unwrap(session.kind_sent(kind), message, session.id, session.most_bytes))

@@ -114,6 +114,7 @@ class Server:
         return self._to(self.session.members, self.session)
 
     def _keys_came(self, keys: Keys) -> None:
+        """Take a client's public keys, once, for every query of the session, signed where it is."""
         if keys.sender not in self.session.points or keys.sender in self._keys:
             raise Refused(f"client {keys.sender} was not invited, or sent its keys already.")
         if len(keys.masking) != self.session.queries or bool(keys.signature) != bool(self.session.signed):
@@ -136,9 +137,11 @@ class Server:
 
     @cached_property
     def _key_digest(self) -> bytes:
+        """The digest of everybody's public keys, which fixes who neighbours whom."""
         return key_digest(self.session, self._list or KeyList(()))
 
     def _shares_came(self, shares: Shares) -> None:
+        """Take a client's sealed shares, once: a box for each holder and query, for the list of keys it was sent."""
         if shares.sender not in self._keys or shares.sender in self._boxes:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
         holders = self._holders[shares.sender]
@@ -163,6 +166,7 @@ class Server:
         return self._to(self.members, ask)
 
     def _masked_came(self, masked: Masked) -> None:
+        """Add a member's masked row to the query's total, once; refused where it has another context."""
         query = self._now()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
             raise Refused(f"client {masked.sender} is no member, answers another query, or answered this one already.")
@@ -170,6 +174,11 @@ class Server:
             raise Refused(f"client {masked.sender} has another context than this server: other members, keys or broadcast.")
         query.total += from_wire(masked.row, query.ask.width, query.ask.modulus_bits)
         query.alive.add(masked.sender)
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The members whose rows for the query under way have arrived, in increasing order."""
+        return tuple(sorted(self._now().alive))
 
     def confirm(self) -> Contents:
         """In a signed session: ask the clients whose row arrived to sign the lists."""
@@ -180,6 +189,7 @@ class Server:
         return self._to(query.lists.alive, Confirm(query.lists))
 
     def _signed_came(self, signed: Signed) -> None:
+        """Take the signature of the lists by a client whose row arrived, once."""
         query = self._now()
         if signed.query != query.ask.query or signed.sender not in query.alive or signed.sender in query.signatures:
             raise Refused(f"client {signed.sender} has no row here, answers another query, or signed already.")
@@ -198,6 +208,7 @@ class Server:
         return {one: wrap(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
 
     def _boxes_for(self, to: int, query: int) -> bytes:
+        """The boxes that others sealed for a client, for one query, in the order of its partners."""
         found = []
         for one in self._partners[to]:
             if one != to:
@@ -208,6 +219,7 @@ class Server:
         return b"".join(found)
 
     def _unmasked_came(self, unmasked: Unmasked) -> None:
+        """Take the shares that a client whose row arrived gives, once: one for each of its partners, each in the field."""
         query = self._now()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
             raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
@@ -256,6 +268,7 @@ class Server:
         return {giver: point for point, giver in gave}, weights([point for point, _ in gave])
 
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
+        """Take off the total, in place, the survivors' own masks and those they share with clients that dropped out."""
         alone = [self_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
         subtracted: list[bytes] = []
@@ -268,26 +281,32 @@ class Server:
         add_masks(query.total, subtracted, alone + added)
 
     def _now(self) -> Query:
+        """The query under way; refused where there is none."""
         if self._query is None:
             raise Refused("no query is under way. Ask first.")
         return self._query
 
     def _next(self, now: type, after: type, count: int, did: str) -> None:
+        """Go from one kind of answer to the next, if it is the step now and enough clients did theirs."""
         self._check(now, count, did)
         self._expected = after
 
     def _check(self, now: type, count: int, did: str) -> None:
+        """Refuse a step out of order, and with `TooFew` one that too few clients answered."""
         if self._expected is not now:
             raise Refused(f"the server is not at this step: it expects {self._expected.__name__}, not {now.__name__}.")
         self._enough(count, did)
 
     def _enough(self, count: int, did: str) -> None:
+        """Raise `TooFew` where fewer clients than the threshold did something."""
         if count < self.session.threshold:
             raise TooFew(f"{count} of {len(self.session.members)} clients {did}, and the threshold is {self.session.threshold}: "
                          "nothing is released.")
 
     def _to(self, names: Any, message: Any) -> Contents:
+        """One message for each of these clients."""
         return dict.fromkeys(names, self._wrap(message))
 
     def _wrap(self, message: Any) -> bytes:
+        """A message of this session as bytes, in the form its clients read."""
         return wrap(self.session.id, self.session.sent(message))

@@ -18,8 +18,8 @@ class Source:
     instead: tuple[str, ...]
 
     @property
-    def forms(self) -> str:
-        """All that may be handed over, for a sentence."""
+    def accepted_files(self) -> str:
+        """The files that may be handed over instead of a download, as words for a sentence: "a, b or c"."""
         first = (self.file, *self.instead[:-1])
         return f"{', '.join(first)} or {self.instead[-1]}"
 
@@ -84,8 +84,8 @@ GLOVE = PublicSet(
 CATALOGUE = (FEMNIST, SHAKESPEARE, SENT140, GLOVE)
 
 
-def named(name: str) -> PublicSet:
-    """The public set of that name; the error for a typo names the nearest."""
+def find_public_set(name: str) -> PublicSet:
+    """The public set of that name; raises a ValueError for a name that is not in the catalogue, with the nearest that is."""
     for public in CATALOGUE:
         if public.name == name:
             return public

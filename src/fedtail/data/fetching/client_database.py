@@ -20,8 +20,11 @@ _SQLITE = b"SQLite format 3\x00"
 _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
 
 
-def unpacked(path: Path, folder: Path) -> Path:
-    """The database: the file itself if it is one already, else what its LZMA stream holds, written to `folder`."""
+def unpack_database(path: Path, folder: Path) -> Path:
+    """The path of the SQLite database: the file itself if it is one already, else what its LZMA stream holds.
+
+    That is written to `folder`, which is created. Raises ValueError where the file is neither, or cut short.
+    """
     with path.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
             return path
@@ -41,75 +44,88 @@ def unpacked(path: Path, folder: Path) -> Path:
 
 
 def client_sizes(database: Path, splits: Sequence[str]) -> dict[str, list[int]]:
-    """How many examples each client has in each of the splits, clients in sorted order."""
+    """How many examples each client has in each of the splits, in their order; clients in sorted order.
+
+    Raises ValueError where no client has any of the splits.
+    """
     marks = ", ".join("?" * len(splits))
     query = f"SELECT client_id, split_name, num_examples FROM client_metadata WHERE split_name IN ({marks})"
     sizes: dict[str, list[int]] = {}
-    for client, split, count in _rows(database, query, splits):
+    for client, split, count in _query_rows(database, query, splits):
         sizes.setdefault(client, [0] * len(splits))[splits.index(split)] += count
     if not sizes:
-        there = sorted({row[0] for row in _rows(database, "SELECT DISTINCT split_name FROM client_metadata", ())})
+        there = sorted({row[0] for row in _query_rows(database, "SELECT DISTINCT split_name FROM client_metadata", ())})
         raise ValueError(f"{database.name} has no clients in {' or '.join(splits)}; it has {', '.join(there) or 'nothing'}.")
     return dict(sorted(sizes.items()))
 
 
 def client_examples(database: Path, splits: Sequence[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Every example of the splits in the order of the file: its client, its split's number, its features."""
+    """Every example of the splits in the order of the file: its client, the position of its split in `splits`, its features."""
     marks = ", ".join("?" * len(splits))
     number = {split: place for place, split in enumerate(splits)}
     query = f"SELECT client_id, split_name, serialized_example_proto FROM examples WHERE split_name IN ({marks}) ORDER BY rowid"
-    for client, split, message in _rows(database, query, splits):
-        yield client, number[split], features(message)
+    for client, split, message in _query_rows(database, query, splits):
+        yield client, number[split], read_features(message)
 
 
-def features(message: bytes) -> dict[str, Any]:
-    """A serialised Example as arrays of float32 or int64, or lists of bytes, by name."""
+def read_features(message: bytes) -> dict[str, Any]:
+    """A serialised `tf.train.Example` by feature name: arrays of float32 or int64, or lists of bytes.
+
+    Raises ValueError where the message is damaged.
+    """
     found = {}
-    for part in _values(message, 1):
-        for entry in _values(part, 1):
-            name, = _values(entry, 1)
-            feature, = _values(entry, 2)
-            (kind, held), = _fields(feature)
-            found[bytes(name).decode()] = _list(kind, [value for number, value in _fields(held) if number == 1])
+    for part in _field_values(message, 1):
+        for entry in _field_values(part, 1):
+            name, = _field_values(entry, 1)
+            feature, = _field_values(entry, 2)
+            (kind, held), = _message_fields(feature)
+            found[bytes(name).decode()] = _feature_values(kind, [value for number, value in _message_fields(held) if number == 1])
     return found
 
 
-def _list(kind: int, values: list[Any]) -> Any:
-    """The values of a feature: bytes, floats or integers."""
+def _feature_values(kind: int, values: list[Any]) -> Any:
+    """The values of a feature by its `kind`: 1 a list of bytes, 2 an array of float32, else of int64."""
     if kind == 1:
         return [bytes(value) for value in values]
     if kind == 2:                                       # packed or not, four bytes each
         return np.frombuffer(b"".join(values), "<f4")
-    packed = [_varints(value) if isinstance(value, memoryview) else [value] for value in values]
+    packed = [_read_varints(value) if isinstance(value, memoryview) else [value] for value in values]
     return np.array([number for run in packed for number in run], np.uint64).astype(np.int64)
 
 
-def _values(message: Any, number: int) -> list[Any]:
-    """The values of all fields of one number."""
-    return [value for found, value in _fields(message) if found == number]
+def _field_values(message: Any, number: int) -> list[Any]:
+    """The values of all fields of a protocol-buffer message that have this number, in order."""
+    return [value for found, value in _message_fields(message) if found == number]
 
 
-def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: numbers as integers, everything else as views of its bytes."""
+def _message_fields(message: Any) -> Iterator[tuple[int, Any]]:
+    """The fields of a protocol-buffer message as (number, value): integers, or views of the bytes for everything else.
+
+    Raises ValueError where a field reaches beyond the end.
+    """
     view, at = memoryview(message), 0
     while at < len(view):
-        tag, at = _varint(view, at)
+        tag, at = _read_varint(view, at)
         kind = tag & 7
         if kind == _VARINT:
-            value, at = _varint(view, at)
+            value, at = _read_varint(view, at)
             yield tag >> 3, value
             continue
         size = {_EIGHT: 8, _FOUR: 4}.get(kind, -1)
         if kind == _SIZED:
-            size, at = _varint(view, at)
+            size, at = _read_varint(view, at)
         if size < 0 or at + size > len(view):
             raise ValueError("an example is damaged: a field reaches beyond its end.")
         yield tag >> 3, view[at:at + size]
         at += size
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Seven bits to a byte, the lowest first; the eighth says that more follow."""
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    """The integer that begins at a position of a protocol-buffer message, and the position after it.
+
+    Seven bits to a byte, the lowest first; the eighth says that more follow. Raises ValueError where the message ends within
+    it.
+    """
     value = shift = 0
     while at < len(view):
         byte = view[at]
@@ -119,17 +135,20 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
     raise ValueError("an example is damaged: it ends within a number.")
 
 
-def _varints(view: memoryview) -> list[int]:
-    """Integers packed one after another."""
+def _read_varints(view: memoryview) -> list[int]:
+    """The integers that fill a packed protocol-buffer field, one after another."""
     found, at = [], 0
     while at < len(view):
-        value, at = _varint(view, at)
+        value, at = _read_varint(view, at)
         found.append(value)
     return found
 
 
-def _rows(database: Path, query: str, splits: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, read only."""
+def _query_rows(database: Path, query: str, splits: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query with `splits` as its parameters; the database is opened read-only.
+
+    Raises ValueError where it is no database, or damaged.
+    """
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             yield from connection.execute(query, tuple(splits))

@@ -36,10 +36,11 @@ def download(
     source: Source, folder: Path, progress: Progress = lambda done, total: None, sha256: str | None = None, tries: int = 4,
     pause: float = 1.0, timeout: float = 30.0,
 ) -> Path:
-    """The file in `folder`, downloaded unless it is there; a part left by an earlier try is continued.
+    """The path of the file in `folder`, downloaded unless it is there; a part left by an earlier try is continued.
 
-    A connection that is cut is taken up where it ended, up to `tries` times without a byte in between; then the next address is
-    tried. Size and checksum must be the published ones, or the checksum `sha256` if given. ConnectionError says what was tried.
+    A connection that is cut is taken up where it ended, up to `tries` times without a byte in between, with pauses that
+    double from `pause` seconds; then the next address is tried. Size and checksum must be the published ones, or the checksum
+    `sha256` if given (else WrongFile). Raises ConnectionError, which says what was tried, where no address gives the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / source.file, folder / f"{source.file}.part"
@@ -61,7 +62,10 @@ def download(
 
 
 def check_file(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
-    """The checksum of a file, which must be the published one, or `sha256`."""
+    """The SHA-256 of a file, which must be the published one, or `sha256` if given.
+
+    Another file raises WrongFile, and is deleted first where `remove` is set.
+    """
     found, wanted, size = sha256_of(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
         return found
@@ -74,17 +78,20 @@ def check_file(path: Path, source: Source, sha256: str | None = None, remove: bo
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 checksum of a file."""
+    """The SHA-256 checksum of a file in hexadecimal, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download_part(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
-    """Every address in turn until the part is whole."""
+    """Try every address in turn until `part` is whole; `sized` says whether the published size must be met.
+
+    Raises ConnectionError with the reason of every address where none gives it; what has come stays in `part`.
+    """
     reasons = []
     for url in source.urls:
         try:
-            _retry(url, part, progress, source.size if sized else None, tries, pause, timeout)
+            _request_with_retries(url, part, progress, source.size if sized else None, tries, pause, timeout)
             return
         except _Refused as reason:
             reasons.append(f"  {url}: {reason}")
@@ -92,11 +99,16 @@ def _download_part(source: Source, part: Path, progress: Progress, sized: bool, 
     tried = "\n".join(reasons)
     raise ConnectionError(f"{source.file} could not be downloaded. Tried:\n{tried}\nIs this machine offline?{kept} Or get the "
                           f"file by other means ({source.size / 1e6:.1f} MB, from {source.urls[0]}) and pass --from FILE, "
-                          f"where FILE is {source.forms}.")
+                          f"where FILE is {source.accepted_files}.")
 
 
-def _retry(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float, timeout: float) -> None:
-    """Request what is missing from one address, again after a pause where the connection was cut."""
+def _request_with_retries(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float,
+                          timeout: float) -> None:
+    """Request what `part` lacks from one address, again after a pause where the connection was cut.
+
+    Raises _Refused after `tries` times in a row without a new byte, and at once for an answer that will not change, such as
+    404.
+    """
     failed = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -121,7 +133,10 @@ def _retry(url: str, part: Path, progress: Progress, size: int | None, tries: in
 
 
 def _request_rest(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
-    """One request for what is missing."""
+    """One request for the bytes that `part` lacks, appended to it; nothing where it has `size` bytes already.
+
+    A part longer than the file is deleted. Raises what urllib raises where the request fails.
+    """
     have = part.stat().st_size if part.exists() else 0
     if size is not None and have == size:
         return
@@ -135,18 +150,22 @@ def _request_rest(url: str, part: Path, progress: Progress, size: int | None, ti
     except urllib.error.HTTPError as reason:
         if reason.code != 416:                          # nothing is left to send, or the part is longer than the file
             raise
-        whole = _total(reason.headers.get("Content-Range"))
+        whole = _total_length(reason.headers.get("Content-Range"))
         reason.close()
         if whole != have:
             part.unlink()
             raise ConnectionResetError("the part kept is longer than the file") from None
         return
     with reply:
-        _receive(reply, part, have, progress, size)
+        _receive_rest(reply, part, have, progress, size)
 
 
-def _receive(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
-    """Write what a server sends behind the part that is there, or over it where it sends all."""
+def _receive_rest(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
+    """Write what a server sends behind the `have` bytes of the part, or over them where it sends the whole file.
+
+    Raises EOFError where the connection ends early, _Refused where the server has a file of another size, OSError where the
+    disk is too full. `progress` is called with the bytes so far and in all (0 where unknown).
+    """
     span = reply.headers.get("Content-Range", "")
     if reply.status == 206 and not span.startswith(f"bytes {have}-"):
         raise _Refused(f"requested were the bytes from {have} on, the server sent {span!r}")
@@ -168,7 +187,7 @@ def _receive(reply: Any, part: Path, have: int, progress: Progress, size: int | 
         raise EOFError(f"{have:,} of {total:,} bytes")
 
 
-def _total(span: str | None) -> int | None:
-    """The length of the whole file, from `bytes */1234`."""
+def _total_length(span: str | None) -> int | None:
+    """The length of the whole file in bytes, from a Content-Range such as `bytes */1234`; None where it does not say."""
     end = (span or "").rpartition("/")[2]
     return int(end) if end.isdigit() else None

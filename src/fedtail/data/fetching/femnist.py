@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedtail.data.fetching.client_database import client_examples, client_sizes, unpacked
+from fedtail.data.fetching.client_database import client_examples, client_sizes, unpack_database
 from fedtail.data.population import Population
 
 SIDE, CLASSES = 28, 62
@@ -16,27 +16,32 @@ SPLITS = ("all_train", "all_test")             # of each writer's images; a writ
 
 
 def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dict[str, int]]:
-    """Writers with at least so many images, and how many writers and images there are in all.
+    """Writers with at least so many images, and how many `clients` and `examples` there are in all.
 
-    `path` is the database, packed or not, or a folder of LEAF's json files. Images are written to a file in `work`.
+    `path` is the database, packed or not, or a folder of LEAF's json files. Images, (28, 28) float32 in [0, 1], are mapped
+    from a file in `work`. Raises ValueError where no writer is left, or the data are not FEMNIST's.
     """
     if path.is_dir():
         population = Population.from_leaf(path)
         images = torch.as_tensor(population.inputs).reshape(-1, SIDE, SIDE).float()
-        _check(images.numpy(), population.targets.numpy(), path.name)
+        _check_ranges(images.numpy(), population.targets.numpy(), path.name)
         found = {"clients": len(population), "examples": population.num_examples}
         return replace(population, inputs=images).at_least(at_least), found
-    database = unpacked(path, work)
+    database = unpack_database(path, work)
     sizes = client_sizes(database, SPLITS)
     kept = {writer: parts for writer, parts in sizes.items() if sum(parts) >= at_least}
-    population = _filled(database, kept, work / "images.npy")
+    population = _load_images(database, kept, work / "images.npy")
     if database != path:
         database.unlink()
     return population, {"clients": len(sizes), "examples": sum(map(sum, sizes.values()))}
 
 
-def _filled(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
-    """Images to the place of their writer, training part first, whatever the order of the file."""
+def _load_images(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
+    """A population of the writers in `sizes`, images at the place of their writer, training part first.
+
+    `sizes` has each writer's counts by split. Images are written to the mapped file `scratch`, whatever the order of the
+    database; raises ValueError where it holds more or fewer than `sizes` says.
+    """
     ends = np.cumsum([count for parts in sizes.values() for count in parts])
     total = int(ends[-1]) if len(ends) else 0
     if not total:
@@ -55,13 +60,13 @@ def _filled(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Popul
         place[writer, part] = at + 1
     if place != end:
         raise ValueError(f"{database.name} has fewer images than it says. Is it whole?")
-    _check(images, labels, database.name)
+    _check_ranges(images, labels, database.name)
     writers = np.repeat(np.array(list(sizes)), [sum(parts) for parts in sizes.values()])
     return Population.from_arrays(torch.from_numpy(images), labels, writers)
 
 
-def _check(images: np.ndarray, labels: np.ndarray, name: str) -> None:
-    """Refuse pixels and labels that FEMNIST does not have."""
+def _check_ranges(images: np.ndarray, labels: np.ndarray, name: str) -> None:
+    """Refuse (ValueError) pixels outside [0, 1] and labels that FEMNIST does not have; `name` is the file's, for the text."""
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):
         raise ValueError(f"{name}: pixels from {low:g} to {high:g} and labels {labels.min()} to {labels.max()}; FEMNIST has "

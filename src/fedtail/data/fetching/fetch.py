@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedtail.data.fetching.catalogue import GLOVE, PublicSet, named
+from fedtail.data.fetching.catalogue import GLOVE, PublicSet, find_public_set
 from fedtail.data.fetching.downloading import Progress, check_file, download, sha256_of
 
 Note = Callable[[str], None]
@@ -44,30 +44,34 @@ class Fetching:
     note: Note
 
     @property
-    def work(self) -> Path:
-        """For what is too large for memory while it is prepared; removed afterwards."""
+    def work_folder(self) -> Path:
+        """Where a set is prepared, beside its place, and for what is too large for memory; removed afterwards."""
         return self.out.with_name(f".{self.out.name}.preparing")
 
     @property
     def at_least(self) -> int:
-        """The least number of examples of a client that is kept: the user's, or the papers'."""
+        """The fewest examples of a client that is kept: the user's wish, or else what the papers use."""
         return _LEAST.get(self.public.name, 1) if self.wishes.at_least is None else self.wishes.at_least
 
-    def file(self) -> Path:
-        """The file handed over, or else downloaded, with the checksum it must have."""
+    def obtain_file(self) -> Path:
+        """The path of the file that the user handed over, or else of the download, checked against its checksum.
+
+        A file under another name is not checked unless the user gave a checksum. Raises FileNotFoundError where there is
+        nothing.
+        """
         source, wishes = self.public.source, self.wishes
         if wishes.file is None:
             source = source if wishes.url is None else replace(source, urls=(wishes.url,))
             return download(source, self.cache, self.progress, wishes.sha256)
         if not wishes.file.exists():
-            raise FileNotFoundError(f"there is nothing at {wishes.file}. Pass {source.forms}.")
+            raise FileNotFoundError(f"there is nothing at {wishes.file}. Pass {source.accepted_files}.")
         if wishes.file.is_file() and (wishes.sha256 or wishes.file.name == source.file):
             check_file(wishes.file, source, wishes.sha256)
         return wishes.file
 
 
 def default_cache() -> Path:
-    """Where downloads are kept: the user's cache folder."""
+    """Where downloads are kept: `fedtail` in $XDG_CACHE_HOME, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtail"
 
 
@@ -75,71 +79,75 @@ def fetch(
     name: str, out: Path | None = None, wishes: Wishes = Wishes(), cache: Path | None = None,
     progress: Progress = lambda done, total: None, note: Note = lambda text: None,
 ) -> dict[str, Any]:
-    """Fetch and prepare a set; the record that is also written to `source.json`: folders, counts, and the file's checksum.
+    """Fetch and prepare a set in `out`; returns its record: folders, counts, and the file's checksum.
 
-    A folder that has been prepared is left alone unless `wishes.again`.
+    The record is also written to `source.json`. A folder that has been prepared is refused (FileExistsError) unless
+    `wishes.again`, as is one with other files. `progress` gets bytes so far and in all, `note` sentences for the user.
     """
-    public = named(name)
+    public = find_public_set(name)
     place = Path(os.path.abspath(out or Path("data") / name))
     fetching = Fetching(public, place, wishes, cache or default_cache(), progress, note)
     if (place / RECORD).exists() and not wishes.again:
         raise FileExistsError(f"{place} holds {name} already. Use it, or pass --again to prepare it anew.")
     if place.exists() and any(place.iterdir()) and not (place / RECORD).exists():
         raise FileExistsError(f"{place} holds other files. Choose another folder with --out.")
-    _check_room(fetching)
-    file = fetching.file()
-    shutil.rmtree(fetching.work, ignore_errors=True)
-    fetching.work.mkdir(parents=True)
+    _check_disk_space(fetching)
+    file = fetching.obtain_file()
+    shutil.rmtree(fetching.work_folder, ignore_errors=True)
+    fetching.work_folder.mkdir(parents=True)
     try:
         made = _PREPARE[name](fetching, file)
         record = {"set": name, **made, "file": file.name, "sha256": sha256_of(file) if file.is_file() else None,
                   "source": public.source.urls[0], "licence": public.licence}
         _note_counts(fetching, record["holds"])
-        (fetching.work / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (fetching.work_folder / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         _put_in_place(fetching)
     finally:
-        shutil.rmtree(fetching.work, ignore_errors=True)
+        shutil.rmtree(fetching.work_folder, ignore_errors=True)
     return {**record, "folder": str(place)}
 
 
 def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """FEMNIST as one population of writers."""
+    """Write FEMNIST as one population of writers to `ready` in the work folder; returns counts for the record."""
     from fedtail.data.fetching.femnist import read_femnist
 
-    population, holds = read_femnist(file, fetching.work, fetching.at_least)
-    population.save(fetching.work / "ready")
+    population, holds = read_femnist(file, fetching.work_folder, fetching.at_least)
+    population.save(fetching.work_folder / "ready")
     return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds}
 
 
 def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Shakespeare as one population of roles."""
+    """Write Shakespeare as one population of roles to `ready` in the work folder; returns counts for the record."""
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
-    population, holds = read_shakespeare(file, fetching.work, fetching.at_least, fetching.wishes.window)
-    population.save(fetching.work / "ready")
+    population, holds = read_shakespeare(file, fetching.work_folder, fetching.at_least, fetching.wishes.window)
+    population.save(fetching.work_folder / "ready")
     return {"clients": len(population), "examples": population.num_examples, "populations": ["."], "holds": holds,
             "window": fetching.wishes.window}
 
 
 def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Sentiment140 as two populations of accounts, with the vectors of their words."""
+    """Write Sentiment140 as two populations of accounts, and the vectors of their words, to `ready` in the work folder.
+
+    Returns counts for the record.
+    """
     from fedtail.data.fetching.sent140 import read_sent140
 
-    forms, known, holds = read_sent140(file, _vectors(fetching), fetching.at_least)
+    forms, known, holds = read_sent140(file, _word_vectors(fetching), fetching.at_least)
     for form, population in forms.items():
-        population.save(fetching.work / "ready" / form)
-    known.save(fetching.work / "ready")
+        population.save(fetching.work_folder / "ready" / form)
+    known.save(fetching.work_folder / "ready")
     means = forms["means"]
     return {"clients": len(means), "examples": means.num_examples, "populations": list(forms), "holds": holds,
             "words": len(known.words) - 1, "dimension": known.vectors.shape[1]}
 
 
 def _prepare_glove(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """GloVe as words and an array of vectors."""
+    """Write GloVe as words and an array of vectors to `ready` in the work folder; returns counts for the record."""
     from fedtail.data.fetching.words import WordVectors
 
     read = WordVectors.read_glove(file, fetching.wishes.dimension)
-    read.save(fetching.work / "ready")
+    read.save(fetching.work_folder / "ready")
     words = len(read.words)
     return {"words": words, "dimension": fetching.wishes.dimension, "populations": [], "holds": {"words": words}}
 
@@ -148,8 +156,11 @@ _PREPARE: dict[str, Callable[[Fetching, Path], dict[str, Any]]] = {
     "femnist": _prepare_femnist, "shakespeare": _prepare_shakespeare, "sent140": _prepare_sent140, "glove": _prepare_glove}
 
 
-def _vectors(fetching: Fetching) -> Any:
-    """The word vectors named, or those beside the set, fetched first if they are not there."""
+def _word_vectors(fetching: Fetching) -> Any:
+    """The word vectors in the folder that the user named, or else in `glove` beside the set.
+
+    There they are fetched first if they are missing, which may download them.
+    """
     from fedtail.data.fetching.words import WordVectors
 
     folder = fetching.wishes.vectors or fetching.out.with_name(GLOVE.name)
@@ -164,8 +175,11 @@ def _vectors(fetching: Fetching) -> Any:
     return WordVectors.open(folder)
 
 
-def _check_room(fetching: Fetching) -> None:
-    """The published file needs so much; one at hand may be smaller."""
+def _check_disk_space(fetching: Fetching) -> None:
+    """Refuse (OSError) a disk with less room than preparing the published file takes.
+
+    For a file that the user handed over this is only noted: it may be smaller.
+    """
     fetching.out.parent.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(fetching.out.parent).free, fetching.public.disk
     if free < needed:
@@ -177,19 +191,22 @@ def _check_room(fetching: Fetching) -> None:
 
 
 def _note_counts(fetching: Fetching, holds: dict[str, int]) -> None:
-    """What a file holds beside what the published one does: all there is to go by where a checksum is not known."""
+    """Note each count of the file (`holds`) that is not the published one: all there is to go by without a checksum."""
     for what, count in fetching.public.holds:
         if what in holds and holds[what] != count:
             fetching.note(f"this file holds {holds[what]:,} {what}, the published one {count:,}.")
 
 
 def _put_in_place(fetching: Fetching) -> None:
-    """Prepared beside its place and then renamed: a crash leaves the old folder or none, never half of one."""
-    old = fetching.work / "old"
+    """Rename the prepared folder to its place; one that was there goes to the work folder, and back if the rename fails.
+
+    So a crash leaves the old folder or none, never half of one.
+    """
+    old = fetching.work_folder / "old"
     if fetching.out.exists():
         fetching.out.rename(old)
     try:
-        (fetching.work / "ready").rename(fetching.out)
+        (fetching.work_folder / "ready").rename(fetching.out)
     except OSError:
         if old.exists():
             old.rename(fetching.out)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtail.data.fetching.words import WordVectors, open_member, words_of
+from fedtail.data.fetching.words import WordVectors, open_member, split_words
 from fedtail.data.leaf import leaf_files, read_users
 from fedtail.data.population import Population
 
@@ -20,27 +20,32 @@ Tweet = tuple[str, int, str]                   # account, 1 where positive, text
 
 
 def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[str, Population], WordVectors, dict[str, int]]:
-    """Accounts with at least so many tweets, as mean word vectors and as words; the words' vectors; what there is in all.
+    """Accounts with at least so many tweets as two populations, `means` and `words`; their words' vectors; counts in all.
 
-    `path` is the archive, its training file, or a folder of LEAF's json files. Words without a vector are left out; accounts are
-    numbered.
+    `path` is the archive, its training file, or a folder of LEAF's json files. `means` has the average word vector of a
+    tweet, `words` its first 25 words as row numbers of the vectors. Words without a vector are left out; accounts are
+    numbered, not named.
     """
-    counts = Counter(account for account, _, _ in tweets(path))
+    counts = Counter(account for account, _, _ in read_tweets(path))
     number = {account: place for place, account in enumerate(sorted(name for name, count in counts.items() if count >= at_least))}
     if not number:
         raise ValueError(f"no account has {at_least} tweets. Lower --at-least.")
-    kept = [(number[account], label, words_of(text)) for account, label, text in tweets(path) if account in number]
+    kept = [(number[account], label, split_words(text)) for account, label, text in read_tweets(path) if account in number]
     client, y = (np.array(side) for side in zip(*((who, label) for who, label, _ in kept), strict=True))
-    known = vectors.of_words(word for *_, words in kept for word in words)
-    tokens, lengths = _tokens([words for *_, words in kept], known)
+    known = vectors.select_words(word for *_, words in kept for word in words)
+    tokens, lengths = _word_numbers([words for *_, words in kept], known)
     words = {"sequence": tokens[:, :LENGTH].copy(), "lengths": lengths.clip(max=LENGTH)}
-    population = {"means": Population.from_arrays(_means(tokens, lengths, known.vectors), y, client),
+    population = {"means": Population.from_arrays(_mean_vectors(tokens, lengths, known.vectors), y, client),
               "words": Population.from_arrays(words, y, client)}
     return population, known, {"tweets": sum(counts.values()), "accounts": len(counts)}
 
 
-def tweets(path: Path) -> Iterator[Tweet]:
-    """Every tweet with an opinion (the archive's test file is left out: it has neutral ones and few accounts)."""
+def read_tweets(path: Path) -> Iterator[Tweet]:
+    """Every tweet with an opinion, as (account, 1 where positive else 0, text).
+
+    Neutral ones are left out, as is the archive's test file, which has few accounts. Raises ValueError where a row is not
+    Sentiment140's.
+    """
     if path.is_dir():
         for file in leaf_files(path):
             for account, x, y in read_users(file):
@@ -55,8 +60,11 @@ def tweets(path: Path) -> Iterator[Tweet]:
                 yield row[4], int(row[0] == "4"), row[5]
 
 
-def _tokens(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
-    """The words of each tweet as numbers, padded with 0, and how many there are."""
+def _word_numbers(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
+    """The words of each tweet as their rows in `known`, (tweets, longest) int32 padded with 0, and how many there are.
+
+    Words that `known` lacks are left out.
+    """
     row = {word: place for place, word in enumerate(known.words) if place}
     numbers = [[row[word] for word in words if word in row] for words in texts]
     lengths = np.array([len(words) for words in numbers])
@@ -65,8 +73,8 @@ def _tokens(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.
     return tokens, lengths
 
 
-def _means(tokens: np.ndarray, lengths: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """The average vector of each tweet's words, zero where it has none."""
+def _mean_vectors(tokens: np.ndarray, lengths: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """The average vector of each tweet's words, (tweets, dimension) float32; zero where it has none."""
     means = np.empty((len(tokens), vectors.shape[1]), np.float32)
     for begin in range(0, len(tokens), 4096):
         block = slice(begin, begin + 4096)

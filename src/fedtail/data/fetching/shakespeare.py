@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtail.data.fetching.client_database import client_examples, unpacked
+from fedtail.data.fetching.client_database import client_examples, unpack_database
 from fedtail.data.leaf import read_leaf
 from fedtail.data.population import Population
 
@@ -20,7 +20,7 @@ _CODE[list(LETTERS.encode())] = np.arange(OTHER)
 
 
 def letter_codes(text: bytes | str) -> np.ndarray:
-    """a-z as 0 to 25, A-Z as 26 to 51, everything else 52.
+    """The class of every character, uint8: a-z as 0 to 25, A-Z as 26 to 51, everything else 52.
 
     >>> letter_codes("To be").tolist()
     [45, 14, 52, 1, 4]
@@ -28,27 +28,32 @@ def letter_codes(text: bytes | str) -> np.ndarray:
     return _CODE[np.frombuffer(text if isinstance(text, bytes) else text.encode("latin-1", "replace"), np.uint8)]
 
 
-def windows(codes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every run of `width` characters (one byte each) and the character after it."""
+def cut_windows(codes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every run of `width` characters, (windows, width) uint8 as a view, and the character after it, (windows,) int64.
+
+    Both are empty where there are not more than `width` characters.
+    """
     if len(codes) <= width:
         return np.empty((0, width), np.uint8), np.empty(0, np.int64)
     return np.lib.stride_tricks.sliding_window_view(codes[:-1], width), codes[width:].astype(np.int64)
 
 
 def read_shakespeare(path: Path, work: Path, at_least: int, width: int) -> tuple[Population, dict[str, int]]:
-    """Roles with at least so many windows, and how many roles and speeches there are in all.
+    """Roles with at least so many windows of `width` characters, and how many roles and speeches there are in all.
 
-    `path` is the database, packed or not, or a folder of LEAF's json files, whose windows of 80 are cut to their last `width`.
+    `path` is the database, packed or not (unpacked to `work`), or a folder of LEAF's json files, whose windows of 80 are cut
+    to their last `width`. Raises ValueError where no role is left.
     """
     if path.is_dir():
         population = read_leaf(path, lambda x, y: (np.stack([letter_codes(window)[-width:] for window in x]),
                                                letter_codes("".join(y)).astype(np.int64)))
         return population.at_least(at_least), {"clients": len(population), "examples": population.num_examples}
     speeches: dict[str, tuple[list[bytes], list[bytes]]] = {}
-    for role, part, example in client_examples(unpacked(path, work), SPLITS):
+    for role, part, example in client_examples(unpack_database(path, work), SPLITS):
         speeches.setdefault(role, ([], []))[part].extend(example["snippets"])
     found = {"clients": len(speeches), "snippets": sum(len(first) + len(last) for first, last in speeches.values())}
-    cut = {role: windows(letter_codes(b"\n".join([*first, *last])), width) for role, (first, last) in sorted(speeches.items())}
+    cut = {role: cut_windows(letter_codes(b"\n".join([*first, *last])), width)
+           for role, (first, last) in sorted(speeches.items())}
     kept = {role: pair for role, pair in cut.items() if len(pair[1]) >= max(at_least, 1)}
     if not kept:
         raise ValueError(f"no role has {max(at_least, 1)} windows of {width} characters. Lower --at-least or --window.")

@@ -17,10 +17,10 @@ _ELSEWHERE = re.compile(r"https?://\S+|www\.\S+|@\w+")                 # address
 _WORD = re.compile(r"[a-z]+(?=n't)|n't|'[a-z]+|[a-z]+|[0-9]+|[^\w\s]")
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Lower-case words, numbers and signs, contractions cut as GloVe's corpus has them; no addresses, no accounts.
 
-    >>> words_of("@you I can't &amp; won't, see http://x.y 2morrow")
+    >>> split_words("@you I can't &amp; won't, see http://x.y 2morrow")
     ['i', 'ca', "n't", '&', 'wo', "n't", ',', 'see', '2', 'morrow']
     """
     return _WORD.findall(_ELSEWHERE.sub(" ", html.unescape(text).lower()))
@@ -35,7 +35,10 @@ class WordVectors:
 
     @classmethod
     def read_glove(cls, path: Path, dimension: int) -> WordVectors:
-        """From glove.6B.zip, or one of its text files: a word and its numbers on each line."""
+        """From glove.6B.zip, or one of its text files: a word and its numbers on each line.
+
+        Raises ValueError where a line has another number of values than `dimension`, or there is none.
+        """
         words: list[str] = []
         rows: list[np.ndarray] = []
         with open_member(path, f"glove.6B.{dimension}d.txt") as lines:
@@ -53,7 +56,10 @@ class WordVectors:
 
     @classmethod
     def open(cls, folder: Path) -> WordVectors:
-        """What `save` wrote."""
+        """The words and vectors that `save` wrote to a folder; the vectors are memory-mapped, read only.
+
+        Raises FileNotFoundError where they are not there, ValueError where their numbers differ.
+        """
         try:
             words = (folder / "words.txt").read_text(encoding="utf-8").split("\n")[:-1]
             vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
@@ -65,13 +71,13 @@ class WordVectors:
         return cls(words, vectors)
 
     def save(self, folder: Path) -> None:
-        """Write `words.txt` and `vectors.npy` into a folder."""
+        """Write `words.txt`, a word a line, and `vectors.npy` into a folder, which is created."""
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "vectors.npy", self.vectors, allow_pickle=False)
         (folder / "words.txt").write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8", newline="\n")
 
-    def of_words(self, wanted: Iterable[str]) -> WordVectors:
-        """Those of the words that have a vector, in the order here, behind one empty row for padding."""
+    def select_words(self, wanted: Iterable[str]) -> WordVectors:
+        """Those of the words that have a vector, in the order here, behind an empty word with a zero vector for padding."""
         wanted = set(wanted)
         rows = [row for row, word in enumerate(self.words) if word in wanted]
         empty = np.zeros((1, self.vectors.shape[1]), np.float32)
@@ -80,7 +86,7 @@ class WordVectors:
 
 @contextmanager
 def open_member(path: Path, member: str) -> Iterator[IO[bytes]]:
-    """A file as it is, or from the zip archive it was published in."""
+    """A file as it is, open for reading, or `member` of the zip archive it is; raises ValueError where that lacks it."""
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             yield file

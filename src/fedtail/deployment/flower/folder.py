@@ -54,6 +54,10 @@ masked_only = true               # nothing is answered in the clear
 keys = "{keys}"
 trust = []                       # ["."]: run code of this folder that the experiment names; ["torch"]: of a package
 test_share = {test_share}        # of each client's examples: never trained on, models are evaluated on them
+# answer_after = 5.0             # seconds after which every answer leaves, so that its time does not tell who is in the tail
+# identity = "identity"          # made here by `fedtail deploy identity .`; with pinned, only signed sums are answered
+# pinned = []                    # identity.pub of every node, as text, from its operator and not through the server
+# colluding = 0                  # so many other nodes may be on that server's side
 """
 
 

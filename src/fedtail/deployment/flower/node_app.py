@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from flwr.clientapp import ClientApp
 from flwr.common import ConfigRecord, Context, Message, RecordDict
 
@@ -13,12 +15,16 @@ app = ClientApp()
 @app.query("letter")
 def answer(message: Message, context: Context) -> Message:
     """Answer a message of the run with the node's `Site`, whose state is kept in `context.state` between messages."""
+    began = time.monotonic()
+
+    def keep(saved: bytes) -> None:
+        context.state["fedtail"] = ConfigRecord({"site": saved})
+
     settings = NodeSettings.read(str(context.node_config["settings"]))
     site = settings.site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
         site.recall(content(context.state, "site"))
-    reply = site.handle(content(message.content, "letter"))
-    context.state["fedtail"] = ConfigRecord({"site": site.save()})
+    reply = site.handle(content(message.content, "letter"), began, keep)
     return Message(RecordDict({"fedtail": ConfigRecord({"reply": reply})}), reply_to=message)
 
 

@@ -103,7 +103,7 @@ class RayFleet(SimulatedFleet):
         replies = self._ask_shards(called, packed_questions)
         for (handle, place), reply in zip(called, replies, strict=True):
             handle.warn_if_restarted(reply.life)
-            self._shard.add(place, reply.report)
+            self._shard.add_report(place, reply.report)
             for name, (who, rows) in reply.written.items():
                 Clients(self._shard, place[to_tensor(who)]).remember(name, to_tensor(rows))
         places = [place for _, place in called]

@@ -103,7 +103,7 @@ class ShardActor:
         They come from files that are seen here, or as the second reference.
         """
         message: RoundMessage = pickle.loads(fetch_objects(messages[:1])[0])
-        self.sees = message.site.is_seen()
+        self.sees = message.site.is_visible()
         if message.large and not self.sees and len(messages) < 2:
             return False
         cohort, place = message.cohort, positions_in_shard(message.cohort, self.low, self.high)

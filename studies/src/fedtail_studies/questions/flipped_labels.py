@@ -15,7 +15,7 @@ import torch
 
 import fedtail
 from fedtail.data import Population
-from fedtail.draws import hashed
+from fedtail.draws import hash_bits
 from fedtail_studies.compared.methods import quiet_about_small_tails
 from fedtail_studies.emnist.writers import FEMNIST
 from fedtail_studies.judging import lower
@@ -30,7 +30,7 @@ TAIL_FRACTIONS = (1.0, 0.8, 0.5, 0.1)
 
 def flip(population: Population, classes: int, seed: int) -> tuple[Population, torch.Tensor]:
     """The population with a tenth of its clients flipped, and who they are."""
-    order = hashed(seed, "flipped labels", population.key).argsort(stable=True)
+    order = hash_bits(seed, "flipped labels", population.key).argsort(stable=True)
     bad = torch.zeros(len(population), dtype=torch.bool)
     bad[order[: round(FLIPPED * len(population))]] = True
     owner, rows = population.examples()

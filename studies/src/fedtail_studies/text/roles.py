@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedtail.data import Population
-from fedtail.data.fetching.shakespeare import letter_codes, read_shakespeare, windows
+from fedtail.data.fetching.shakespeare import cut_windows, letter_codes, read_shakespeare
 from fedtail_studies.study import Data, Needs
 
 WINDOW, CLASSES, AT_LEAST, ROLES = 20, 53, 100, 1089             # of the paper: 544 roles train, 545 test
@@ -46,7 +46,7 @@ def _from_text(file: Path) -> Population:
     with np.load(file, allow_pickle=False) as arrays:
         alphabet, text, offsets = str(arrays["alphabet"]), arrays["text"], arrays["offsets"]
     codes = letter_codes(alphabet)[text]
-    cut = [windows(codes[begin:end], WINDOW) for begin, end in pairwise(offsets)]
+    cut = [cut_windows(codes[begin:end], WINDOW) for begin, end in pairwise(offsets)]
     role = np.repeat(np.arange(len(cut)), [len(y) for _, y in cut])
     x, y = (np.concatenate(side) for side in zip(*cut, strict=True))
     return Population.from_arrays(x, y, role)

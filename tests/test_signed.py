@@ -1,0 +1,224 @@
+"""Signed sessions: no downgrade to unsigned ones, thresholds against colluding clients, and the channel and nodes that use them."""
+
+from dataclasses import replace
+
+import attack_signed_downgrade as departing
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedtail
+from fedtail.channel import SignedGraph
+from fedtail.cli import app
+from fedtail.deployment.keys import make_identity, read_identity
+from fedtail.deployment.settings import NodeSettings
+from fedtail.secure import (
+    Client,
+    Identity,
+    LocalClients,
+    Participant,
+    Refused,
+    Rounds,
+    Run,
+    Session,
+    TooFew,
+    signed_threshold,
+    sparse_session,
+)
+from fedtail.secure.frames import bundled, unwrap, wrap
+from fedtail.secure.messages import KeyList, Keys
+
+from remote_cases import LOCAL, PEOPLE, TASK, Sites, params_of
+
+UNSIGNED = "the session is not signed, and this client has an identity: it answers signed sessions only."
+METHOD = fedtail.fedavg(30, **LOCAL)
+CHANNEL = fedtail.SecureChannel(20, minimum_contributors=3)
+
+
+def own_identities(count, colluding=0, numbered=True):
+    """Identities that have pinned each other, by number or as a tuple of keys in another order."""
+    made = [Identity(bytes([one + 1]) * 32, ()) for one in range(count)]
+    publics = [one.public for one in made]
+    pinned = dict(enumerate(publics)) if numbered else tuple(reversed(publics))
+    return {one: Identity(identity.secret, pinned, colluding) for one, identity in enumerate(made)}
+
+
+@pytest.mark.parametrize("invitation", [Session(b"run", 0, tuple(range(7)), 4), sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), Run(b"run", tuple(range(7)))])
+def test_a_client_with_an_identity_joins_nothing_unsigned(invitation):
+    identity = own_identities(7)[0]
+    participant = Participant(0, b"run", identity=identity)
+    before = participant.save()
+    answer, refused = participant.answer(bundled([wrap(invitation.id, invitation)]), lambda *_: None)
+    assert (answer, [str(why) for why in refused]) == (bundled([]), [UNSIGNED])
+    assert participant.save() == before
+    bare = Participant(0, b"run")                                     # and what it joined before it had one, it leaves
+    assert bare.answer(bundled([wrap(invitation.id, invitation)]), lambda *_: None)[0] != bundled([])
+    restored = Participant.restore(bare.save(), identity)
+    assert restored.save() == participant.save()
+    assert Participant.restore(bare.save()).save() == bare.save()
+
+
+def test_a_client_restored_with_an_identity_is_not_in_an_unsigned_session():
+    client = Client(Session(b"run", 0, (0, 1, 2), 2), 0)
+    with pytest.raises(Refused, match=UNSIGNED):
+        Client.restore(client.save(), own_identities(3)[0])
+
+
+def test_the_attacks_of_a_departing_server_and_why_each_fails():
+    assert departing.sum_over_two({}) == [3, 30, 300]
+    with pytest.raises(Refused, match=UNSIGNED):
+        departing.sum_over_two(departing.identities())
+    assert departing.row_by_collusion(4, departing.identities()) == [1, 10, 100]      # 2t = n + c: one too low
+    with pytest.raises(Refused, match=r"the signed session is 4, and of 7 members, 1 of whom may collude with the server, this client requires 5"):
+        departing.row_by_collusion(4, departing.identities(colluding=1))
+    with pytest.raises(TooFew, match="4 signed the lists, and the threshold is 5"):
+        departing.row_by_collusion(5, departing.identities(colluding=1))
+
+
+@pytest.mark.parametrize("members", range(2, 13))
+def test_the_threshold_is_the_smallest_for_which_no_two_lists_can_be_signed(members):
+    """By search over how the honest clients are divided between two lists; colluding ones sign both."""
+    for colluding in range(members):
+        honest = members - colluding
+        least = next(t for t in range(1, 2 * members) if not any(min(one, honest - one) + colluding >= t for one in range(honest + 1)))
+        assert signed_threshold(members, colluding) == max(least, members // 2 + 1)
+        assert 2 * signed_threshold(members, colluding) > members + colluding >= 2 * (signed_threshold(members, colluding) - 1)
+
+
+@pytest.mark.parametrize("colluding", [0, 1, 2, 3])
+def test_clients_check_the_threshold_against_those_who_may_collude(colluding):
+    identity, needed = own_identities(7, colluding)[0], signed_threshold(7, colluding)
+    for threshold in range(4, 8):
+        session = Session(b"run", 0, tuple(range(7)), threshold, signed=1)
+        if threshold < needed:
+            with pytest.raises(Refused, match=f"this client requires {needed} or more"):
+                Client(session, 0, identity=identity)
+        else:
+            Client(session, 0, identity=identity)
+    with pytest.raises(ValueError, match="colluding must be 0 or more, got -1"):
+        replace(identity, colluding=-1)
+
+
+@pytest.mark.parametrize("colluding", [1, 2])
+def test_signed_sums_with_colluding_clients_go_on_when_others_drop_out(colluding):
+    needed = signed_threshold(7, colluding)
+    clients = LocalClients(range(7), b"run", identities=own_identities(7, colluding, numbered=False), vanish={0: range(2, 9), 3: range(3, 9)})
+    clients.rows, rounds = {one: np.full(2, 1 << one) for one in range(7)}, Rounds(clients)
+    rounds.open(Session(b"run", 0, tuple(range(7)), needed, signed=1))
+    done = rounds.sum(2, 20)
+    assert done.survivors == (1, 2, 3, 4, 5, 6)
+    assert done.total.tolist() == [126, 126]
+    clients.vanish = {one: range(99) for one in range(7 - needed + 1)}
+    with pytest.raises(TooFew, match=f"{needed - 1} of 7 clients sent keys"):
+        rounds.open(Session(b"run", 1, tuple(range(7)), needed, signed=1))
+
+
+def test_keys_pinned_without_numbers_are_each_somebody_elses():
+    """Where the server gives the numbers, it cannot give one identity two of them, nor bring in a stranger."""
+    session, known = Session(b"run", 0, (0, 1, 2, 3), 3, signed=1), own_identities(4, numbered=False)
+    clients = {one: Client(session, one, identity=known[one]) for one in session.members}
+    twin = Client(session, 3, identity=known[2])                      # the identity of 2 once more, under another number
+    stranger = Client(session, 3, identity=Identity(bytes([99]) * 32, known[0].pinned))
+    entries = [unwrap(Keys, clients[one].keys(), session.id, 10**6) for one in session.members]
+    for wrong in (twin, stranger):
+        listed = KeyList((*entries[:3], unwrap(Keys, wrong.keys(), session.id, 10**6)))
+        with pytest.raises(Refused, match="the keys of client 3 are not signed by the identity pinned for it"):
+            clients[0].shares(wrap(session.id, listed))
+    clients[0].shares(wrap(session.id, KeyList(tuple(entries))))
+    assert not known[0].vouches(0, b"", b"")                          # numbers are known from a list of keys only
+
+
+def trained(fleet=None, channel=CHANNEL, rounds=2):
+    return params_of(fedtail.train(METHOD, TASK, **({"population": PEOPLE} if fleet is None else {"fleet": fleet}), rounds=rounds, channel=channel))
+
+
+def test_a_signed_channel_in_the_simulator_gives_the_same_model():
+    signed = replace(CHANNEL, graph=SignedGraph(colluding=3))
+    assert trained(channel=signed).equal(trained(channel=fedtail.IntegerChannel()))
+    assert signed.label == ("sums over at least 20 clients signed against a server that departs from the protocol with up to 3 colluding "
+                            "participants, masked, all in one process")
+    assert [SignedGraph(3).threshold(30, least) for least in (2, 17, 20)] == [17, 17, 20]
+    with pytest.raises(TooFew, match="29 of 30 participants may collude: nobody is left to hide among"):
+        SignedGraph(29).session(b"run", 0, tuple(range(30)), 20)
+    with pytest.raises(ValueError, match="colluding must be 0 or more, got -1"):
+        SignedGraph(-1)
+
+
+def test_sessions_of_the_simulator_are_signed_and_their_clients_check_the_threshold(monkeypatch):
+    opened = []
+    monkeypatch.setattr(Rounds, "open", lambda self, session, open=Rounds.open: (opened.append((session, self._exchange)), open(self, session)))
+    trained(channel=replace(CHANNEL, graph=SignedGraph(colluding=25)), rounds=1)
+    session, clients = opened[0]
+    assert (session.signed, session.threshold) == (1, 28)             # more than (30 + 25) / 2, not the channel's 20
+    assert {one._identity.colluding for one in clients.participants.values()} == {25}
+
+
+class SignedSites(Sites):
+    """Nodes with identities that have pinned each other; the server knows none of it."""
+
+    def __init__(self, nodes=5, colluding=0, **settings):
+        self.known = own_identities(nodes, colluding, numbered=False)
+        super().__init__(nodes, **settings)
+
+    def fresh(self, node):
+        site = super().fresh(node)
+        site._identity = self.known[node]
+        return site
+
+
+@pytest.mark.parametrize("schedule", ["simple", "ahead"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_nodes_sign_and_the_model_is_the_same(schedule, restart):
+    signed = replace(CHANNEL, graph=SignedGraph(colluding=1))
+    found = trained(SignedSites(colluding=1, restart=restart).fleet(schedule=schedule), signed)
+    assert found.equal(trained(Sites().fleet(schedule=schedule)))
+    assert not found.equal(TASK.params())
+
+
+@pytest.mark.filterwarnings("ignore::fedtail.algorithm.RoundLostWarning")
+def test_signed_nodes_go_on_when_one_is_gone_and_stop_when_too_few_are_left():
+    for gone, answered in ((1, 24), (2, 0)):                          # of 5 nodes with 1 colluding, 4 must stay
+        fleet = SignedSites(colluding=1, vanish={node: range(2, 99) for node in range(gone)}).fleet(schedule="simple")
+        trained(fleet, replace(CHANNEL, threshold=2, graph=SignedGraph(colluding=1)), rounds=1)
+        assert fleet.reports[0].answered == answered
+
+
+@pytest.mark.filterwarnings("ignore::fedtail.algorithm.RoundLostWarning")
+def test_nodes_with_identities_refuse_a_server_that_does_not_want_signatures():
+    """The downgrade: to an unsigned session, to few neighbours, to an all-or-nothing run, to too low a threshold."""
+    for schedule in ("simple", "ahead", "all-or-nothing"):
+        sites = SignedSites()
+        fleet = sites.fleet(schedule=schedule)
+        assert trained(fleet, rounds=1).equal(TASK.params())          # no round is held
+        assert set(fleet.reports[0].problems.values()) == {UNSIGNED}
+        assert not sites.woken                                        # and no node computed anything
+    fleet = SignedSites(colluding=2).fleet(schedule="simple")
+    assert trained(fleet, replace(CHANNEL, threshold=2, graph=SignedGraph(colluding=0)), rounds=1).equal(TASK.params())
+    assert set(fleet.reports[0].problems.values()) == {"the threshold of the signed session is 3, and of 5 members, 2 of whom may collude with the "
+                                                       "server, this client requires 4 or more."}
+    with pytest.raises(ValueError, match="a server may call a node missing and retry without it, which signatures do not prevent"):
+        trained(SignedSites().fleet(schedule="all-or-nothing"), replace(CHANNEL, graph=SignedGraph()))
+
+
+def test_a_node_reads_its_identity_from_its_own_settings(tmp_path):
+    said = CliRunner().invoke(app, ["deploy", "identity", str(tmp_path / "north")])
+    assert said.exit_code == 0, said.output
+    assert CliRunner().invoke(app, ["deploy", "identity", str(tmp_path / "north")]).exit_code != 0      # keys are made once
+    publics = [said.output.strip(), make_identity(tmp_path / "south")]
+    assert (tmp_path / "north" / "identity.pub").read_text() == publics[0] + "\n"
+    assert Identity(read_identity(tmp_path / "north" / "identity"), ()).public.hex() == publics[0]
+    assert (tmp_path / "north" / "identity").stat().st_mode & 0o077 == 0
+    text = 'name = "north"\nexperiment = "experiment.toml"\ndata = "d.npz"\n'
+    signs = f'identity = "identity"\npinned = {publics}\ncolluding = 1\n'.replace("'", '"')
+    (tmp_path / "north" / "node.toml").write_text(text + signs)
+    identity = NodeSettings.read(tmp_path / "north" / "node.toml").site()._identity
+    assert (identity.public.hex(), [one.hex() for one in identity.pinned], identity.colluding) == (publics[0], publics, 1)
+    (tmp_path / "north" / "node.toml").write_text(text)
+    assert NodeSettings.read(tmp_path / "north" / "node.toml").site()._identity is None
+    for wrong, message in (('identity = "identity"\n', "Write identity and pinned"), ("colluding = 1\n", "Write identity and pinned"),
+                           (signs.replace("colluding = 1", "colluding = -1"), "colluding must be 0 or more nodes, got -1"),
+                           (signs.replace(publics[1], "zz"), "a pinned identity must be 64 hexadecimal digits, as in identity.pub; got 'zz'"),
+                           (signs.replace('"identity"', '"key"'), "there is no identity"), (signs.replace('"identity"', '"node.toml"'), "holds no identity key")):
+        (tmp_path / "north" / "node.toml").write_text(text + wrong)
+        with pytest.raises(ValueError, match=message):
+            NodeSettings.read(tmp_path / "north" / "node.toml").site()
