@@ -208,7 +208,7 @@ def test_a_wrapper_declares_what_the_risk_inside_declares_but_for_what_it_change
 
 def test_wrappers_refuse_these_and_no_others():
     refused = {around: {name for which, name, _, made in WRAPPED if which == around and isinstance(made, str)} for around in WRAPPERS}
-    not_private = {"PowerFair", "Worst", "GroupAscent", "Ascent", "a user's"}
+    not_private = {"PowerFair", "Worst", "GroupAscent", "Ascent", "ValueAtRisk", "EntropicValueAtRisk", "TiltedValueAtRisk", "a user's"}
     assert refused == {"Refreshed": {"Ascent"}, **{around: {"Mean", *not_private} for around in WRAPPERS if around != "Refreshed"}}
 
 

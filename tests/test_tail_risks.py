@@ -115,7 +115,9 @@ def test_entropic_and_tilted_values_at_risk_are_the_least_over_a_dense_grid_of_t
     share, size = (mass / mass.sum()).numpy(), max(losses.max().item(), 1e-9)
     entropic, by_tilt = EntropicValueAtRisk(theta).value(losses, mass).item(), TiltedValueAtRisk(theta).value(losses, mass).item()
     assert entropic == approx(least_entropic(losses.numpy(), share, theta), abs=1e-5 * size)
-    assert by_tilt == approx(least_tilted(losses.numpy(), share, theta), abs=1e-5 * size)
+    at_floor = share[losses.numpy() == 0].sum()
+    if abs(at_floor - (1 - theta)) > 1e-6:      # else the least is a limit, of logarithms of what rounding leaves of a difference
+        assert by_tilt == approx(least_tilted(losses.numpy(), share, theta), abs=1e-5 * size)
     below, between = ValueAtRisk(theta).value(losses, mass).item(), Superquantile(theta).value(losses, mass).item()
     assert below - 1e-6 * size <= by_tilt <= entropic + 1e-6 * size              # [Li23, eq. (7.66)]
     assert below - 1e-6 * size <= between <= entropic + 1e-6 * size

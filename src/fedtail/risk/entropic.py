@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
-from fedtail.questions import Conversation, Statistic, StatisticPart, side_by_side
+from fedtail.questions import Conversation, Statistic, StatisticPart, join_conversations
 from fedtail.risk.base import Risk, check_tail_fraction, fit_locally
 from fedtail.types import Density, Losses, Mass, Weights
 
@@ -101,7 +101,7 @@ class LeastOverTilts(Risk):
         return present.spread((present.mass.log() + tilt * (present.losses - end)).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        low, high = yield from side_by_side([extreme_loss(largest=False), extreme_loss(largest=True)])
+        low, high = yield from join_conversations([extreme_loss(largest=False), extreme_loss(largest=True)])
         if low is None or high is None:
             return torch.tensor([0.0, math.inf, math.inf], dtype=torch.float64)
         return (yield from self._search(*self.range(low, high)))

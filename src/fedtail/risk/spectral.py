@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
-from fedtail.questions import Conversation, side_by_side
+from fedtail.questions import Conversation, join_conversations
 from fedtail.risk.base import Present, Risk, check_tail_fraction
 from fedtail.risk.superquantile import tail_density, tail_weights
 from fedtail.types import Density, Losses, Mass, Weights
@@ -68,7 +68,7 @@ class Spectral(Risk):
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: the boundary of each tail, four numbers, one after the other."""
-        return torch.cat((yield from side_by_side([self.quantile.fit(fraction, None) for fraction in self.tail_fractions])))
+        return torch.cat((yield from join_conversations([self.quantile.fit(fraction, None) for fraction in self.tail_fractions])))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         tails = (height * tail_density(clients.losses, one) for height, one in zip(self._heights, dual.view(-1, 4), strict=True))

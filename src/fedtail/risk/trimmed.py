@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
-from fedtail.questions import Conversation, side_by_side
+from fedtail.questions import Conversation, join_conversations
 from fedtail.risk.base import Present, Risk
 from fedtail.risk.superquantile import tail_density, tail_weights
 from fedtail.types import Density, Losses, Mass, Weights
@@ -54,7 +54,7 @@ class TrimmedMean(Risk):
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: the boundaries of those who stay and of those left out, four numbers each; a tail of nobody has none."""
         shares = [share for share in (1 - self.leave_best, self.leave_worst) if 0 < share < 1]
-        found = yield from side_by_side([self.quantile.fit(share, None) for share in shares])
+        found = yield from join_conversations([self.quantile.fit(share, None) for share in shares])
         inside = found[0] if self.leave_best else EVERYBODY
         return torch.cat([inside, found[-1]]) if self.leave_worst else inside
 
