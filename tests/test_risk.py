@@ -18,10 +18,13 @@ from scipy.optimize import linprog, minimize_scalar
 from fedtail import (
     Ascent,
     Binned,
+    EntropicValueAtRisk,
     Everyone,
     ExactQuantile,
     GaussianNoise,
     GroupAscent,
+    IntervalSuperquantile,
+    InverseSuperquantile,
     LocalSGD,
     MajoriseMinimise,
     Mean,
@@ -32,10 +35,13 @@ from fedtail import (
     QuadraticSuperquantile,
     Refreshed,
     SmoothedSuperquantile,
+    Spectral,
     Superquantile,
     TailFilter,
     Tilted,
+    TiltedValueAtRisk,
     Uniform,
+    ValueAtRisk,
     WeightedMean,
     Worst,
     fedavg,
@@ -53,7 +59,8 @@ from fedtail.risk.base import Present, Risk, fit_locally, normalised_mass
 from cases import TAIL_FRACTIONS, small_population, weighted_losses
 
 RISKS = [Mean(), Superquantile(0.3), SmoothedSuperquantile(0.3, 0.5), QuadraticSuperquantile(0.3, 0.5), Tilted(1.5), Tilted(-1.0),
-         Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst()]
+         Tilted(0.0), Tilted(2.0, loss_bound=10.0), Tilted(-2.0, loss_bound=10.0), PowerFair(0.0), PowerFair(0.5), PowerFair(2.0), Worst(), ValueAtRisk(0.4), EntropicValueAtRisk(0.4),
+         TiltedValueAtRisk(0.4), InverseSuperquantile(0.3), IntervalSuperquantile(0.3, 0.2), Spectral((1.0, 0.4, 0.1), (0.5, 0.25, 0.25))]
 
 
 def federated_weights(risk: Risk, losses: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
@@ -160,7 +167,8 @@ def test_gradients_of_values_are_right_and_proportional_to_weights(risk):
 CONVEX = [Mean(), Superquantile(0.25), Superquantile(0.5), Superquantile(1.0), Superquantile(1e-12), SmoothedSuperquantile(0.5, 0.3),
           SmoothedSuperquantile(1.0, 0.3), QuadraticSuperquantile(0.25, 0.3), QuadraticSuperquantile(0.5, 0.3),
           QuadraticSuperquantile(1.0, 0.3), QuadraticSuperquantile(1e-3, 0.3), Tilted(0.0), Tilted(1.5), Tilted(1e-9), PowerFair(0.0),
-          PowerFair(0.5), PowerFair(2.0), Worst(), Ascent(), GroupAscent(3)]
+          PowerFair(0.5), PowerFair(2.0), Worst(), Ascent(), GroupAscent(3), EntropicValueAtRisk(0.4), EntropicValueAtRisk(1.0), EntropicValueAtRisk(1e-6),
+          Spectral((1.0, 0.25), (0.5, 0.5)), IntervalSuperquantile(0.0, 0.3), IntervalSuperquantile(0.0, 0.0)]
 EVERY = [*RISKS, *CONVEX, TailFilter(0.3), TailFilter(1.0), Tilted(-1e-9), Refreshed(Superquantile(0.3), 3)]
 
 

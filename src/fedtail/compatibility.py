@@ -31,16 +31,22 @@ from fedtail.recipes import fedavg
 from fedtail.risk import (
     Ascent,
     Binned,
+    EntropicValueAtRisk,
     GroupAscent,
+    IntervalSuperquantile,
+    InverseSuperquantile,
     Mean,
     PowerFair,
     QuadraticSuperquantile,
     Refreshed,
     Risk,
     SmoothedSuperquantile,
+    Spectral,
     Superquantile,
     TailFilter,
     Tilted,
+    TiltedValueAtRisk,
+    ValueAtRisk,
     Worst,
 )
 from fedtail.risk.base import fit_locally
@@ -97,7 +103,10 @@ def table_rows() -> Iterator[Row]:
         ("`SmoothedSuperquantile`", SmoothedSuperquantile(0.5, 0.1)),
         ("`QuadraticSuperquantile`", QuadraticSuperquantile(0.5, 0.1)),
         ("`Tilted`", Tilted(1.0)), ("`Tilted` with `loss_bound`", Tilted(1.0, 4.0)), ("`PowerFair`", PowerFair(1.0)),
-        ("`Worst`", Worst()), ("`GroupAscent`", GroupAscent(GROUPS)), ("`Ascent`", Ascent()),
+        ("`Worst`", Worst()), ("`ValueAtRisk`", ValueAtRisk(0.5)), ("`EntropicValueAtRisk`", EntropicValueAtRisk(0.5)),
+        ("`TiltedValueAtRisk`", TiltedValueAtRisk(0.5)), ("`InverseSuperquantile`", InverseSuperquantile(0.5)),
+        ("`IntervalSuperquantile`", IntervalSuperquantile(0.2, 0.2)), ("`Spectral`", Spectral((1.0, 0.1), (0.5, 0.5))),
+        ("`GroupAscent`", GroupAscent(GROUPS)), ("`Ascent`", Ascent()),
         ("`Refreshed(Superquantile)`", Refreshed(tail, 2)), ("`Binned(Superquantile)`", Binned(tail, histogram)),
     )
     for name, risk in risks:

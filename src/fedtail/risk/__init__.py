@@ -3,15 +3,20 @@
 from fedtail.risk.ascent import Ascent, GroupAscent, project_to_simplex
 from fedtail.risk.base import Risk
 from fedtail.risk.binned import Binned
+from fedtail.risk.entropic import EntropicValueAtRisk, TiltedValueAtRisk
 from fedtail.risk.mean import Mean
 from fedtail.risk.power_fair import PowerFair
 from fedtail.risk.refreshed import Refreshed
 from fedtail.risk.smoothed import QuadraticSuperquantile, SmoothedSuperquantile
+from fedtail.risk.spectral import Spectral
 from fedtail.risk.superquantile import Superquantile, TailFilter, superquantile_weights
 from fedtail.risk.tilted import Tilted
+from fedtail.risk.trimmed import IntervalSuperquantile, InverseSuperquantile
+from fedtail.risk.value_at_risk import ValueAtRisk
 from fedtail.risk.worst import Worst
 
 __all__ = [
-    "Ascent", "Binned", "GroupAscent", "Mean", "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk",
-    "SmoothedSuperquantile", "Superquantile", "TailFilter", "Tilted", "Worst", "project_to_simplex", "superquantile_weights",
+    "Ascent", "Binned", "EntropicValueAtRisk", "GroupAscent", "IntervalSuperquantile", "InverseSuperquantile", "Mean",
+    "PowerFair", "QuadraticSuperquantile", "Refreshed", "Risk", "SmoothedSuperquantile", "Spectral", "Superquantile",
+    "TailFilter", "Tilted", "TiltedValueAtRisk", "ValueAtRisk", "Worst", "project_to_simplex", "superquantile_weights",
 ]

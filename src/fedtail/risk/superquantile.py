@@ -47,12 +47,12 @@ class Superquantile(Risk):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """Mean loss of the worst `tail_fraction` of the mass, over the last axis."""
         present = self.present(losses, mass)
-        return (_tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
+        return (tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """Weights that attain the superquantile: alpha_k / theta above the boundary, a part of that for whoever is tied at it."""
         present = self.present(losses, mass)
-        return present.spread(_tail_weights(present, self.tail_fraction))
+        return present.spread(tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: hold the conversation of `quantile`. The dual is (low, high, share, tail mass) as `Quantile` describes it."""
@@ -60,8 +60,7 @@ class Superquantile(Risk):
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Client: one from `high` on, the boundary's share in [low, high), zero below."""
-        low, high, share, _ = dual
-        return torch.where(clients.losses >= high, 1.0, share * (clients.losses >= low))
+        return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
         """The mass of the tail, the last number of the dual, over the largest mass of one client."""
@@ -134,7 +133,13 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     """
     check_tail_fraction(tail_fraction)
     present = Present.of(losses, mass, batched=True)
-    return replace(present, dtype=mass.dtype).spread(_tail_weights(present, tail_fraction))
+    return replace(present, dtype=mass.dtype).spread(tail_weights(present, tail_fraction))
+
+
+def tail_density(losses: Tensor, dual: Tensor) -> Density:
+    """One for losses above the boundary of a tail, its share for those in it, zero below; the dual is a quantile part's."""
+    low, high, share, _ = dual
+    return torch.where(losses >= high, 1.0, share * (losses >= low))
 
 
 def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
@@ -144,7 +149,7 @@ def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tens
     return ranked.gather(-1, last)
 
 
-def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
+def tail_weights(present: Present, tail_fraction: float) -> Tensor:
     """Superquantile weights of the clients with mass, (..., present) float64, sum one, without a gradient; ties share by mass."""
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
@@ -153,14 +158,19 @@ def _tail_weights(present: Present, tail_fraction: float) -> Tensor:
     return present.mass * (above + rest * tied) / tail_fraction
 
 
-def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Weights, by mass, of clients at or above the lower quantile, zero for others; float64, (..., present), sum one.
+def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
+    """The largest loss with more than `tail_fraction` of the mass, which sums to one, at or above it, (..., 1).
 
-    The lower quantile is the largest loss with more than `tail_fraction` of the mass at or above it.
+    For `tail_fraction` = 1 that is the smallest loss.
     """
-    losses = present.losses.detach()
     ranked, order = losses.sort(descending=True)
-    heaped = present.mass.gather(-1, order).cumsum(-1)
+    heaped = mass.gather(-1, order).cumsum(-1)
     last = (heaped <= tail_fraction + ROUNDING).sum(-1, keepdim=True).clamp(max=losses.shape[-1] - 1)
-    kept = present.mass * (losses >= ranked.gather(-1, last))
+    return ranked.gather(-1, last)
+
+
+def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
+    """Weights, by mass, of clients at or above the lower quantile, zero for others; float64, (..., present), sum one."""
+    losses = present.losses.detach()
+    kept = present.mass * (losses >= lower_quantile(losses, present.mass, tail_fraction))
     return kept / kept.sum(-1, keepdim=True)

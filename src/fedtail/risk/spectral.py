@@ -1,0 +1,84 @@
+"""Spectral risks: mixtures of superquantiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
+from fedtail.questions import Conversation, join_conversations
+from fedtail.risk.base import Present, Risk, check_tail_fraction
+from fedtail.risk.superquantile import tail_density, tail_weights
+from fedtail.types import Density, Losses, Mass, Weights
+
+
+@dataclass(frozen=True)
+class Spectral(Risk):
+    r"""A mixture of superquantiles: sum_j share_j S_theta_j, with `tail_fractions` (theta_j) and `shares` that sum to one.
+
+    Weights rise with the rank of a loss, in steps: every spectral risk (weights that do not fall with the rank) is such a
+    mixture, or a limit of them. Spectral((1, 0.1), (0.5, 0.5)) is half the mean and half the worst tenth. Federated, the
+    boundaries of all tails are found side by side, so they cost the messages of one.
+
+    >>> Spectral((1.0, 0.25), (0.5, 0.5)).value(torch.tensor([0., 1., 2., 5.])).item()
+    3.5
+    """
+
+    tail_fractions: tuple[float, ...]
+    shares: tuple[float, ...]
+    quantile: Quantile = ExactQuantile()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tail_fractions", tuple(map(float, self.tail_fractions)))
+        object.__setattr__(self, "shares", tuple(map(float, self.shares)))
+        if not self.tail_fractions or len(self.tail_fractions) != len(self.shares):
+            raise ValueError(f"Spectral needs a share for each tail_fraction, got {len(self.shares)} for "
+                             f"{len(self.tail_fractions)}. Write Spectral((1.0, 0.1), (0.5, 0.5)).")
+        for fraction in self.tail_fractions:
+            check_tail_fraction(fraction)
+        if not all(share > 0 for share in self.shares) or not math.isclose(sum(self.shares), 1, abs_tol=1e-9):
+            raise ValueError(f"shares must be positive and sum to one, got {self.shares}. Divide them by their sum.")
+        check_quantile(self.quantile)
+
+    @property
+    def _heights(self) -> list[float]:
+        """What each tail adds to the density of its members, so that those in all tails have a density of one."""
+        raw = [share / fraction for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]
+        return [height / sum(raw) for height in raw]
+
+    @cached_property
+    def declares(self) -> RiskDeclaration:
+        weight = sum(height * fraction for height, fraction in zip(self._heights, self.tail_fractions, strict=True))
+        return RiskDeclaration(contributing=max(self.tail_fractions), weight=weight, not_private="", not_batched="",
+                               dynamic_range=-math.log(weight))
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        present = self.present(losses, mass)
+        return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        present = self.present(losses, mass)
+        return present.spread(self._weights_of(present))
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: the boundary of each tail, four numbers, one after the other."""
+        return torch.cat((yield from join_conversations([self.quantile.fit(fraction, None) for fraction in self.tail_fractions])))
+
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        tails = (height * tail_density(clients.losses, one) for height, one in zip(self._heights, dual.view(-1, 4), strict=True))
+        return torch.stack(list(tails)).sum(0).clamp(max=1)
+
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float:
+        """By the mass of the largest tail: each client has at most `mass` of it."""
+        return float(dual.view(-1, 4)[:, 3].max()) / mass
+
+    def _weights_of(self, present: Present) -> Tensor:
+        """Weights of those present, float64, sum one along the last axis."""
+        return torch.stack([share * tail_weights(present, fraction)
+                            for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]).sum(0)

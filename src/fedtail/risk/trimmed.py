@@ -1,0 +1,132 @@
+"""Means that leave out the worst clients, or the worst and the best: superquantiles subtracted from each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedtail.client_statistics import ClientStatistics
+from fedtail.declarations import RiskDeclaration
+from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
+from fedtail.questions import Conversation, join_conversations
+from fedtail.risk.base import Present, Risk
+from fedtail.risk.superquantile import tail_density, tail_weights
+from fedtail.types import Density, Losses, Mass, Weights
+
+EVERYBODY = torch.tensor([-math.inf, -math.inf, 1.0, math.nan], dtype=torch.float64)      # the dual of a tail that is all
+
+
+class TrimmedMean(Risk):
+    """Mean loss without the worst `leave_worst` and the best `leave_best` of the mass: what both risks of this file are.
+
+    Federated, the boundaries are found side by side, so two cost the messages of one. Whoever is left out does not train.
+    """
+
+    leave_worst: float
+    leave_best: float
+    quantile: Quantile
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile)
+
+    @property
+    def kept(self) -> float:
+        """The share of the mass that is averaged."""
+        return 1 - self.leave_best - self.leave_worst
+
+    @cached_property
+    def declares(self) -> RiskDeclaration:
+        kept = self.kept
+        return RiskDeclaration(contributing=kept, weight=kept, not_private="", not_batched="", dynamic_range=-math.log(kept))
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        present = self.present(losses, mass)
+        return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        present = self.present(losses, mass)
+        return present.spread(self._weights_of(present))
+
+    def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: the boundaries of those who stay and of those left out, four numbers each; a tail of nobody has none."""
+        shares = [share for share in (1 - self.leave_best, self.leave_worst) if 0 < share < 1]
+        found = yield from join_conversations([self.quantile.fit(share, None) for share in shares])
+        inside = found[0] if self.leave_best else EVERYBODY
+        return torch.cat([inside, found[-1]]) if self.leave_worst else inside
+
+    def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        inside = tail_density(clients.losses, dual[:4])
+        return (inside - tail_density(clients.losses, dual[4:])).clamp(min=0) if self.leave_worst else inside
+
+    def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
+        """By the mass that stays: each client has at most `mass` of it."""
+        if not self.leave_worst and not self.leave_best:
+            return math.inf                                # everybody, each by its whole mass
+        total = float(dual[7]) / self.leave_worst if self.leave_worst else float(dual[3]) / (1 - self.leave_best)
+        return self.kept * total / mass
+
+    def _weights_of(self, present: Present) -> Tensor:
+        """Weights of those present, float64, sum one along the last axis."""
+        worst, most = self.leave_worst, 1 - self.leave_best
+        inside = most * tail_weights(present, most)
+        outside = worst * tail_weights(present, worst) if worst else 0.0
+        return (inside - outside).clamp(min=0) / self.kept
+
+
+@dataclass(frozen=True)
+class IntervalSuperquantile(TrimmedMean):
+    r"""Mean loss of the clients between two quantiles: without the worst `leave_worst` and the best `leave_best` of the mass.
+
+    With the superquantile S, a = leave_worst and b = 1 - leave_best: (b S_b - a S_a) / (b - a). Clients whose losses are
+    corrupted, upwards or downwards, do not contribute. Convex in the losses for leave_worst = 0 only.
+
+    >>> IntervalSuperquantile(0.25, 0.25).value(torch.tensor([-9., 1., 2., 90.])).item()
+    1.5
+    """
+
+    leave_worst: float
+    leave_best: float
+    quantile: Quantile = ExactQuantile()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, share in (("leave_worst", self.leave_worst), ("leave_best", self.leave_best)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {share:g}. It is the share of the clients' mass to leave out.")
+        if not self.leave_worst + self.leave_best < 1:
+            raise ValueError(f"leave_worst + leave_best = {self.leave_worst + self.leave_best:g} leaves nobody. Leave out less "
+                             "than all.")
+
+
+@dataclass(frozen=True)
+class InverseSuperquantile(TrimmedMean):
+    r"""Mean loss of all but the worst `tail_fraction` (theta) of the client mass: inverse CVaR, [Li23, eq. (7.196)].
+
+    theta = 0 is the mean, theta -> 1 the smallest loss. It serves those who can be served, against corrupted clients, and is no
+    upper bound of the value at risk. Not convex in the losses.
+
+    >>> InverseSuperquantile(0.25).value(torch.tensor([0., 1., 2., 90.])).item()
+    1.0
+    """
+
+    tail_fraction: float
+    quantile: Quantile = ExactQuantile()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.tail_fraction < 1:
+            raise ValueError(f"tail_fraction (theta) must be in [0, 1), got {self.tail_fraction:g}. It is left out.")
+
+    @property
+    def leave_worst(self) -> float:  # type: ignore[override]
+        """The share of the mass that is left out: the worst."""
+        return self.tail_fraction
+
+    @property
+    def leave_best(self) -> float:  # type: ignore[override]
+        """Nobody is left out at the other end."""
+        return 0.0
