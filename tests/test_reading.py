@@ -23,6 +23,7 @@ from fedtail.data.tables import read_arrays, read_npy
 from fedtail.deployment.registry import read_node_info
 from fedtail.experiment import ExperimentError, Source
 from fedtail.parquet_files import _CompactReader, open_parquet, unpacked_size
+from fedtail.privacy.ledger_file import HEAD, LedgerError, LedgerFile
 from fedtail.reading import DEPTH, Unreadable, check_plain_name, json_lines, json_value, read_bytes, read_json, toml_tables
 from fedtail.rows import Mark, RowsError, RowStore
 from fedtail.runs.execution import is_finished_and_whole
@@ -221,6 +222,32 @@ def test_a_footer_that_would_end_the_process_is_refused(tmp_path):
             open_any(tmp_path / "b.parquet")
         except ValueError:
             continue
+
+
+def test_a_writer_whose_name_is_no_text_is_refused(tmp_path):
+    """The fuzzer's 7/parquet/3658: pyarrow decodes the name when it is first read."""
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"a": [1, 2]}), file)
+    whole = file.read_bytes()
+    at = whole.rindex(b"parquet-cpp")
+    file.write_bytes(whole[:at] + b"\xd5" + whole[at + 1:])
+    with pytest.raises(Unreadable, match=r"a\.parquet"):
+        open_parquet(file)
+
+
+def test_errors_about_numbers_with_many_digits_are_short(tmp_path):
+    """The fuzzer's 7/population/4357 and 7/ledger/1854."""
+    Population.from_clients([(torch.randn(2, 3), torch.tensor([0, 1]))]).save(tmp_path / "people")
+    manifest = next(file for file in (tmp_path / "people").iterdir() if file.suffix == ".json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "clients": [1] * 20_000}))
+    with pytest.raises(ValueError, match=r"says .* clients and 2 examples") as found:
+        Population.open(tmp_path / "people")
+    assert len(str(found.value)) < 2000
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text(json.dumps(HEAD) + "\n" + json.dumps({"x" * 5000: 1}) + "\n")
+    with pytest.raises(LedgerError, match="is damaged") as found:
+        LedgerFile(ledger).read()
+    assert len(str(found.value)) < 2000
 
 
 @pytest.mark.parametrize("data", [b"", b"\x15", b"\x1c" * 40, b"\x18\xff\xff\xff\xff\x0f", b"\x19\xf8\xff\xff\xff\x7f", b"\xff" * 12])

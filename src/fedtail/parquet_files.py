@@ -33,8 +33,9 @@ def open_parquet(path: str | Path) -> Any:
     with refuse_damaged(str(path), AGAIN):
         file = parquet.ParquetFile(path, memory_map=False, thrift_string_size_limit=_FOOTER_BYTES,
                                    thrift_container_size_limit=_FOOTER_ENTRIES)
-    if _OLD.match(file.metadata.created_by or ""):
-        raise Unreadable(f"{path} was written by {file.metadata.created_by}, whose columns end later than they say. Write it "
+        writer = file.metadata.created_by or ""      # decoded only here
+    if _OLD.match(writer):
+        raise Unreadable(f"{path} was written by {writer}, whose columns end later than they say. Write it "
                          "again with a newer program.")
     return file
 

@@ -225,8 +225,8 @@ def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.nd
         of_clients = name in ("start", "size", "mass", "key", *_OPTIONAL)
         count = clients if of_clients else examples
         if not array.ndim or type(count) is not int or len(array) != count or (of_clients and array.ndim != 1):
-            raise ValueError(f"{name}.npy has shape {array.shape}, but {_MANIFEST} says {clients} clients and "
-                             f"{examples} examples. Save the population again.")
+            raise ValueError(f"{name}.npy has shape {array.shape}, but {_MANIFEST} says {shorten(clients)} clients "
+                             f"and {shorten(examples)} examples. Save the population again.")
     start, size = arrays["start"], arrays["size"]
     if not clients or size.min() < 1 or size.max() > examples or start.min() < 0 or (start > examples - size).any():
         raise ValueError(f"{place} has clients that reach outside its {examples} examples. Save the population again.")

@@ -25,6 +25,7 @@ from fedtail.privacy.events import (
     Sampling,
 )
 from fedtail.privacy.history import UNRECORDED, EarlierHistory
+from fedtail.reading import shorten
 
 HEAD = {"format": "fedtail ledger 1"}
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (
@@ -105,7 +106,7 @@ class LedgerFile:
             known, record = _read_lines(lines[1:], unrecorded)
             numbers = {release: number for number, release in enumerate(known)}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as reason:
-            raise LedgerError(f"{self.path} is damaged ({reason}). {LOST}") from reason
+            raise LedgerError(f"{self.path} is damaged ({shorten(reason)}). {LOST}") from reason
         self._numbers = numbers
         return record
 

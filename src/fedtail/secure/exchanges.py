@@ -45,7 +45,7 @@ def query(server: Server, width: int, modulus_bits: int, context: bytes, check: 
     `check` is called in between, with the members whose rows came: what it raises leaves the sum masked for good.
     """
     take(server, server.session.id, (yield one_message_each(server.ask(width, modulus_bits, context))))
-    check(server.answered)
+    check(server.answered_members)
     if server.session.signed:
         take(server, server.session.id, (yield one_message_each(server.confirm())))
     take(server, server.session.id, (yield one_message_each(server.unmask())))

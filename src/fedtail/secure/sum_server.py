@@ -176,7 +176,7 @@ class Server:
         query.alive.add(masked.sender)
 
     @property
-    def answered(self) -> tuple[int, ...]:
+    def answered_members(self) -> tuple[int, ...]:
         """The members whose rows for the query under way have arrived, in increasing order."""
         return tuple(sorted(self._now().alive))
 
