@@ -220,12 +220,12 @@ def asked_in_vain(question):
 
 def test_a_round_is_lost_where_fewer_answered_than_the_channel_needs():
     question = Statistic(Digit(24, 8), torch.tensor(0))                  # without noise: only the channel needs a minimum
-    SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=8))
+    SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=8, answered_beside_largest=8))
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=7))
+        SecureChannel(8).lose_few((question,), SimpleNamespace(answer_count=7, answered_beside_largest=7))
     shares = replace(question, mechanism=RECIPES["dp_fedavg"].mechanism)         # noise of 8 clients
     with pytest.raises(RoundLost, match="7 clients answered, and 8 are needed"):
-        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answer_count=7))
+        SecureChannel(2).lose_few((question, shares), SimpleNamespace(answer_count=7, answered_beside_largest=7))
 
 
 def counts_of(trained):
@@ -499,10 +499,10 @@ def test_channels_say_how_many_they_need_and_what_the_server_sees():
 
 def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
     question = Statistic(Digit(24, 8), torch.tensor(0))
-    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=None))             # nobody can fail there
-    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=1))
+    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=None, answered_beside_largest=None))             # nobody can fail there
+    PlainChannel().lose_few((question,), SimpleNamespace(answer_count=1, answered_beside_largest=1))
     with pytest.raises(RoundLost, match=r"^0 clients answered, and 1 are needed"):
-        PlainChannel().lose_few((question,), SimpleNamespace(answer_count=0))
+        PlainChannel().lose_few((question,), SimpleNamespace(answer_count=0, answered_beside_largest=0))
 
 
 def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
@@ -527,7 +527,7 @@ def test_the_noise_of_a_server_follows_from_seed_round_and_question():
 class Watched:
     """A fleet that writes down how its rounds are opened and closed."""
 
-    in_one_process, answer_count = True, None
+    in_one_process, answer_count, answered_beside_largest = True, None, None
 
     def __init__(self, fails=False):
         self.fails, self.seen = fails, []

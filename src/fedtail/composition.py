@@ -213,7 +213,7 @@ def node_noise_refusals(parts: Composition) -> Iterator[str]:
     A node that adds its own clients' shares of integer noise knows them, so those of the others must be enough.
     """
     risk, aggregate, _ = parts.declarations
-    nodes = getattr(parts.population, "node", None)
+    nodes = parts.population.node
     if nodes is None:
         return
     largest = int(nodes.unique(return_counts=True)[1].max()) / len(nodes)

@@ -78,7 +78,7 @@ class SimulatedPopulation:
 class Fleet(Protocol):
     """Who computes: a shard of clients returns one partial sum for each question."""
 
-    population: Any                     # who exists: at least `key`, `mass`, `group` and a length
+    population: Any                     # who exists: at least `key`, `mass`, `group`, `node` (None: all here) and a length
 
     @property
     def forgets(self) -> bool:
@@ -103,6 +103,16 @@ class Fleet(Protocol):
     @property
     def answer_count(self) -> int | None:
         """How many clients' answers the last sums hold; None on fleets where no client fails to answer."""
+        ...
+
+    @property
+    def answered_beside_largest(self) -> int | None:
+        """Clients whose answers the last sums hold, without those of the node that has most of them; None as `answer_count`."""
+        ...
+
+    @property
+    def schedule(self) -> str | None:
+        """How masked sums share their exchanges: "ahead", "simple" or "all-or-nothing"; None where no node masks anything."""
         ...
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:

@@ -98,6 +98,11 @@ class Question(Protocol):
         """The part that computes the number of a client which risks read as its loss; None is the mean loss over its examples."""
         ...
 
+    @property
+    def by_group(self) -> bool:
+        """Whether its rows are read group by group: then a group of few clients is left out where sums hide single ones."""
+        ...
+
     def needs_losses(self, shard: Shard) -> bool:
         """Whether the losses of the shard's clients have to be computed before `rows` is called."""
         ...
@@ -123,6 +128,10 @@ class Question(Protocol):
 
         Infinite where the whole cohort has one, None where it is not known before they are counted.
         """
+        ...
+
+    def failed_contributors(self, shard: Shard) -> Tensor:
+        """Who of a shard was taken to contribute to the sum and answered with zeros, (clients,) bool."""
         ...
 
     def count_question(self) -> Question:
@@ -158,6 +167,11 @@ class Statistic:
         """The class name of the part that asks."""
         return type(self.part).__name__
 
+    @property
+    def by_group(self) -> bool:
+        """Whether the part reads its rows group by group."""
+        return self.part.by_group
+
     def needs_losses(self, shard: Shard) -> bool:
         """Always true: a statistic is computed from the losses."""
         return True
@@ -189,6 +203,10 @@ class Statistic:
         """Infinite, since all of the cohort answer; of a question by group, the size of the smallest group that is told of."""
         return math.inf if self.smallest_group is None else self.smallest_group
 
+    def failed_contributors(self, shard: Shard) -> Tensor:
+        """Whoever failed, (clients,) bool: everybody is taken to contribute."""
+        return shard.failed
+
     def count_question(self) -> Question:
         """Raises a TypeError: the whole cohort answers, so there is nothing to count."""
         raise TypeError("everybody answers a Statistic: there is nothing to count.")
@@ -209,6 +227,7 @@ class Train:
     number: int = 0
     divisor: int | None = None          # the entry of the sum that the aggregator will divide the others by
     objective: Any = None               # the number of a client that the dual was fitted to; None is its mean loss
+    by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
 
     @property
@@ -293,6 +312,10 @@ class Train:
         """The risk's lower bound under this dual; None where it has none, or where clients may take no step."""
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
+    def failed_contributors(self, shard: Shard) -> Tensor:
+        """Whoever has a weight and takes a step, and failed, (clients,) bool."""
+        return shard.contributed[self.model] & shard.failed
+
     def count_question(self) -> Question:
         """A `Count` of the clients that would train and contribute."""
         return Count(self, self.model)
@@ -310,6 +333,7 @@ class Evaluate:
     gather: bool = False
     mechanism: Mechanism = NoPrivacy()
     number: int = 0
+    by_group: ClassVar[bool] = False
     last_share: int | None = unsent_field()
 
     @property
@@ -359,6 +383,10 @@ class Evaluate:
         """None: clients may have nothing to evaluate on, so they are counted first."""
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
+    def failed_contributors(self, shard: Shard) -> Tensor:
+        """Nobody, (clients,) bool: those who contribute are counted exactly."""
+        return torch.zeros_like(shard.failed)
+
     def count_question(self) -> Question:
         """A `Count` of the clients that have something to evaluate on."""
         return Count(self, self.model)
@@ -370,6 +398,7 @@ class Count:
 
     divisor: ClassVar[int | None] = None
     trains: ClassVar[bool] = False
+    by_group: ClassVar[bool] = False
     last_share: ClassVar[None] = None
     question: Train | Evaluate
     model: int = 0
@@ -414,6 +443,10 @@ class Count:
     def fewest_contributors(self, mass: float) -> float:
         """Infinite: the whole cohort answers."""
         return math.inf                 # everybody in the cohort answers
+
+    def failed_contributors(self, shard: Shard) -> Tensor:
+        """Nobody, (clients,) bool: those who contribute are counted exactly."""
+        return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
         """Raises a TypeError: the whole cohort answers, so there is nothing to count."""
@@ -549,10 +582,7 @@ def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
     """
     silent = torch.zeros_like(shard.failed)
     for one in questions:
-        if isinstance(one, Train):
-            silent |= shard.contributed[one.model] & shard.failed
-        elif isinstance(one, Statistic):
-            silent |= shard.failed
+        silent |= one.failed_contributors(shard)
     return int(silent.sum())
 
 

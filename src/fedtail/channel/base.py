@@ -21,7 +21,6 @@ from fedtail.questions import (
     Encoding,
     Joint,
     Question,
-    Statistic,
     arrange_answers,
     refuse_rounding_after_noise,
     row_bound_for,
@@ -156,7 +155,7 @@ class Channel:
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
-        beside = getattr(fleet, "answered_beside_largest", answered)
+        beside = fleet.answered_beside_largest
         if beside is not None and beside < shares:
             raise RoundLost(f"{beside} clients answered beside those of the node that holds most, which knows their shares of "
                             f"the noise, and {shares} are needed.")
@@ -199,7 +198,7 @@ def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: i
 
     Clients of the others answer zeros. The round is lost where no group has as many; other questions are returned as they are.
     """
-    if not minimum or not isinstance(question, Statistic) or not question.part.by_group or question.mechanism.private:
+    if not minimum or not question.by_group or question.mechanism.private:
         return question
     sizes = population.group[cohort.ids].bincount()
     large = sizes >= minimum
@@ -230,8 +229,8 @@ def adds_shares(mechanism: Mechanism) -> bool:
 
 def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
     """Lose the round where the noise relies on more clients than were sampled beside those of any one node."""
-    counts = getattr(fleet.population, "counts", None) if adds_shares(question.mechanism) else None
-    known = max(counts(cohort).values(), default=0) if counts else 0
+    nodes = fleet.population.node if adds_shares(question.mechanism) else None
+    known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
     if len(cohort.ids) - known < question.mechanism.minimum:
         beside = f" beside those of the node that holds most, {known}, which knows their shares" if known else ""
         raise RoundLost(f"{len(cohort.ids) - known} clients were sampled{beside}, and the noise of {question.name} relies on "

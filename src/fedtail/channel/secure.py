@@ -126,7 +126,7 @@ class SecureChannel(Channel):
         if self.masks == "none" or self.dropout:
             yield ('nodes mask their rows and drop out by themselves: masks = "none" and dropout are for the simulator. '
                    "Leave them out.")
-        if self.graph is not None and getattr(fleet, "schedule", None) == "all-or-nothing":
+        if self.graph is not None and fleet.schedule == "all-or-nothing":
             yield ("in all-or-nothing sums a server may call a node missing and retry without it, which signatures do not "
                    "prevent. Use the schedule ahead or simple."
                    if isinstance(self.graph, SignedGraph) else

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class Population:
     sees it opens them there. Nothing here costs a Python object per client.
     """
 
+    node: ClassVar[None] = None           # all clients are here; a `ClientRegistry` says which node holds each
     inputs: Examples                      # (examples, ...)
     targets: Tensor                       # (examples, ...)
     start: Tensor                         # (clients,) int64

@@ -30,6 +30,8 @@ class SimulatedFleet:
     in_one_process = False     # those that compute elsewhere, in actors of Ray
     masks_rows = False         # there is nobody to mask them for
     answer_count = None            # nobody fails to answer
+    answered_beside_largest = None
+    schedule = None
     loses_clients = False
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
