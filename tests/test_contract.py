@@ -236,7 +236,7 @@ def test_a_wrapper_that_writes_nothing_says_all_that_the_risk_inside_says():
     assert Thin(Loud()).declares == Loud().declares
     assert all(getattr(Loud().declares, field.name) != getattr(RiskDeclaration(), field.name) for field in fields(RiskDeclaration))
     own = {name for name in vars(Risk) if not name.startswith("_")}
-    assert own - set(vars(RiskWrapper)) == {"statistic", "reads_memory", "present"}      # the inner risk answers questions, and is given losses, itself
+    assert own - set(vars(RiskWrapper)) == {"statistic", "by_group", "reads_memory", "present"}      # the inner risk answers questions, and is given losses, itself
 
 
 def parts_within(value) -> Iterator[object]:

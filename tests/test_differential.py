@@ -82,10 +82,10 @@ DEFECTS = {
     "the boundary of the filter is left out": (
         has("risk", "TailFilter"), TailFilter, "density", lambda self, seen, dual: (seen.losses > dual[0]).double()),
     "nothing is capped": (
-        has("risk", "SmoothedSuperquantile"), SmoothedSuperquantile, "_counted",
+        has("risk", "SmoothedSuperquantile"), SmoothedSuperquantile, "_density_at",
         lambda self, losses, level: self.tail_fraction * ((losses - level) / self.smoothing).exp()),
     "half the smoothing": (
-        has("risk", "QuadraticSuperquantile"), QuadraticSuperquantile, "_counted",
+        has("risk", "QuadraticSuperquantile"), QuadraticSuperquantile, "_density_at",
         lambda self, losses, threshold: ((losses - threshold) * 2 / self.smoothing).clamp(0, 1)),
     "tilted the other way": (
         has("risk", "Tilted"), Tilted, "density", lambda self, seen, dual: (self.tilt * (dual[0] - seen.losses)).clamp(max=0).exp()),

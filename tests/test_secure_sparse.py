@@ -301,7 +301,7 @@ def test_a_participant_without_such_sessions_is_saved_as_before():
     participant, session = Participant(0, b"test"), Session(b"test", 0, (0, 1, 2), 2)
     participant.answer(bundled([wrap(session.id, session)]), lambda round, ask: None)
     (client,) = participant._clients.values()
-    assert participant.save() == encode(ParticipantState(0, b"test", 2, 1, 0, (client.state,), ()))
+    assert participant.save() == encode(ParticipantState(0, b"test", 2, 0, 0, (client.state,), ()))
     assert Client.restore(client.save()).state == client.state
     sparse = Client(few(), 10)
     assert Client.restore(sparse.save()).state == sparse.state

@@ -21,7 +21,7 @@ from fedtail.deployment import PARTS
 from fedtail.deployment.node_messages import read_message
 from fedtail.models import SoftmaxRegression
 from fedtail.questions import Train
-from fedtail.wire import named, unpack
+from fedtail.wire import types_by_name, unpack
 
 from remote_cases import Sites
 
@@ -31,7 +31,7 @@ ERROR_RATE = 1e-3                                                     # how ofte
 RULE = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
 MODEL = SoftmaxRegression(5, 3)
 MODEL.load_state_dict({name: RULE if value.ndim == 2 else torch.zeros_like(value) for name, value in MODEL.state_dict().items()})
-TASK, TYPES = fedtail.Task(MODEL), named(PARTS)
+TASK, TYPES = fedtail.Task(MODEL), types_by_name(PARTS)
 METHOD = fedtail.delta_fl(TAIL / NODES, NODES * CLIENTS, quantile=fedtail.ExactQuantile(12), local_steps=30, learning_rate=1e-6, batch_size=8)
 
 
