@@ -44,7 +44,10 @@ class RiskDeclaration:
     dynamic_range: float = 0.0           # log of how far below its bound every weight may lie at once
 
     def expected_contributors(self, cohort_size: float) -> float | None:
-        """About how many clients of a cohort have a non-zero weight, at least one where there is a client; None where unknown."""
+        """About how many of `cohort_size` clients are expected to have a non-zero weight; at least one if there is a client.
+
+        None where the risk does not declare it.
+        """
         return None if self.contributing is None else max(self.contributing * cohort_size, min(1.0, cohort_size))
 
 
