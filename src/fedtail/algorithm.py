@@ -29,7 +29,7 @@ from fedtail.server import OptimizerState, ServerOptimizer
 
 
 class RoundLostWarning(UserWarning):
-    """Too few clients stayed, or contributed, for a sum that may be released."""
+    """A round was lost, and the model kept: too few clients answered or contributed for a sum that may be released."""
 
 
 @with_old_names
@@ -82,7 +82,7 @@ def states_of(state: Any) -> tuple[State, ...]:
 @with_old_names
 @dataclass(frozen=True)
 class FederatedAlgorithm:
-    """A method, as its parts. Change one with `dataclasses.replace`."""
+    """A federated method, made of parts that are frozen and can be exchanged one by one, with `dataclasses.replace`."""
 
     sample: Sampler                             # population -> cohort
     local: LocalTraining                        # clients -> one update per client
@@ -221,7 +221,7 @@ class FederatedAlgorithm:
 @with_old_names
 @dataclass(frozen=True)
 class Family:
-    """Several methods over one cohort: as many models, the messages of the longest conversation."""
+    """Several methods that are trained on the same cohorts: one model each, and as many messages a round as the longest needs."""
 
     members: tuple[FederatedAlgorithm, ...]
 
@@ -260,7 +260,10 @@ class Family:
         return tuple(m.after_skipped_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
-        """The members' states after a round whose sums were not released: models as they were, the round counted."""
+        """The members' states after a round whose sums were not released, in order: models as they were, the round counted.
+
+        Each member's risk decides what its next `fit` is given as the previous dual.
+        """
         return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     @property

@@ -12,7 +12,7 @@ UNSENT = "unsent"      # in the metadata of a field that stays in its process
 
 
 class Part:
-    """Something frozen that questions may hold: a node builds it from its class, which it was given, and its fields."""
+    """A frozen dataclass that questions may hold; a node builds it from its fields if it was given the class beforehand."""
 
     sends: ClassVar[tuple[type, ...]] = ()      # classes of parts that its questions hold beside itself and its fields
 

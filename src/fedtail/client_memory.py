@@ -16,7 +16,7 @@ LargeMemory = dict[str, RowReferences | Recalled]      # where rows of `LARGE` n
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What is sent to nodes that keep their clients' memory themselves, so that they find it."""
+    """What nodes that store their clients' memory themselves are sent, so that they find the right one."""
 
     training: bytes                     # which training it is of, the same when the server is started again
     lost: tuple[int, ...] = ()          # rounds that were not held to their end

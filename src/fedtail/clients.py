@@ -34,7 +34,7 @@ KEEPS_NOTHING = ("local training that keeps something on its clients declares it
 
 
 class Report(NamedTuple):
-    """What happened to some clients while they answered."""
+    """Which of some clients contributed and failed in a round, and the rows they keep for the next."""
 
     contributed: Tensor                 # (models, clients)
     failed: Tensor                      # (clients,)
@@ -179,7 +179,7 @@ class Clients:
 
     @property
     def round(self) -> int:
-        """The number of the round, from 0."""
+        """The number of the round under way, from 0."""
         return self.shard.broadcast.round
 
     @property
@@ -193,11 +193,11 @@ class Clients:
         return self.shard.population.size[self.place]
 
     def params(self, model: int) -> Tensor:
-        """One of the broadcast models as a flat vector, (dim,), on the device and in the precision of the training."""
+        """The broadcast model with index `model` as a flat vector, (dim,), on the device and in the precision of training."""
         return self.shard.params[model]
 
     def take(self, chosen: Tensor | slice) -> Clients:
-        """The clients at some positions of this batch, or where a mask is true, as a batch of their own with the same memory."""
+        """The clients of this batch that `chosen` selects (positions, a mask or a slice), as a batch with the same memory."""
         return Clients(self.shard, self.place[chosen], self.memory)
 
     def batches_of_one(self) -> Iterator[Clients]:

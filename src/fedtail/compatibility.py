@@ -60,7 +60,7 @@ HEAD = ("risk, or aggregator of the mean", "`IntegerChannel`", "`SecureChannel`"
 
 @dataclass(frozen=True)
 class SingleRows(Part):
-    """Stands for every aggregator that asks for single rows."""
+    """A stand-in for any aggregator that asks for every client's row instead of their sum; it cannot aggregate."""
 
     @property
     def declares(self) -> AggregatorDeclaration:
@@ -70,7 +70,7 @@ class SingleRows(Part):
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination: whether it runs, in a word or two, and the texts that stand against it where it does not."""
+    """One cell of the table: whether a combination runs, in a word or two, and the texts of its refusals where it does not."""
 
     says: str
     refused: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One part of a method, and what becomes of it over each channel and fleet."""
+    """One row of the table: a risk or an aggregator, and whether it runs over each channel, with noise, and on each fleet."""
 
     part: str
     integers: Cell

@@ -31,7 +31,7 @@ class SmallTailWarning(UserWarning):
 @with_old_names
 @dataclass(frozen=True)
 class Composition:
-    """A method's parts, and what they are to run on."""
+    """A method's parts, with the population, channel and fleet that it is to run on, for the rules to judge."""
 
     sample: Sampler
     risk: Risk

@@ -18,7 +18,7 @@ UNDECLARED = "it does not declare that one client moves it by a bounded amount (
 
 @dataclass(frozen=True)
 class Keeps:
-    """A part keeps something on its clients between rounds."""
+    """A part's declaration that it keeps something on its clients between rounds."""
 
     lost: str                            # what it means when a client has lost it
     may_be_lost: bool = True             # False: such a part is refused where clients may forget

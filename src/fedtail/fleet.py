@@ -69,14 +69,14 @@ class RoundView:
 
 @dataclass(frozen=True)
 class SimulatedPopulation:
-    """Clients all of whom answer, as in a simulator: what its rounds are planned by before there is a fleet."""
+    """A population all of whose clients answer, as in a simulator; rounds can be planned with it before there is a fleet."""
 
     population: Any
     loses_clients: ClassVar[bool] = False
 
 
 class Fleet(Protocol):
-    """Who computes: a shard of clients returns one partial sum for each question."""
+    """The clients of a run and whoever computes for them: it answers each question with a sum over the cohort."""
 
     population: Any                     # who exists: at least `key`, `mass`, `group` and a length
 

@@ -12,7 +12,7 @@ from fedtail.draws import hash_bits, uniform
 
 
 class Iterate(Protocol):
-    """Looks at every model w^(t), t = 0, 1, ..., once and keeps what it needs for the result."""
+    """The rule for which model a run returns; it is given every model w^(t), t = 0, 1, ..., once and keeps what it needs."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
         """The tensor to keep after model number `round` (0 is the initial one), given the model and the tensor `kept` before it.
@@ -55,7 +55,7 @@ class AveragedIterate:
                              "It is 1 - learning_rate * weight_decay * local_steps / 2.")
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """The weighted average of all models so far, (dim,), this one included."""
+        """The weighted average of models 0 to `round`, (dim,), updated from the average `kept` before; `seed` is not used."""
         if kept is None:
             return params.clone()
         r = self.contraction
@@ -63,7 +63,7 @@ class AveragedIterate:
         return kept + newest * (params - kept)
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
-        """The average so far; the last model where nothing was kept."""
+        """The weighted average of all models, (dim,), as it was `kept`; the last model `params` where nothing was kept."""
         return params if kept is None else kept
 
 

@@ -28,7 +28,7 @@ Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, end
 
 
 class StatisticPart(Part):
-    """Something that can be asked about the losses."""
+    """A part that computes, on the client, a row of numbers from its loss, for questions about the losses."""
 
     reads_memory: ClassVar[bool] = False      # rows depend on what the risk keeps on its clients
     by_group: ClassVar[bool] = False          # rows are read group by group; without it a part is not given the clients' groups
@@ -54,7 +54,7 @@ class StatisticPart(Part):
 
 
 class Question(Protocol):
-    """Anything a client answers with one row."""
+    """What the server may ask: each client answers with one row, and the server gets their sum (or, if it gathers, the rows)."""
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class Question(Protocol):
         ...
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether the losses of the shard's clients have to be computed before `rows` is called."""
+        """Whether the losses of the shard's clients are to be computed, and shared among processes, before `rows` is called."""
         ...
 
     def rows(self, clients: Clients) -> Tensor:
@@ -117,7 +117,7 @@ class Question(Protocol):
         ...
 
     def release(self, dim: int) -> Release:
-        """What the answer reveals about clients, as an entry of the ledger, for a model with `dim` parameters."""
+        """The ledger's entry for what the answer reveals about clients, for a model with `dim` parameters."""
         ...
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
@@ -232,7 +232,7 @@ class Train:
 
     @property
     def name(self) -> str:
-        """The class name of the aggregator."""
+        """The class name of the aggregator, for error texts and the ledger."""
         return type(self.aggregate).__name__
 
     @property
@@ -278,7 +278,10 @@ class Train:
         return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
     def contributes(self, clients: Clients) -> Tensor:
-        """Which clients have a row other than zero, (clients,) bool: those with a weight that take at least one step."""
+        """Which clients have a row other than zero, (clients,) bool: those with a positive weight that take at least one step.
+
+        Computes their losses where the risk reads them; nobody trains.
+        """
         return self.weigh_clients(clients)[1]
 
     def rows(self, clients: Clients) -> Tensor:
@@ -388,7 +391,7 @@ class Evaluate:
         return _release(self, self.width(dim), f"an evaluation, by {self.name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One for every entry, (1,): values are scaled to [0, 1], and bins hold zero or one."""
+        """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
@@ -436,7 +439,7 @@ class Count:
         return self.question.contributes(clients).double()[:, None]
 
     def width(self, dim: int) -> int:
-        """One: each client's row is a zero or a one."""
+        """Always 1: a client's row is a single zero or one."""
         return 1
 
     def release(self, dim: int) -> Release:
@@ -444,7 +447,7 @@ class Count:
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One for the only entry, (1,)."""
+        """A bound of one on the only entry, (1,) float64."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
@@ -466,7 +469,7 @@ def _release(question: Question, width: int, what: str) -> Release:
 
 @dataclass(frozen=True)
 class Joint:
-    """Several questions in one message, joint ones among them; the answer is a tuple of sums."""
+    """Several questions, which may be joint ones themselves, in one message; it is answered by a tuple of their answers."""
 
     questions: tuple[Any, ...]
 
@@ -509,7 +512,7 @@ def arrange_answers(question: Any, answers: Iterator[Tensor]) -> Any:
 
 
 class Encoding(Protocol):
-    """How rows are encoded before they are sent."""
+    """How rows of real numbers are encoded before they are sent and summed."""
 
     @property
     def clients(self) -> int:

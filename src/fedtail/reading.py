@@ -27,7 +27,7 @@ _LONG_KEY = re.compile(rf"{_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{DEPTH}}}")      #
 
 
 class Unreadable(ValueError):
-    """A file or message that is damaged, too large or something else; says what came and what to do."""
+    """Raised for a file or message that is damaged, too large or of another kind; its text says what came and what to do."""
 
 
 def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:

@@ -16,7 +16,7 @@ from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling, S
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who was drawn, each once, in the population's order, and what a unit of their mass stands for."""
+    """The clients of a round, each once, in the population's order, with the factors that their masses are multiplied by."""
 
     ids: Tensor                 # (clients,) positions in the population
     key: Tensor                 # (clients,) names of their random streams
@@ -26,7 +26,7 @@ class Cohort:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """population, seed, round -> cohort. Without a seed it comes from the operating system."""
+    """Draws the cohort of each round from the population, from a seed or, without one, from the operating system's randomness."""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
         """The cohort of a round, drawn by (seed, round) and the clients' keys or, without a seed, by the operating system."""
@@ -69,7 +69,7 @@ class Uniform:
         return _unweighted_cohort(population, ids)
 
     def takes_everyone(self, population: Population) -> bool:
-        """Whether the cohort is as large as the population."""
+        """Whether `cohort_size` is the size of the population."""
         return self.cohort_size == len(population)
 
     def event(self, population: Population) -> Sampling:
@@ -77,7 +77,7 @@ class Uniform:
         return FixedSampling(self.cohort_size, len(population))
 
     def expected_size(self, population: Population) -> float:
-        """Exactly `cohort_size`."""
+        """`cohort_size`, the size of every cohort."""
         return self.cohort_size
 
     def check(self, population: Population) -> None:

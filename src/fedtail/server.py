@@ -12,7 +12,7 @@ OptimizerState = tuple[Tensor, ...]
 
 
 class ServerOptimizer(Protocol):
-    """The update w_k - w, averaged, is a step downhill: SGD with learning rate 1 takes it as it is."""
+    """Steps the model along the aggregated update, which points downhill: SGD with learning rate 1 adds it as it is."""
 
     def start(self, params: Tensor) -> OptimizerState:
         """The tensors that the optimiser keeps before the first round, for flat parameters (dim,); empty where it keeps none."""

@@ -74,7 +74,7 @@ class FleetEvaluation(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run leaves: the models, and all it takes to go on (`resume`)."""
+    """The result of a run: the models, and all that `resume` needs to continue it."""
 
     algorithm: Method
     task: Task
