@@ -147,9 +147,9 @@ class FederatedAlgorithm:
         return self._with_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
 
     def after_skipped_round(self, state: State, seed: int) -> State:
-        """The state after a round in which clients were asked nothing, because the cohort was too small.
+        """The state after a round that leaves the model as it is, because too few clients were sampled or none contributed.
 
-        The model stays as it is, the round is counted, and the iterate is given the unchanged model as that of the new round.
+        The round is counted, and the iterate is given the unchanged model as that of the new round.
         """
         return self._with_iterate(replace(state, round=state.round + 1), seed)
 
@@ -180,8 +180,8 @@ class FederatedAlgorithm:
     def releases(self, dim: int) -> tuple[Release, ...]:
         """The most that one round releases, as ledger entries, for a model with `dim` parameters.
 
-        First come the risk's releases (one non-private entry where it declares none), then one of the updates for each time that
-        the cohort trains.
+        First come those of the risk's questions (one non-private entry where they are not declared), then one of the updates for
+        each time that the cohort trains.
         """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
@@ -247,16 +247,16 @@ class Family:
         return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
 
     def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
-        """One round of all members as one generator; each message joins the questions of the members that still have one.
+        """One round of all members as one generator; each `Joint` it yields holds the questions of members that still have one.
 
-        It is sent a tuple of sums for each message, and returns the next states in the order of the members.
+        It is sent a tuple of sums for each, and returns the next states in the order of the members.
         """
         own = [with_question_fields(m.conversation(s, seed), model=k)
                for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from join_conversations(own)))
 
     def after_skipped_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
-        """The members' states after a round in which clients were asked nothing: models as they were, the round counted."""
+        """The members' states after a round without questions, in order: models as they were, the round counted."""
         return tuple(m.after_skipped_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:

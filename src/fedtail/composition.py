@@ -131,7 +131,7 @@ def channel_refusals(parts: Composition) -> Iterator[str]:
 
 
 def private_risk_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where the aggregator adds noise and the risk declares a reason (`not_private`) why that is not private."""
+    """Yields a text where the aggregator adds noise and the risk declares (`not_private`) why noise does not make it private."""
     risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
@@ -142,8 +142,9 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
     """Yields a text where updates would be divided by a number that does not fit, so that steps would be too short or too long.
 
     Refused is an aggregator that divides by the weight the risk releases, where the risk releases none. With noise also: a risk
-    planned for a cohort of another size than the sampler's, and a `total` that is not about the sum of weights that the risk
-    declares; both within a factor. A risk that declares no sum of weights (`Tilted`) takes any total.
+    planned for a cohort that differs from the sampler's by more than a factor of `ROUGHLY`, and a `total` that differs from the
+    sum of weights that the risk declares by more than that (by more than `CLOSELY`, where the risk has a planned cohort). A risk
+    that declares no sum of weights, as `Tilted`, takes any total.
     """
     risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:

@@ -40,7 +40,7 @@ class RoundView:
 
     @classmethod
     def empty(cls) -> RoundView:
-        """The view of a round in which no client was sampled: no clients, and one model."""
+        """The view of a round in which no client was sampled: every tensor is empty, `trained` of shape (1, 0)."""
         none = torch.zeros(0, dtype=torch.bool)
         return cls(torch.zeros(0, dtype=torch.int64), none[None], none)
 

@@ -33,7 +33,7 @@ def set_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Cast a module's trainable parameters to `dtype`, in place, and return the module.
 
     Other parameters and buffers are cast only where their dtype was that of a trainable parameter: a float64 buffer beside
-    float32 weights stays float64, which `module.to(dtype)` would not respect.
+    float32 weights stays float64, while `module.to(dtype)` would cast it too.
     """
     own = {parameter.dtype for parameter in trainable_parameters(module)}
     for tensor in (*module.parameters(), *module.buffers()):

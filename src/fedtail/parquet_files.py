@@ -70,7 +70,7 @@ def _is_text(type: Any) -> bool:
 
 
 def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
-    """Raise `Unreadable` where one of these columns holds bytes, or lists of text: half-precision numbers are allowed.
+    """Raise `Unreadable` where one of these columns holds bytes or lists of text; float16, which is stored as bytes, is allowed.
 
     One long value could stand in every row of a short file.
     """

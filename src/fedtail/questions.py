@@ -268,8 +268,8 @@ class Train:
     def weigh_clients(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
         """The clients' statistics with their weights under the dual, and who contributes, (clients,) bool.
 
-        A client contributes if its weight is positive and it takes at least one step. `losses`, (clients,), are used where they
-        are given and computed otherwise; a client whose loss is not finite is marked as failed in the shard.
+        A client contributes if its weight is positive and it takes at least one step. Where the risk reads losses and `losses`,
+        (clients,), are not given, they are computed; a client whose loss is not finite is marked as failed in the shard.
         """
         declared = self.risk.declares
         memory = f"risk {self.model}" if declared.keeps else None
@@ -475,7 +475,7 @@ class Joint:
 
 
 def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conversation[T]:
-    """Hold a conversation with these fields replaced in every question it yields, joint questions included; returns its result.
+    """The given conversation with these fields replaced in every question it yields, joint ones too; it ends in the same result.
 
     `model=1` makes it about the second broadcast model, `objective=...` about another number of each client.
     """
@@ -504,9 +504,9 @@ def single_questions(question: Any) -> Iterator[Question]:
 
 
 def arrange_answers(question: Any, answers: Iterator[Tensor]) -> Any:
-    """The answers to a message in the form of its questions: one for a single question, a tuple (perhaps nested) for a joint one.
+    """The answers to a message, nested as its questions are: one answer to a single question, a tuple of answers to a joint one.
 
-    `answers` yields those of the single questions in order, and is advanced past the ones used.
+    `answers` yields those to the single questions in order; as many as are needed are taken from it.
     """
     return tuple(arrange_answers(one, answers) for one in question.questions) if isinstance(question, Joint) else next(answers)
 

@@ -66,11 +66,11 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
              **local: Any) -> FederatedAlgorithm:
     """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
-    `form` is "exact" (weights of Algorithm 3, the default), "filter" (Algorithm 1), or "smoothed" by a divergence (eq. 14), for
-    which alone `smoothing` (nu, 0.1 by default) is. `quantile` finds the threshold of the first two forms, by default
-    `ExactQuantile()`. With `refresh_every` the threshold is found anew only every so many rounds; in between, as losses fall,
-    fewer clients reach it. Other keywords go to `LocalSGD`. Raises ValueError for another form, or settings that are not for this
-    one.
+    `form` is "exact" (weights of Algorithm 3, the default), "filter" (Algorithm 1), or "smoothed" by a divergence (eq. 14);
+    `smoothing` (nu, 0.1 by default) is for the last one only. `quantile` finds the threshold of the first two, by default
+    `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the threshold, is found anew only every so many rounds; in
+    between, as losses fall, fewer clients reach it. Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and
+    for a setting that does not belong to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")

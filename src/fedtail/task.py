@@ -106,9 +106,9 @@ class Task:
         return torch.cat([parameter.detach().reshape(-1) for parameter in trainable_parameters(module or self.module)])
 
     def with_params(self, params: Tensor) -> nn.Module:
-        """A deep copy of the module that holds these flat parameters, (dim,), in their dtype and copied.
+        """A deep copy of the module with its trainable parameters set to copies of these flat `params`, (dim,), in their dtype.
 
-        Other tensors that had the dtype of a trainable parameter are cast as well.
+        Other tensors that had the dtype of a trainable parameter are cast to it as well.
         """
         module = set_precision(copy.deepcopy(self.module), params.dtype)
         parameters = trainable_parameters(module)

@@ -146,14 +146,16 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
 
     `start` is the model to begin with: a module, a state dict, or the path of a run's model file. Its parameters (frozen ones
     too) and buffers are copied into a copy of the task's module, which must be of the same kind; by default that module itself is
-    the start. The ledger is about these rounds only, and notes what is known of the start: the whole history of a run's module or
-    model file, nothing of a state dict. `seed` (0 by default) drives cohorts, batches and dropout: methods with the same seed see
-    the same ones. `engine` says where and how clients are computed. A `fleet` brings its own clients and computes for them; by
-    default a `LocalFleet` does for the `population`. `channel` is what the server sees of the clients' answers. `privacy` is the
-    budget of the run: with an epsilon, training stops, with a `BudgetSpentWarning`, before it would cost more; by default the
-    ledger only records. With an `evaluation`, clients of the fleet evaluate the models, which is charged too.
-    `on_round(progress)` is called after each round; it returns True to stop early. `old` takes deprecated keywords, now fields of
-    `Engine`. To continue an earlier run use `resume`.
+    the start. `seed` (0 by default) drives batches and dropout and, unless the privacy budget takes them from the operating
+    system, cohorts and noise: methods with the same seed see the same. `engine` says where and how clients are computed. A
+    `fleet` brings its own clients and computes for them; by default a `LocalFleet` does for the `population`. `channel` is what
+    the server sees of the clients' answers.
+
+    `privacy` is the budget of the run, or a ledger to write to: with an epsilon, training stops, with a `BudgetSpentWarning`,
+    before it would cost more; by default releases are only recorded. The ledger is about these rounds, and notes what is known of
+    the start: the whole history of a run's module or model file, nothing of a state dict. With an `evaluation`, clients of the
+    fleet evaluate the models, which is charged too. `on_round(progress)` is called after each round, and stops the run by
+    returning True. `old` takes deprecated keywords that are now fields of `Engine`. To continue an earlier run use `resume`.
     """
     engine = resolve_engine(engine, old, "train")
     check_types(algorithm, task, population, rounds)
