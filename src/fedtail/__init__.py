@@ -81,7 +81,11 @@ __all__ = ["__version__", *sorted(_ROOM_OF)]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name or a submodule, imported when it is first used; an old name with a warning, else an AttributeError."""
+    """The object of a public name, imported from its module at first use and stored here, so that later uses skip this function.
+
+    A submodule is given by its name too, and a deprecated name gives its object with a DeprecationWarning. Raises
+    AttributeError for any other name.
+    """
     if name not in _ROOM_OF and name in _submodules():
         return importlib.import_module(f"fedtail.{name}")
     if name not in _ROOM_OF:
@@ -92,10 +96,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names and the submodules, sorted, none of which is imported by asking."""
+    """The public names and the names of the submodules, sorted; none of them is imported."""
     return sorted({*__all__, *_submodules()})
 
 
 def _submodules() -> list[str]:
-    """The names of the modules and packages in here, none of which is imported."""
+    """The names of the package's modules and subpackages, without those that begin with "_"; none of them is imported."""
     return [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]

@@ -29,7 +29,7 @@ from fedtail.server import OptimizerState, ServerOptimizer
 
 
 class RoundLostWarning(UserWarning):
-    """Too few clients stayed, or contributed, for a sum that may be released."""
+    """A round was lost, and the model kept: too few clients answered or contributed for a sum that may be released."""
 
 
 @with_old_names
@@ -42,15 +42,18 @@ class State:
     parts: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def part_state(self, part: str) -> Tensor | None:
-        """The tensor that a part keeps on the server: the dual of "risk", say; None where it keeps nothing.
+        """The tensor that a part keeps on the server, by the part's name ("risk", "server", ...); None where it keeps nothing.
 
-        Of a part that keeps several (a server optimiser) the first.
+        Where a part keeps several tensors, as a server optimiser may, this is the first.
         """
         kept = self.parts.get(part, ())
         return kept[0] if kept else None
 
     def with_part_state(self, part: str, *kept: Tensor | None) -> State:
-        """A copy in which a part keeps these tensors in place of its former ones; each that is None is left out."""
+        """A copy of the state in which the named part keeps these tensors in place of its former ones; each None is dropped.
+
+        Without any tensor the part's entry is removed; the state itself is returned where it had none.
+        """
         tensors = tuple(tensor for tensor in kept if tensor is not None)
         if not tensors and part not in self.parts:
             return self
@@ -59,24 +62,27 @@ class State:
 
     @property
     def dual(self) -> Tensor | None:
-        """The risk's dual, a few public numbers, of the last round; None before the first, or where the risk keeps none."""
+        """The dual, a flat tensor of a few public numbers, that the risk's `fit` is given in the next round.
+
+        That is the dual of the last round as a rule. None before the first round, or where the risk has dropped it.
+        """
         return self.part_state("risk")
 
     @property
     def optimizer(self) -> OptimizerState:
-        """The tensors that the server optimiser keeps; empty where it keeps none."""
+        """The tensors that the server optimiser keeps between rounds, in its own order; an empty tuple where it keeps none."""
         return self.parts.get("server", ())
 
 
 def states_of(state: Any) -> tuple[State, ...]:
-    """The states of a family, or of one method as a tuple of one."""
+    """The state as a tuple: that of a family is one already (one `State` per member), a single state becomes `(state,)`."""
     return state if isinstance(state, tuple) else (state,)
 
 
 @with_old_names
 @dataclass(frozen=True)
 class FederatedAlgorithm:
-    """A method, as its parts. Change one with `dataclasses.replace`."""
+    """A federated method, made of parts that are frozen and can be exchanged one by one, with `dataclasses.replace`."""
 
     sample: Sampler                             # population -> cohort
     local: LocalTraining                        # clients -> one update per client
@@ -86,7 +92,7 @@ class FederatedAlgorithm:
     iterate: Iterate = field(default_factory=LastIterate)
 
     def __post_init__(self) -> None:
-        """Refuse, with a TypeError, a class in place of a part, and a part that does not declare what it needs and reveals."""
+        """Raise a TypeError where a part is a class and not an instance, or has no `declares` (local, risk, aggregate)."""
         for part in fields(self):
             value = getattr(self, part.name)
             if isinstance(value, type):
@@ -99,22 +105,30 @@ class FederatedAlgorithm:
 
     @property
     def members(self) -> tuple[FederatedAlgorithm, ...]:
-        """The method as a family of one, so that code written for families runs it."""
+        """A tuple of this method alone, so that code can iterate over members whether it has a method or a `Family`."""
         return (self,)
 
     def start(self, params: Tensor, seed: int) -> State:
-        """The state before round 0: these flat parameters, and what the server optimiser and the iterate keep at first."""
+        """The state before round 0: the flat model `params`, (dim,), and the first tensors of optimiser and iterate.
+
+        `seed` is for an iterate that draws at random.
+        """
         state = State(params).with_part_state("server", *self.server.start(params))
         return state.with_part_state("iterate", self.iterate.keep(None, params, 0, seed))
 
     def broadcast(self, state: State, seed: int) -> Broadcast:
-        """What clients are sent in the round that follows this state: its number, the seed, and the model as (1, dim)."""
+        """What clients are sent in the round that follows `state`: the round's number, the seed, and the model as (1, dim).
+
+        The seed of simulated noise is not set here.
+        """
         return Broadcast(state.round, seed, state.params[None])
 
     def conversation(self, state: State, seed: int) -> Conversation[State]:
-        """One round on the server, as a generator of questions: fit the risk's dual, prepare local training, aggregate, step.
+        """One round on the server: a generator that yields questions, is sent sums of answers, and returns the next state.
 
-        Ends in the next state. Where no client contributed, the model stays as it is and the round is counted.
+        It fits the risk's dual, prepares local training, aggregates the updates of the clients, and steps the server optimiser.
+        Where no client contributed, the model and the optimiser's tensors stay as they are and the round is counted. Raises
+        TypeError where the prepared local training keeps rows on clients and `local` does not declare that.
         """
         fitting, objective = self.risk.fit(state.dual), self.local.objective
         dual = yield from fitting if objective is None else with_question_fields(fitting, objective=objective)
@@ -133,34 +147,42 @@ class FederatedAlgorithm:
         return self._with_iterate(after.with_part_state("risk", dual).with_part_state("server", *optimizer), seed)
 
     def after_skipped_round(self, state: State, seed: int) -> State:
-        """The state after a round without any question, for lack of clients: the model as it was, the round counted."""
+        """The state after a round that leaves the model as it is, because too few clients were sampled or none contributed.
+
+        The round is counted, and the iterate is given the unchanged model as that of the new round.
+        """
         return self._with_iterate(replace(state, round=state.round + 1), seed)
 
     def after_lost_round(self, state: State, seed: int) -> State:
-        """The state after a round whose sums were not released: the model as it was, the round counted.
+        """The state after a round whose sums were not released: the model stays as it is, and the round is counted.
 
-        A risk that reuses its dual for some rounds fits it anew in the next.
+        The risk decides, by `unused`, what its next `fit` is given as the previous dual; a risk that reuses its dual for several
+        rounds then fits a new one. The iterate is given the unchanged model.
         """
         if state.dual is not None:
             state = state.with_part_state("risk", self.risk.unused(state.dual))
         return self.after_skipped_round(state, seed)
 
     def result(self, state: State) -> Tensor:
-        """The flat model to hand out: the last one, or the average or random draw that `iterate` keeps."""
+        """The flat model that a run returns, (dim,): the last one, or the average or random draw that `iterate` keeps."""
         return self.iterate.result(state.part_state("iterate"), state.params)
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism that clips and noises the updates; that of the losses is the risk's own."""
+        """The privacy mechanism of the updates, as the aggregator declares it; the risk declares its own for the losses."""
         return self.aggregate.declares.mechanism
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort that its mechanisms' noise needs; a round with fewer clients is skipped."""
+        """The smallest cohort that the noise on updates and on the risk's sums allows; a smaller round is skipped."""
         return max(self.mechanism.minimum, self.risk.declares.mechanism.minimum)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
-        """What a round reveals, at most, of a model with `dim` parameters: about the losses, then once for each training."""
+        """The most that one round releases, as ledger entries, for a model with `dim` parameters.
+
+        First come those of the risk's questions (one non-private entry where they are not declared), then one of the updates for
+        each time that the cohort trains.
+        """
         gathers, losses = self.aggregate.declares.gathers, self.risk.declares.releases
         if losses is None:
             losses = (NonPrivateRelease(f"what {type(self.risk).__name__} asks about the losses"),)
@@ -168,36 +190,43 @@ class FederatedAlgorithm:
         return (*losses, *[updates] * (1 + self.local.declares.mean_updates))
 
     def _round_start(self, state: State, train: Train) -> RoundStart:
-        """What the server half of local training is given at the start of a round.
+        """The `RoundStart` that `local.prepare` is given: the round, the model, what local training kept, and a function.
 
-        Its `mean_update(local)` has the cohort train by another part first, and gives the aggregated update, or None.
+        That function, `mean_update(local)`, is a conversation in which the cohort trains by the part `local`.
         """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
+            """The cohort trains by `local`; returns the aggregated update, (dim,), or None if no client contributed."""
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
 
     def _refuse_undeclared_memory(self, local: LocalTraining) -> None:
-        """Raise a TypeError for a part that `local.prepare` gave and that keeps rows where `local` itself declares none."""
+        """Raise a TypeError where `local` declares that it keeps rows on its clients and `self.local` does not.
+
+        `local` is the part that `self.local.prepare` returned for this round.
+        """
         if local.declares.keeps is not None and self.local.declares.keeps is None:
             given, kind = type(local).__name__, type(self.local).__name__
             raise TypeError(f"{kind}.prepare gave a {given}, whose clients keep rows, and {kind} declares that they keep none: "
                             f"nobody checked whether they last. Declare keeps={local.declares.keeps!r} in {kind} too.")
 
     def _with_iterate(self, state: State, seed: int) -> State:
-        """A copy of the state in which the iterate has taken this state's model into what it keeps; draws come from `seed`."""
+        """A copy of the state in which `iterate` has been given the state's model and round, and keeps what it needs of them.
+
+        An iterate that draws at random draws by (seed, round).
+        """
         return state.with_part_state("iterate", self.iterate.keep(state.part_state("iterate"), state.params, state.round, seed))
 
 
 @with_old_names
 @dataclass(frozen=True)
 class Family:
-    """Several methods over one cohort: as many models, the messages of the longest conversation."""
+    """Several methods that are trained on the same cohorts: one model each, and as many messages a round as the longest needs."""
 
     members: tuple[FederatedAlgorithm, ...]
 
     def __post_init__(self) -> None:
-        """Refuse, with a ValueError, a family without members, or whose members have different samplers."""
+        """Raise a ValueError for a family without members, or whose members do not all have the same sampler."""
         if not self.members:
             raise ValueError("a Family needs at least one algorithm.")
         if not all(parts_are_equal(m.sample, self.sample) for m in self.members):
@@ -206,38 +235,44 @@ class Family:
 
     @property
     def sample(self) -> Sampler:
-        """The sampler, which all members share."""
+        """The sampler of the first member, to which those of all others are equal."""
         return self.members[0].sample
 
     def start(self, params: Tensor, seed: int) -> tuple[State, ...]:
-        """The members' states before round 0, all from the same parameters."""
+        """The states before round 0, one for each member in their order, all with the flat model `params`, (dim,)."""
         return tuple(m.start(params, seed) for m in self.members)
 
     def broadcast(self, states: tuple[State, ...], seed: int) -> Broadcast:
-        """What clients are sent in the round that follows these states: all models at once, (members, dim)."""
+        """What clients are sent in the round after these states: the round's number, the seed, and all models, (members, dim)."""
         return Broadcast(states[0].round, seed, torch.stack([s.params for s in states]))
 
     def conversation(self, states: tuple[State, ...], seed: int) -> Conversation[tuple[State, ...]]:
-        """One round of all members with their questions joined; ends in the members' next states."""
+        """One round of all members as one generator; each `Joint` it yields holds the questions of members that still have one.
+
+        It is sent a tuple of sums for each, and returns the next states in the order of the members.
+        """
         own = [with_question_fields(m.conversation(s, seed), model=k)
                for k, (m, s) in enumerate(zip(self.members, states, strict=True))]
         return tuple((yield from join_conversations(own)))
 
     def after_skipped_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
-        """The members' states after a round without any question: models as they were, the round counted."""
+        """The members' states after a round without questions, in order: models as they were, the round counted."""
         return tuple(m.after_skipped_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     def after_lost_round(self, states: tuple[State, ...], seed: int) -> tuple[State, ...]:
-        """The members' states after a round whose sums were not released: models as they were, the round counted."""
+        """The members' states after a round whose sums were not released, in order: models as they were, the round counted.
+
+        Each member's risk decides what its next `fit` is given as the previous dual.
+        """
         return tuple(m.after_lost_round(s, seed) for m, s in zip(self.members, states, strict=True))
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort that every member's noise allows."""
+        """The smallest cohort that the noise of every member allows; a round with fewer clients is skipped."""
         return max(member.minimum for member in self.members)
 
     def releases(self, dim: int) -> tuple[Release, ...]:
-        """What a round reveals, at most, about all members' models of `dim` parameters, in the order of the members."""
+        """The most that one round releases about models of `dim` parameters, as ledger entries: those of each member in turn."""
         return tuple(release for member in self.members for release in member.releases(dim))
 
 
@@ -245,7 +280,10 @@ Method = FederatedAlgorithm | Family
 
 
 def parts_are_equal(one: Any, other: Any) -> bool:
-    """Whether two parts or methods are alike, field by field; tensors by dtype and values, which a printed form abbreviates."""
+    """Whether two parts or methods have the same type and equal fields, compared recursively.
+
+    Tensors are equal if their dtype, shape and values are; tuples and lists are compared entry by entry, other values by ==.
+    """
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -259,11 +297,13 @@ def parts_are_equal(one: Any, other: Any) -> bool:
 
 def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, channel: Channel, seed: int,
               ledger: Ledger) -> Any:
-    """One round, the body of the only training loop: sample a cohort, broadcast the model, hold the conversation. The next state.
+    """Run one round, the body of the only training loop, and return the next state (of a family, a tuple of states).
 
-    A cohort below the smallest allowed is asked nothing, and a round whose sums may not be released is lost with a
-    `RoundLostWarning`; both keep the model. Where the privacy budget says so, cohort and noise come from the operating
-    system; batches and dropout always from the seed. What is released is recorded in `ledger` before it is asked for.
+    The round samples a cohort, broadcasts the model and holds the method's conversation over the channel. A cohort that is too
+    small is not asked anything, and a round whose sums may not be released is lost with a `RoundLostWarning`; the model stays as
+    it was in both cases. Every release is charged to `ledger` before clients are asked; `BudgetSpent` where the privacy budget
+    does not cover it. Cohort and noise come from the operating system unless the budget allows a seed; batches and dropout come
+    from `seed`. Raises ValueError where the sampler names a client twice.
     """
     private_seed = seed if ledger.budget.replayable else None
     broadcast = replace(algorithm.broadcast(state, seed), noise_seed=private_seed)
@@ -286,15 +326,19 @@ def run_round(algorithm: FederatedAlgorithm | Family, state: Any, fleet: Fleet, 
 
 
 def smallest_cohort(algorithm: FederatedAlgorithm | Family, channel: Channel) -> int:
-    """The fewest clients with which a round is held, by the method's noise and by the channel; with fewer it is skipped."""
+    """The fewest clients with which a round is held: the larger of the channel's minimum and the one that the noise needs.
+
+    A round with fewer is skipped.
+    """
     return max(channel.minimum, algorithm.minimum)
 
 
 def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | SimulatedPopulation, channel: Channel,
                   dim: int) -> RoundEvent:
-    """The ledger's event for a round: what it releases at most, and how its cohort is drawn, if that is large enough.
+    """The ledger's event for a round: the most that it releases for a model with `dim` parameters, and how its cohort is sampled.
 
-    Where clients may fail to answer, no amplification by sampling is claimed: one of them may decide whether a round is held.
+    For Poisson sampling with noise on every release, the event also says how likely the minimum-cohort rule reveals that a client
+    participates. Where clients may fail to answer this is 1, so that no amplification is claimed.
     """
     event, releases, population = algorithm.sample.event(fleet.population), algorithm.releases(dim), fleet.population
     noised = not any(isinstance(release, NonPrivateRelease) for release in releases)

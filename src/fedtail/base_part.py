@@ -12,20 +12,21 @@ UNSENT = "unsent"      # in the metadata of a field that stays in its process
 
 
 class Part:
-    """Something frozen that questions may hold: a node builds it from its class, which it was given, and its fields."""
+    """A frozen dataclass that questions may hold; a node builds it from its fields if it was given the class beforehand."""
 
     sends: ClassVar[tuple[type, ...]] = ()      # classes of parts that its questions hold beside itself and its fields
 
 
 def unsent_field() -> Any:
-    """A dataclass field, None by default, that is never sent to another machine; a message that sets it is refused."""
+    """A dataclass field, None by default, that `fedtail.wire` leaves out of messages; a message that sets it is refused."""
     return field(default=None, metadata={UNSENT: True})
 
 
 def classes_sent(part: Any) -> Iterator[type]:
-    """The classes that are sent with a part: its own, those of its fields (in tuples too), and those its class declares.
+    """Yields the classes that another machine needs to build a part: its own, and those that its class declares in `sends`.
 
-    A class may come more than once; values that are no dataclasses give none.
+    Then come those of its fields (also within tuples and lists) and of its `objective`. A class may come more than once; values
+    that are no dataclasses give none.
     """
     if isinstance(part, (tuple, list)):
         for one in part:
@@ -38,7 +39,7 @@ def classes_sent(part: Any) -> Iterator[type]:
 
 
 def class_with_declared(kind: type) -> Iterator[type]:
-    """A class, and all that it declares in `sends`, directly or through another; each once, the class itself first."""
+    """Yields a class, then the classes in its `sends`, those in theirs, and so on, each once."""
     known, waiting = dict[type, None](), [kind]
     while waiting:
         one = waiting.pop(0)

@@ -16,7 +16,7 @@ LargeMemory = dict[str, RowReferences | Recalled]      # where rows of `LARGE` n
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What is sent to nodes that keep their clients' memory themselves, so that they find it."""
+    """What nodes that store their clients' memory themselves are sent, so that they find the right one."""
 
     training: bytes                     # which training it is of, the same when the server is started again
     lost: tuple[int, ...] = ()          # rounds that were not held to their end
@@ -31,9 +31,10 @@ class ClientMemory:
     nodes: NodeMemory | None = None        # where nodes keep it, and nothing of it is here
 
     def align_to(self, key: Tensor) -> dict[str, Tensor | Rows]:
-        """What is kept, by name, its rows in the order of these keys; rows on disk, which have keys themselves, as they are.
+        """What is kept, by name, for a population with these client keys: tensors with their rows in the order of `key`.
 
-        A ValueError where the keys are not those of the clients that the memory is of.
+        Rows on disk are found by key and returned as they are. Raises ValueError where the keys of the tensors are not these, in
+        any order, or where a client with rows on disk is not among them.
         """
         whose = {name: kept.keys for name, kept in self.kept.items() if isinstance(kept, Rows)}
         if whose:
@@ -52,6 +53,6 @@ class ClientMemory:
 
     @staticmethod
     def _other_clients_error(count: int, key: Tensor) -> ValueError:
-        """The error for a memory of `count` clients that is given to a population of other clients; not raised here."""
+        """A ValueError, returned and not raised, saying that a memory of `count` clients is not about those in `key`."""
         return ValueError(f"the run remembers something of {count} clients, which are not the {len(key)} clients of this "
                           "population. Go on with the population it was trained on.")

@@ -23,9 +23,9 @@ class ClientStatistics:
     memory: Tensor | None = None        # what the risk kept; None, or NaN rows, where a client remembers nothing
 
     def take(self, chosen: Tensor) -> ClientStatistics:
-        """The statistics of the clients at some positions, or where a mask is true.
+        """The statistics of the clients that `chosen` selects, by positions or by a boolean mask, as copies.
 
-        Itself where the mask is all true: memory may be as wide as the model, and is not copied then.
+        Returns itself for a mask that is all true: memory may be as wide as the model, and is not copied then.
         """
         if _takes_all(chosen):
             return self
@@ -33,7 +33,7 @@ class ClientStatistics:
                                 None if self.memory is None else self.memory[chosen])
 
     def with_density(self, density: Density) -> WeightedClients:
-        """These statistics with the risk's density, (clients,): how much of each client's mass contributes."""
+        """These statistics with `density`, (clients,): how much of each client's mass contributes, by the risk."""
         return WeightedClients(self.losses, self.mass, self.group, self.memory, density)
 
 
@@ -50,14 +50,17 @@ class WeightedClients(ClientStatistics):
 
     @property
     def share(self) -> Tensor:
-        """How much a client contributes where all have mass one, (clients,): its density, zero for a client without mass."""
+        """The weight that each client would have if its mass were one, (clients,): its density, but zero without mass."""
         return (self.mass > 0) * self.density
 
     def take(self, chosen: Tensor) -> WeightedClients:
-        """The statistics and densities of the clients at some positions, or where a mask is true; itself where it is all true."""
+        """The statistics and densities of the clients that `chosen` selects, by positions or by a boolean mask, as copies.
+
+        Returns itself for a mask that is all true.
+        """
         return self if _takes_all(chosen) else super().take(chosen).with_density(self.density[chosen])
 
 
 def _takes_all(chosen: Tensor) -> bool:
-    """Whether the selection is a mask that is true for every client; false for positions, whichever they are."""
+    """Whether `chosen` is a boolean mask that is true for every client; false for positions, even if they name every client."""
     return chosen.dtype == torch.bool and bool(chosen.all())

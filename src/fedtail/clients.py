@@ -34,7 +34,7 @@ KEEPS_NOTHING = ("local training that keeps something on its clients declares it
 
 
 class Report(NamedTuple):
-    """What happened to some clients while they answered."""
+    """Which of some clients contributed and failed in a round, and the rows they keep for the next."""
 
     contributed: Tensor                 # (models, clients)
     failed: Tensor                      # (clients,)
@@ -50,13 +50,13 @@ class HeldOut:
 
     @classmethod
     def match_keys(cls, clients: Population, population: Population) -> HeldOut:
-        """Find each client's held-out examples in `population`, by equal keys; the place of a client that has none is -1."""
+        """The held-out examples of `clients`, found in `population` by equal keys; a client without any has place -1."""
         ranked, order = population.key.sort()
         near = torch.searchsorted(ranked, clients.key).clamp(max=len(ranked) - 1)
         return cls(population, order[near].where(ranked[near] == clients.key, -1))
 
     def take(self, place: Tensor) -> HeldOut:
-        """The held-out examples of the clients at some positions; the population they lie in is shared."""
+        """The held-out examples of the clients at these positions, in this order; the population is shared, not copied."""
         return HeldOut(self.population, self.place[place])
 
 
@@ -85,15 +85,17 @@ class Shard:
     contributed: Tensor = field(init=False)           # (models, clients) who trained
 
     def __post_init__(self) -> None:
-        """Compute all clients as one block where no blocks were given; at first nobody has failed or contributed."""
+        """Set `blocks` to one block of all clients where none were given, and `failed` and `contributed` to all false."""
         self.blocks = self.blocks or [(0, len(self.population))]
         self.failed = torch.zeros(len(self.population), dtype=torch.bool)
         self.contributed = torch.zeros(len(self.broadcast.params), len(self.population), dtype=torch.bool)
 
     def losses(self, model: int, objective: Any = None) -> Tensor:
-        """What risks read of every client of the shard, (clients,) float64: its mean loss, or an objective's number.
+        """The loss of every client of the shard under one of the broadcast models, (clients,) float64.
 
-        Rounded once to float32, whatever the order of addition. Computed at the first call of the round, then from the memo.
+        It is the mean over the client's examples, or the number that `objective` computes ((clients, metrics) for an evaluation).
+        Values are rounded once to float32, so the order of addition does not matter. Computed at the first call of the round,
+        which stores it in `memo`; later calls read it there.
         """
         name = memo_name(model, objective)
         if name not in self.memo:
@@ -101,21 +103,24 @@ class Shard:
         return self.memo[name]
 
     def knows_losses(self, model: int, objective: Any = None) -> bool:
-        """Whether the losses under this model and objective were computed before in this round."""
+        """Whether the round's memo holds the losses under this model and objective already."""
         return memo_name(model, objective) in self.memo
 
     def compute_losses(self, model: int, low: int, high: int, objective: Any = None) -> Tensor:
-        """The losses of the clients from position `low` up to `high`, (high - low,) float64, computed anew, without the memo."""
+        """The losses of the clients at positions `low` to `high` - 1, (high - low,) float64, rounded once to float32.
+
+        Computed anew at every call; the memo is neither read nor written.
+        """
         if objective is not None:
             return self._objective_values(objective, self.clients(low, high), model).float().double()
         few = self.population if (low, high) == (0, len(self.population)) else self.population.select(torch.arange(low, high))
         return client_means(self.kernel, self.params[model], few, [self.kernel.task.loss])[0].float().double()
 
     def _objective_values(self, objective: Any, clients: Clients, model: int) -> Tensor:
-        """An objective's numbers for some clients, on the CPU.
+        """The numbers that an objective computes for some clients under a broadcast model, detached and on the CPU.
 
-        Where it draws (dropout), clients are computed one at a time, each from the stream of its own key, so that who else is
-        sampled and which process computes change nothing.
+        Where it draws from torch's generators (dropout), it is noted in `drawing` and clients are computed one at a time, each
+        after seeding with its own stream: values then do not depend on who else is sampled or on which process computes.
         """
         if not self.kernel.draws:
             return objective.losses(clients, model).detach().cpu()
@@ -132,19 +137,25 @@ class Shard:
         return torch.cat(found)
 
     def report(self, place: Tensor) -> Report:
-        """Who contributed and who failed among the clients at some places, and what they remember for the next round."""
+        """A `Report` on the clients at these positions: who contributed, who failed, and the rows kept for the next round.
+
+        The rows are those in memory, by name; rows that went to disk are not included.
+        """
         return Report(self.contributed[:, place], self.failed[place],
                       {name: rows[place] for name, rows in self.remembered.items()})
 
     def add_report(self, place: Tensor, report: Report) -> None:
-        """Note what another process found about the clients at these places; who contributed or failed before stays so."""
+        """Merge another process's report about the clients at these positions into this shard, in place.
+
+        Who contributed or failed according to either side did so; the reported rows are stored for the next round.
+        """
         self.contributed[:, place] |= report.contributed
         self.failed[place] |= report.failed
         for name, rows in report.remembered.items():
             Clients(self, place).remember(name, rows)
 
     def clients(self, low: int = 0, high: int | None = None) -> Clients:
-        """The clients from position `low` up to `high`, by default all, as one batch."""
+        """The clients at positions `low` to `high` - 1 as one batch; by default all."""
         return Clients(self, torch.arange(low, len(self.population) if high is None else high))
 
 
@@ -158,16 +169,17 @@ class Clients:
     memory: str | None = None           # the name under which local training keeps something of them, where it declares so
 
     def __len__(self) -> int:
+        """The number of clients in the batch."""
         return len(self.place)
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that computes losses and gradients of the task for these clients."""
+        """The shard's kernel, which computes outputs, losses and gradients of the task's module for batches of clients."""
         return self.shard.kernel
 
     @property
     def round(self) -> int:
-        """The number of the round, from 0."""
+        """The number of the round under way, from 0."""
         return self.shard.broadcast.round
 
     @property
@@ -181,21 +193,22 @@ class Clients:
         return self.shard.population.size[self.place]
 
     def params(self, model: int) -> Tensor:
-        """One of the broadcast models as a flat vector, (dim,), on the device and in the precision of the training."""
+        """The broadcast model with index `model` as a flat vector, (dim,), on the device and in the precision of training."""
         return self.shard.params[model]
 
     def take(self, chosen: Tensor | slice) -> Clients:
-        """The clients at some positions of this batch, or where a mask is true, as a batch of their own with the same memory."""
+        """The clients of this batch that `chosen` selects (positions, a mask or a slice), as a batch with the same memory."""
         return Clients(self.shard, self.place[chosen], self.memory)
 
     def batches_of_one(self) -> Iterator[Clients]:
-        """Each client as a batch of its own, in order."""
+        """Yields each client as a batch of one, in order."""
         return (self.take(slice(k, k + 1)) for k in range(len(self)))
 
     def examples_in_split(self, split: str) -> tuple[Population, Tensor]:
-        """The examples of one split, "train" or "test", of those clients who have some, and which these are, (clients,) bool.
+        """The examples of one split, as a population of the clients that have some, and which clients these are, (clients,) bool.
 
-        A ValueError where the test split is asked for and no client holds out examples.
+        `split` "train" gives the training examples, and all clients; any other ("test") the held-out examples. A ValueError for
+        the latter where the shard has no held-out examples.
         """
         if split == "train":
             return self.shard.population.select(self.place), torch.ones(len(self), dtype=torch.bool)
@@ -206,21 +219,24 @@ class Clients:
         return mine.population.select(mine.place[mine.place >= 0]), mine.place >= 0
 
     def draws(self, name: str, *parts: int | Tensor) -> Tensor:
-        """64 hashed bits per client, (clients,) int64, from (seed, name, round, client, *parts); tensors in `parts` broadcast."""
+        """64 hashed bits per client as int64, a function of (seed, name, round, client key, *parts).
+
+        Shape (clients,), broadcast against the tensors in `parts`.
+        """
         return hash_bits(self.shard.broadcast.seed, name, self.round, self.shard.population.key[self.place], *parts)
 
     def reseed(self, name: str, *parts: int) -> None:
-        """Seed torch's generator, which dropout draws from, with the stream of the first client under this name.
+        """Seed torch's generator, which dropout draws from, with bits of the first client of the batch for this name and parts.
 
-        Does nothing where the kernel draws nothing.
+        Does nothing where the kernel draws no random numbers.
         """
         if self.kernel.draws:
             self.kernel.reseed(int(self.take(slice(1)).draws(name, *parts)))
 
     def noise_source(self, number: int) -> Randomness:
-        """Where these clients' noise for one of the round's questions comes from: a stream of each, from the round's noise seed.
+        """The source of these clients' noise for the round's question with this number.
 
-        Without a noise seed it is the operating system.
+        Where the broadcast has a noise seed it is a stream for each client, drawn from that seed; otherwise the operating system.
         """
         seed = self.shard.broadcast.noise_seed
         if seed is None:
@@ -229,10 +245,11 @@ class Clients:
 
     def statistics(self, model: int, reads_losses: bool = True, memory: str | None = None, losses: Tensor | None = None,
                    objective: Any = None) -> ClientStatistics:
-        """What a risk may read of these clients under one of the broadcast models.
+        """What a risk may read of these clients under one of the broadcast models: losses, masses, groups, and memory.
 
-        Losses are computed unless `losses` gives them, (clients,), or `reads_losses` is false (then zero). A client without a
-        finite loss is marked as failed and has loss and mass zero. `memory` names what the risk keeps on its clients.
+        Losses are those of the shard unless `losses` gives them, (clients,), and zero where `reads_losses` is false. Masses are
+        multiplied by the sampler's importance. A client whose loss is not finite is marked as failed in the shard, and has loss
+        and mass zero. `memory` names the stored rows to include, NaN for clients without one; by default there are none.
         """
         population, place = self.shard.population, self.place
         mass = population.mass[place] * self.shard.importance[place]
@@ -248,16 +265,19 @@ class Clients:
                                 self._stored_or_nan(memory) if memory else None)
 
     def _stored_or_nan(self, memory: str) -> Tensor | None:
-        """The rows that these clients keep under a name, NaN for those who keep nothing; None where no client keeps anything."""
+        """The rows that these clients stored under a name by the end of the last round, (clients, ...).
+
+        NaN for a client that has none; None where no client of the shard has one.
+        """
         if memory in self.shard.large:
             return self.shard.large[memory].take(self.place).read().or_nan()
         kept = self.shard.memory.get(memory)
         return None if kept is None else kept[self.place]
 
     def stored_rows(self, memory: str) -> Recalled | None:
-        """The rows that these clients keep under a name, zero for those who have none, and a mask of who has one.
+        """The rows that these clients stored under a name by the end of the last round, and a mask of who has one.
 
-        None where no client keeps anything.
+        Rows are (clients, ...), zero for a client that has none; None instead of both where no client of the shard has one.
         """
         if memory in self.shard.large:
             return self.shard.large[memory].take(self.place).read()
@@ -268,13 +288,14 @@ class Clients:
         return Recalled(kept[self.place].where(has.view(-1, *[1] * (kept.ndim - 1)), 0.0), has)
 
     def with_memory(self, name: str) -> Clients:
-        """A batch of these clients whose `kept_rows()` and `keep(rows)` read and write the rows stored under this name."""
+        """A batch of these clients in which `kept_rows()` and `keep(rows)` read and write the rows stored under this name."""
         return replace(self, memory=name)
 
     def kept_rows(self) -> Recalled | None:
-        """Local training: the rows that these clients kept last, on the model's device, and who has one; None where nobody has.
+        """For local training: the rows that these clients kept by the end of the last round, and a mask of who has one.
 
-        A TypeError where the part does not declare that it keeps something.
+        Both are on the model's device; rows are zero for a client that has none. None where no client has one. Raises TypeError
+        where the part does not declare that it keeps something.
         """
         if self.memory is None:
             raise TypeError(KEEPS_NOTHING)
@@ -282,9 +303,10 @@ class Clients:
         return None if found is None else Recalled(to_device(found.rows, device), to_device(found.has, device))
 
     def keep(self, rows: Tensor) -> None:
-        """Local training: store one row per client for the next round it trains in; where a row is not finite, the old one stays.
+        """For local training: store one row per client, to be read from the next round on.
 
-        A TypeError where the part does not declare that it keeps something.
+        A row that is not finite is not stored, and the client's earlier row stays. Raises TypeError where the part does not
+        declare that it keeps something.
         """
         if self.memory is None:
             raise TypeError(KEEPS_NOTHING)
@@ -294,9 +316,10 @@ class Clients:
             self.take(finite).remember(self.memory, rows[finite])
 
     def remember(self, memory: str, values: Tensor) -> None:
-        """Store one floating-point row per client, which takes effect next round; NaN stands for nothing.
+        """Store one floating-point row per client under the name `memory`, to be read from the next round on; NaN means nothing.
 
-        Rows of `LARGE` numbers or more go to disk at once, others stay in memory. A TypeError where the rows are integers.
+        Rows of `LARGE` numbers or more, and those of a name that is on disk already, are written to disk at once where the shard
+        has a place for them; others are held in the shard. Raises TypeError for rows that are not floating-point.
         """
         if not values.is_floating_point():
             raise TypeError(f"what clients keep are floating-point numbers, NaN where a client keeps nothing, got {values.dtype} "
@@ -310,9 +333,9 @@ class Clients:
         self.shard.remembered[memory][self.place] = values
 
     def examples(self, within: Tensor) -> tuple[Examples, Tensor]:
-        """Training examples by their place within each client, (clients, batch) -> inputs and targets (clients, batch, ...).
+        """The training examples at the positions `within` of each client's own data, (clients, batch), as inputs and targets.
 
-        On the device of the model; floating-point inputs in its precision.
+        Both are (clients, batch, ...) and on the model's device; floating-point inputs are cast to the model's precision.
         """
         population = self.shard.population
         where = population.targets.device
@@ -323,14 +346,15 @@ class Clients:
 
 
 def memo_name(model: int, objective: Any) -> Any:
-    """The key of the round's memo for the losses under a model and an objective; the model alone for the mean loss."""
+    """The key of the round's memo for the losses under a model and an objective; the model's number alone for the mean loss."""
     return model if objective is None else (model, objective)
 
 
 def client_means(kernel: Kernel, params: Tensor, population: Population, functions: list) -> Tensor:
-    """Means over each client's examples of per-example functions of (outputs, targets): (functions, clients) float64, on the CPU.
+    """The mean over each client's examples of several functions (outputs, targets) -> (examples,), under one model (dim,).
 
-    One forward pass in flat batches over all clients, then segment sums. NaN for a client without examples.
+    Returns (functions, clients) float64 on the CPU; NaN for a client without examples. Needs one forward pass over all examples,
+    in batches that span clients.
     """
     sums = torch.zeros(len(functions), len(population), dtype=torch.float64, device=params.device)
     for owner, inputs, targets in flat_batches(population, kernel.flat, params):
@@ -341,9 +365,10 @@ def client_means(kernel: Kernel, params: Tensor, population: Population, functio
 
 
 def flat_batches(population: Population, batch: int, like: Tensor) -> Iterator[tuple[Tensor, Examples, Tensor]]:
-    """All examples of all clients in order, at most `batch` at a time: (position of the client, inputs, targets) of each example.
+    """Yields all examples of all clients in order, at most `batch` at a time, as (owner, inputs, targets).
 
-    Inputs and targets are on the device of `like`, floating-point inputs in its precision.
+    `owner`, (examples,) int64, are the positions of the examples' clients in the population. Inputs and targets are on the device
+    of `like`, and floating-point inputs have its dtype.
     """
     before = 0
     for piece in population.pieces(PIECE):

@@ -60,17 +60,17 @@ HEAD = ("risk, or aggregator of the mean", "`IntegerChannel`", "`SecureChannel`"
 
 @dataclass(frozen=True)
 class SingleRows(Part):
-    """Stands for every aggregator that asks for single rows."""
+    """A stand-in for any aggregator that asks for every client's row instead of their sum; it cannot aggregate."""
 
     @property
     def declares(self) -> AggregatorDeclaration:
-        """One column beside the parameters, and that it asks for single rows."""
+        """Declares that a row has one column beside the parameters, and that the server receives every client's row."""
         return AggregatorDeclaration(columns=1, gathers=True)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination: whether it runs, in a word or two, and the texts that stand against it where it does not."""
+    """One cell of the table: whether a combination runs, in a word or two, and the texts of its refusals where it does not."""
 
     says: str
     refused: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One part of a method, and what becomes of it over each channel and fleet."""
+    """One row of the table: a risk or an aggregator, and whether it runs over each channel, with noise, and on each fleet."""
 
     part: str
     integers: Cell
@@ -89,12 +89,12 @@ class Row:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells in the order of the table's columns."""
+        """The five cells of the row, in the order of the table's columns; the name of the part is not among them."""
         return self.integers, self.secure, self.private, self.remote, self.keeps
 
 
 def table_rows() -> Iterator[Row]:
-    """A row of the table for each risk with the weighted mean, then for each aggregator with the mean as its risk."""
+    """Yields the rows of the table: every risk with `WeightedMean`, then every aggregator with `Mean` as its risk."""
     noise = DiscreteNoise(1.0, planned_clients=CLIENTS // 2)
     histogram = NoisyHistogram(4.0, float(CLIENTS), noise)
     tail = Superquantile(0.5)
@@ -126,7 +126,7 @@ def table_rows() -> Iterator[Row]:
 
 
 def markdown_table(rows: Iterator[Row]) -> str:
-    """The rows as a Markdown table, the texts of refusals numbered below it."""
+    """The rows as a Markdown table, followed by a numbered list of the refusals' texts; cells refer to these by number."""
     texts: list[str] = []
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for row in rows:
@@ -135,13 +135,16 @@ def markdown_table(rows: Iterator[Row]) -> str:
 
 
 def page_with_table(page: str) -> str:
-    """The text of a page with the table of today in place of what is between the two comments."""
+    """The text of a page in which the current table replaces all between the comments `BEGIN` and `END`.
+
+    Raises ValueError where `BEGIN` does not occur exactly once, and IndexError where no `END` follows.
+    """
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{markdown_table(table_rows())}\n\n{END}{rest.split(END)[1]}"
 
 
 def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
-    """The row of one method under its name; `private` is the cell about noise, the others are decided here."""
+    """The table's row for a method; `name` is its first column, `private` the cell about noise, the others are decided here."""
     secure = SecureChannel(CLIENTS // 2 + 1)
     keeps = method.risk.declares.keeps
     kept = "no" if keeps is None else "yes" if keeps.may_be_lost else "yes, must not be lost"
@@ -150,27 +153,38 @@ def _table_row(name: str, method: FederatedAlgorithm, private: Cell) -> Row:
 
 
 def _cell_over_channel(method: FederatedAlgorithm, channel: Channel, counted: str = "", forgets: bool = False) -> Cell:
-    """Whether the method runs over a channel on clients in other processes: "yes" and a note, or "no" and the refusals."""
+    """The cell that says whether a method runs over a channel with a remote fleet: "yes" and the note `counted`, or "no".
+
+    A "no" comes with the texts of the refusals. With `forgets`, the fleet's clients may lose what they keep between rounds.
+    """
     found = _refusal_texts(method, channel, forgets)
     return Cell("no", found) if found else Cell(f"yes{counted}")
 
 
 def _refusal_texts(method: FederatedAlgorithm, channel: Channel, forgets: bool = False) -> tuple[str, ...]:
-    """What `fedtail.composition` has against the method over a channel, on clients in other processes that may forget."""
+    """The texts of why a method cannot run over a channel with a remote fleet, by `fedtail.composition`; empty where it can.
+
+    With `forgets`, the fleet's clients may lose what they keep between rounds.
+    """
     fleet = _remote_fleet(forgets)
     return refusals(method, fleet.population, channel, fleet)
 
 
 def _remote_fleet(forgets: bool) -> Fleet:
-    """A fleet of `CLIENTS` clients on `NODES` nodes that is only asked what it is: nothing is ever sent."""
+    """A remote fleet of `CLIENTS` clients on `NODES` nodes and in `GROUPS` groups, for the rules of composition to inspect.
+
+    With `forgets` it says that clients may lose what they keep between rounds. It never sends anything.
+    """
     client = torch.arange(CLIENTS)
     registry = ClientRegistry(client, torch.ones(CLIENTS, dtype=torch.float64), client % NODES, client // NODES, client % GROUPS)
     return RemoteFleet(lambda messages: {}, registry, forgets)
 
 
 def _counting_note(method: FederatedAlgorithm) -> str:
-    """A note for the table where a secure channel has to count contributors before they train, in every round or with a reused
-    dual; else empty.
+    """The note on whether a secure channel counts the contributors before they train; empty where it does not.
+
+    Two rounds are fitted to made-up losses: the note is ", counted first" where neither dual tells how many clients contribute,
+    and ", counted first with a reused dual" where only one of them does not. Empty for an aggregator with noise.
     """
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
@@ -186,7 +200,10 @@ def _counting_note(method: FederatedAlgorithm) -> str:
 
 
 def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histogram: NoisyHistogram) -> Cell:
-    """Whether a risk runs with a private aggregator at a finite epsilon: as it is, inside `Binned`, or not at all."""
+    """The cell that says whether a risk runs with noise at a finite epsilon: "yes", "inside `Binned`", or "no" with the refusals.
+
+    `noise` is that of the updates; `histogram` is what `Binned` reads the losses by.
+    """
     private = _with_private_mean(method, noise)
     found = _refusal_texts(private, PlainChannel())
     if found:
@@ -199,31 +216,37 @@ def _noise_cell_of_risk(method: FederatedAlgorithm, noise: DiscreteNoise, histog
 
 
 def _with_private_mean(method: FederatedAlgorithm, noise: DiscreteNoise) -> FederatedAlgorithm:
-    """The method with a private mean whose total fits the weight that the risk declares."""
+    """A copy of the method that aggregates by `PrivateMean` with this noise and clip norm 1.
+
+    Its public divisor is `CLIENTS` times the weight that the risk declares, or `CLIENTS` where the risk declares none.
+    """
     weight = method.risk.declares.weight
     aggregate: Aggregator = PrivateMean(1.0, noise, CLIENTS * (1.0 if weight is None else weight))
     return replace(method, aggregate=aggregate)
 
 
 def _noise_cell_of_aggregator(method: FederatedAlgorithm) -> Cell:
-    """Whether an aggregator costs a finite epsilon."""
+    """The cell that says whether a round of this method has a finite epsilon: "yes" or "ε is infinite"."""
     return Cell("yes" if _has_finite_epsilon(method) else "ε is infinite")
 
 
 def _has_finite_epsilon(method: FederatedAlgorithm) -> bool:
-    """Whether everything that a round releases is noised."""
+    """Whether a round of the method releases nothing without noise."""
     return not any(isinstance(release, NonPrivateRelease) for release in method.releases(1))
 
 
 def _cell_text(cell: Cell, texts: list[str]) -> str:
-    """A cell as the table shows it, its refusals as numbers; texts that are new are appended to `texts`, in place."""
+    """A cell as the table shows it, followed by the numbers of its refusals in brackets where there are any.
+
+    Numbers are positions in `texts`, from 1; texts that are not in this list yet are appended to it, in place.
+    """
     texts += [text for text in cell.refused if text not in texts]
     numbers = ", ".join(str(texts.index(text) + 1) for text in cell.refused)
     return f"{cell.says} ({numbers})" if numbers else cell.says
 
 
 def main(path: str) -> None:
-    """Write the table of today into the page at this path, in place."""
+    """Write the current table into the file at this path, between the comments `BEGIN` and `END`, which it must hold."""
     page = Path(path)
     page.write_text(page_with_table(page.read_text()))
 

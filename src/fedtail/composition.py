@@ -31,7 +31,7 @@ class SmallTailWarning(UserWarning):
 @with_old_names
 @dataclass(frozen=True)
 class Composition:
-    """A method's parts, and what they are to run on."""
+    """A method's parts, with the population, channel and fleet that it is to run on, for the rules to judge."""
 
     sample: Sampler
     risk: Risk
@@ -43,7 +43,7 @@ class Composition:
 
     @property
     def declarations(self) -> tuple[RiskDeclaration, AggregatorDeclaration, LocalDeclaration]:
-        """What the risk, the aggregator and the local training declare, in this order."""
+        """The declarations of the risk, the aggregator and the local training, in this order."""
         return self.risk.declares, self.aggregate.declares, self.local.declares
 
     @property
@@ -61,7 +61,7 @@ class Composition:
 
     @property
     def cohort_size(self) -> float:
-        """How many clients are expected in a round."""
+        """The number of clients that the sampler draws from this population in a round, on average."""
         return self.sample.expected_size(self.population)
 
 
@@ -69,9 +69,10 @@ Rule = Callable[[Composition], Iterator[str]]
 
 
 def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tuple[str, ...]:
-    """The texts of all that stands against running a method, or any member of a family, this way; empty where nothing does.
+    """All reasons why a method, or a family's member, cannot run on this population, channel and fleet, as texts; or none.
 
-    Each text comes once. Where the sampler or the risk lacks its clients, nothing else of that member is judged.
+    Each text comes once. Where the population or the sampler does not provide the clients that a member needs, the other rules
+    are not applied to that member.
     """
     found = []
     for member in method.members:
@@ -82,7 +83,10 @@ def refusals(method: Any, population: Any, channel: Channel, fleet: Fleet) -> tu
 
 
 def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
-    """Raise one ValueError with all refusals, before any work starts; else warn where few clients of a cohort contribute."""
+    """Raise one ValueError with the texts of all refusals, before any work starts.
+
+    Where there are none, warn (`SmallTailWarning`) for each member of which few clients of a cohort are expected to contribute.
+    """
     found = refusals(method, population, channel, fleet)
     if len(found) == 1:
         raise ValueError(found[0])
@@ -93,12 +97,15 @@ def check(method: Any, population: Any, channel: Channel, fleet: Fleet) -> None:
 
 
 def sampler_refusals(parts: Composition) -> Iterator[str]:
-    """Yields the sampler's own text where it cannot draw from this population."""
+    """Yields the text of the ValueError that the sampler's `check` raises for this population; nothing where it raises none."""
     yield from _catch_refusal(lambda: parts.sample.check(parts.population))
 
 
 def client_and_group_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text for each thing the risk needs and does not get: every client in every round, groups, its own checks."""
+    """Yields a text for each requirement of the risk that is not met: every client in every round, a group for each client.
+
+    Also the text of the ValueError that the risk's own `check` raises.
+    """
     declared, name, population = parts.risk.declares, parts.names[0], parts.population
     if declared.needs_everyone and not parts.sample.takes_everyone(population):
         yield (f"{name} keeps a lambda on every client and needs everybody every round, which {parts.sample} does not give of "
@@ -112,7 +119,11 @@ def client_and_group_refusals(parts: Composition) -> Iterator[str]:
 
 
 def channel_refusals(parts: Composition) -> Iterator[str]:
-    """Yields the texts of the channel where it must not, or cannot, reveal the rows of the aggregator or of the risk."""
+    """Yields a text where the channel refuses the rows of the aggregator or of the risk.
+
+    A channel that reveals only sums refuses single rows, and noise that the server adds to the exact sum. A secure one also
+    refuses noise that relies on more clients than it sums over.
+    """
     risk, aggregate, _ = parts.declarations
     names = parts.names
     yield from _catch_refusal(lambda: refuse_release(parts.channel, aggregate.mechanism, aggregate.gathers, names[1]))
@@ -120,7 +131,7 @@ def channel_refusals(parts: Composition) -> Iterator[str]:
 
 
 def private_risk_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where updates are noised, but one client may move the risk's weights without bound."""
+    """Yields a text where the aggregator adds noise and the risk declares (`not_private`) why noise does not make it private."""
     risk, aggregate, _ = parts.declarations
     if aggregate.mechanism.private and risk.not_private:
         yield (f"{parts.names[0]} cannot be trained privately: {risk.not_private}. Use Binned(Superquantile(...), ...), or "
@@ -128,10 +139,12 @@ def private_risk_refusals(parts: Composition) -> Iterator[str]:
 
 
 def divisor_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where public divisors were not planned for these cohorts and this theta: updates would be too short or long.
+    """Yields a text where updates would be divided by a number that does not fit, so that steps would be too short or too long.
 
-    That is so where the cohort that a risk's numbers were planned for is not about the sampler's, and where a total is not
-    about what the weights of the risk sum to; where that is not known (`Tilted`), any total will do.
+    Refused is an aggregator that divides by the weight the risk releases, where the risk releases none. With noise also: a risk
+    planned for a cohort that differs from the sampler's by more than a factor of `ROUGHLY`, and a `total` that differs from the
+    sum of weights that the risk declares by more than that (by more than `CLOSELY`, where the risk has a planned cohort). A risk
+    that declares no sum of weights, as `Tilted`, takes any total.
     """
     risk, aggregate, _ = parts.declarations
     if aggregate.divides_by_release and not risk.releases_weight:
@@ -155,7 +168,7 @@ def divisor_refusals(parts: Composition) -> Iterator[str]:
 
 
 def slope_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where the aggregator uses the slope of the density and the risk does not give it."""
+    """Yields a text where the aggregator needs the derivative of the risk's density in the loss and the risk does not give it."""
     risk, aggregate, _ = parts.declarations
     if aggregate.needs_slope and not risk.has_slope:
         yield (f"{parts.names[1]} needs the slope of the density, which {parts.names[0]} does not give. Use WeightedMean, or "
@@ -163,7 +176,10 @@ def slope_refusals(parts: Composition) -> Iterator[str]:
 
 
 def small_weight_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where sums are of integers and all weights of a round may be so small that they round to zero."""
+    """Yields a text where the channel sums integers and all weights of a round may be too small for them.
+
+    That is so where the risk declares that all may be below exp(-`RESOLVED`) times the largest possible weight.
+    """
     spread = parts.risk.declares.dynamic_range
     if not parts.channel.reveals_rows and spread > RESOLVED:
         yield (f"with {parts.risk} every weight may be as small as exp(-{spread:g}), which the integers of "
@@ -172,7 +188,7 @@ def small_weight_refusals(parts: Composition) -> Iterator[str]:
 
 
 def lost_memory_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text for each part that keeps what must not be lost on clients of a fleet that may lose it."""
+    """Yields a text for the risk or the local training where its clients' memory must not be lost, and this fleet may lose it."""
     for part in (parts.risk, parts.local):
         keeps = part.declares.keeps
         if parts.fleet.forgets and keeps and not keeps.may_be_lost:
@@ -180,9 +196,10 @@ def lost_memory_refusals(parts: Composition) -> Iterator[str]:
 
 
 def few_contributors_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where so few clients are expected to contribute that a sum would reveal much about each.
+    """Yields a text where fewer clients than the channel's `minimum_contributors` are expected to have a non-zero weight.
 
-    Also what the channel has against the fleet. Risks that cannot tell how many contribute are counted round by round.
+    Also the channel's own texts against the fleet. A risk that does not declare how many contribute is not judged here: the
+    channel counts them in each round.
     """
     channel, cohort = parts.channel, parts.cohort_size
     expected = parts.risk.declares.expected_contributors(cohort)
@@ -194,7 +211,10 @@ def few_contributors_refusals(parts: Composition) -> Iterator[str]:
 
 
 def small_group_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where a risk asks by group, sums hide single clients, and some group has too few of them in a round."""
+    """Yields a text where a risk without noise asks by group and the smallest group is too small for the channel.
+
+    That is so where fewer of its clients are expected in a cohort than the channel's `minimum_contributors`.
+    """
     risk, minimum = parts.risk.declares, parts.channel.minimum_contributors
     if risk.needs_groups is None or risk.mechanism.private or not minimum:
         return
@@ -208,9 +228,10 @@ def small_group_refusals(parts: Composition) -> Iterator[str]:
 
 
 def node_noise_refusals(parts: Composition) -> Iterator[str]:
-    """Yields a text where too few clients are expected beside the largest node for the noise of the risk or the aggregator.
+    """Yields a text for the risk or the aggregator where its noise relies on more clients than are expected beside one node's.
 
-    A node that adds its own clients' shares of integer noise knows them, so those of the others must be enough.
+    A node that adds its own clients' shares of integer noise knows them, so those of all other nodes must be enough: the expected
+    number of sampled clients outside the largest node is compared. Nothing where the population has no nodes.
     """
     risk, aggregate, _ = parts.declarations
     nodes = parts.population.node
@@ -234,7 +255,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
-    """Warn where fewer than `ENOUGH_IN_TAIL` clients of a cohort are expected to contribute; not where everyone is sampled."""
+    """Warn (`SmallTailWarning`) where fewer than `ENOUGH_IN_TAIL` clients of a cohort are expected to have a non-zero weight.
+
+    Silent where that number is unknown, where every round samples every client, or where the whole cohort contributes.
+    """
     cohort = sample.expected_size(population)
     expected = risk.declares.expected_contributors(cohort)
     if expected is not None and expected < min(ENOUGH_IN_TAIL, cohort) and not sample.takes_everyone(population):
@@ -245,7 +269,7 @@ def _warn_of_small_tail(risk: Risk, sample: Sampler, population: Any) -> None:
 
 
 def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
-    """The text of the ValueError that a check raises; nothing where it passes."""
+    """Yields the text of the ValueError that `check()` raises; nothing where it returns."""
     try:
         check()
     except ValueError as reason:
@@ -253,7 +277,7 @@ def _catch_refusal(check: Callable[[], None]) -> Iterator[str]:
 
 
 def _is_near(one: float, other: float, factor: float) -> bool:
-    """Whether one number is within a factor of the other, above or below."""
+    """Whether `one` is between `other / factor` and `other * factor`."""
     return other / factor <= one <= other * factor
 
 

@@ -18,7 +18,7 @@ UNDECLARED = "it does not declare that one client moves it by a bounded amount (
 
 @dataclass(frozen=True)
 class Keeps:
-    """A part keeps something on its clients between rounds."""
+    """A part's declaration that it keeps something on its clients between rounds."""
 
     lost: str                            # what it means when a client has lost it
     may_be_lost: bool = True             # False: such a part is refused where clients may forget
@@ -44,7 +44,10 @@ class RiskDeclaration:
     dynamic_range: float = 0.0           # log of how far below its bound every weight may lie at once
 
     def expected_contributors(self, cohort_size: float) -> float | None:
-        """About how many clients of a cohort have a non-zero weight, at least one where there is a client; None where unknown."""
+        """About how many of `cohort_size` clients are expected to have a non-zero weight; at least one if there is a client.
+
+        None where the risk does not declare it.
+        """
         return None if self.contributing is None else max(self.contributing * cohort_size, min(1.0, cohort_size))
 
 

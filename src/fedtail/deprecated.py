@@ -68,12 +68,18 @@ VALUES = {"schedule": {"together": "all-or-nothing"}}
 
 
 def old_names(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` for a module of which some names have changed: a function from an old name to its object."""
+    """A `__getattr__` for the module with this name: it gives the object that a deprecated name stands for, with a warning.
+
+    It raises AttributeError for any other name.
+    """
     return lambda name: old_name(module, name)
 
 
 def old_name(module: str, name: str) -> Any:
-    """The object that an old name of a module stands for, with a DeprecationWarning; an AttributeError for any other name."""
+    """The object that a deprecated name of a module stands for; warns with a DeprecationWarning that says the new name.
+
+    Raises AttributeError for a name that is not deprecated.
+    """
     new = NAMES[module].get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -82,16 +88,17 @@ def old_name(module: str, name: str) -> Any:
 
 
 def with_old_names(kind: Kind) -> Kind:
-    """A class decorator: attributes and keywords of the class whose names have changed still work, with a DeprecationWarning.
+    """A class decorator by which deprecated attributes and keywords of the class still work, each with a DeprecationWarning.
 
-    Changes the class in place, by the entries under its name in `ATTRIBUTES` and `KEYWORDS`.
+    Which ones these are is in `ATTRIBUTES` and `KEYWORDS`, under the name of the class. Changes the class in place and returns
+    it.
     """
     changed: Any = kind
     made = changed.__init__
 
     @wraps(made)
     def init(self: Any, *args: Any, **given: Any) -> None:
-        """Call the class's own `__init__` with keywords under their new names."""
+        """Call the class's own `__init__` with deprecated keywords under their new names."""
         made(self, *args, **new_keywords(kind.__name__, given))
 
     if set(KEYWORDS.get(kind.__name__, {}).values()) & set(made.__code__.co_varnames):      # others are made as quickly as before
@@ -102,7 +109,10 @@ def with_old_names(kind: Kind) -> Kind:
 
 
 def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a class under their new names; warns of each old one, whose value wins where both came."""
+    """The keywords `given` to the class named `kind`, with deprecated names replaced by the new ones.
+
+    Warns with a DeprecationWarning of each deprecated keyword; where both names were given, the value under the old one is taken.
+    """
     changed = KEYWORDS.get(kind, {})
     for old in changed.keys() & given.keys():
         _warn_of_old_name(f"{old} of {kind}", changed[old], stacklevel=3)
@@ -110,14 +120,18 @@ def new_keywords(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def new_fields(kind: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a class as they were written to a file, under their new names, without a warning."""
+    """The fields of the class named `kind`, as `written` to a file, with deprecated names replaced by new ones; no warning."""
     changed = KEYWORDS.get(kind, {})
     return {name: value for name, value in written.items() if name not in changed} | {
         changed[name]: value for name, value in written.items() if name in changed}
 
 
 def new_tables(table: Any) -> Any:
-    """The tables of an experiment as a run has written them, with the fields of all parts under their new names; a copy."""
+    """A copy of an experiment's tables, as a run wrote them, with deprecated names of the parts' fields replaced by the new ones.
+
+    A table is that of a part if it has a text under "part", the class name. Lists and nested tables are gone through; values of
+    other types are returned as they are.
+    """
     if isinstance(table, list):
         return [new_tables(entry) for entry in table]
     if not isinstance(table, dict):
@@ -127,7 +141,7 @@ def new_tables(table: Any) -> Any:
 
 
 def new_value(name: str, value: Any) -> Any:
-    """A setting's value under the name it has now, with a warning where it came under its old one; other values as they are."""
+    """The value of the setting `name`; a deprecated one is replaced by its new name, with a DeprecationWarning."""
     new = VALUES[name].get(value, value)
     if new != value:
         _warn_of_old_name(f'{name} = "{value}"', f'{name} = "{new}"', stacklevel=4)
@@ -135,14 +149,14 @@ def new_value(name: str, value: Any) -> Any:
 
 
 def _old_attribute_property(kind: str, old: str, new: str) -> property:
-    """A property under an old name that reads and writes the attribute of the new name, each with a DeprecationWarning."""
+    """A property for a deprecated attribute, which reads and sets the attribute `new`, each with a DeprecationWarning."""
     def get(self: Any) -> Any:
-        """Warn, and read the attribute under its new name."""
+        """Warn of the deprecated name, and return the attribute under its new name."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         return getattr(self, new)
 
     def put(self: Any, value: Any) -> None:
-        """Warn, and set the attribute under its new name; raises as the class does where that is frozen."""
+        """Warn of the deprecated name, and set the attribute under its new name; a frozen class raises its usual error."""
         _warn_of_old_name(f"{kind}.{old}", f"{kind}.{new}", stacklevel=2)
         setattr(self, new, value)
 
@@ -150,5 +164,5 @@ def _old_attribute_property(kind: str, old: str, new: str) -> property:
 
 
 def _warn_of_old_name(old: str, new: str, stacklevel: int) -> None:
-    """Warn that a name has changed; `stacklevel` 1 would blame the function that calls this one."""
+    """Issue a DeprecationWarning that `old` is now `new`; it points at the caller of this function where `stacklevel` is 1."""
     warnings.warn(f"{old} is now {new}; the old name goes with the next version.", DeprecationWarning, stacklevel + 1)

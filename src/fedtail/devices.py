@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """The values on a device; itself where it is there. A copy to a GPU does not wait for work that the GPU has still to do."""
+    """The tensor on `device`: itself where it is there already, else a copy. Copies to a GPU are asynchronous (non-blocking)."""
     return values.to(device, non_blocking=device.type == "cuda")

@@ -21,9 +21,10 @@ PIECE = 2**17
 
 
 def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
-    """64 hashed bits as int64, broadcast over the parts: `hash_bits(0, "batches", round, clients[:, None], epoch)`.
+    """64 hashed bits for each combination of the parts, as an int64 tensor in their broadcast shape (0-d where all are ints).
 
-    Without a seed the bits are the operating system's, and never come again.
+    `hash_bits(0, "batches", round, clients[:, None], epoch)` is a function of these values alone. Without a seed the bits come
+    from the operating system, on the CPU, and are different at every call.
     """
     if seed is None:
         shape = torch.broadcast_shapes(*(part.shape for part in parts if isinstance(part, Tensor)))
@@ -39,19 +40,20 @@ def hash_bits(seed: int | None, name: str, *parts: int | Tensor) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """Numbers in [0, 1), float64, from hashed bits (the upper 53 of them)."""
+    """Uniform numbers in [0, 1), float64, one for each element of `bits`, from the upper 53 of its bits."""
     return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def integers(bits: Tensor, low: int, high: int | Tensor) -> Tensor:
-    """Integers in [low, high), int64, from hashed bits; bias below 2^-53 times the range."""
+    """Uniform integers in [low, high), int64, one for each element of `bits`; their bias is below 2^-53 times the range."""
     return (uniform(bits) * (high - low)).long() + low
 
 
 def permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tensor:
-    """One permutation of range(size) per entry of `bits`, padded at the end: (clients, largest size) int64.
+    """One random permutation per client: the first sizes[k] entries of row k are a permutation of range(sizes[k]).
 
-    `width`, the largest size where it is known, saves reading it back from a GPU.
+    `bits` and `sizes` are (clients,); the result is (clients, width) int64, and the entries after the permutation are padding.
+    `width` is the largest size, which is read from `sizes` (and so from a GPU) where it is not given.
     """
     width = int(sizes.max()) if width is None else width
     place = torch.arange(width, device=bits.device)
@@ -61,23 +63,23 @@ def permutations(bits: Tensor, sizes: Tensor, width: int | None = None) -> Tenso
 
 @lru_cache
 def _name_bits(name: str) -> int:
-    """64 bits of a name's BLAKE2 digest, as a signed integer; the same in every process."""
+    """The 64-bit BLAKE2b digest of a name as a signed integer, the same in every process; cached."""
     return _as_signed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"))
 
 
 def _as_signed(bits: int) -> int:
-    """The lowest 64 bits of an integer, read as a signed number, as torch's int64 holds them."""
+    """The lowest 64 bits of an integer as a number in [-2^63, 2^63), which int64 can hold."""
     bits &= _MASK
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 def _shift_right(bits: Tensor, by: int) -> Tensor:
-    """Logical shift to the right by 1 to 63 places: the sign bit is a bit like any other."""
+    """A new tensor with int64 `bits` shifted right by 1 to 63 places, zeros coming in from the left, whatever the sign."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _mix(bits):
-    """SplitMix64's finaliser, a bijection of 64 bits: of an int as a signed int, of an int64 tensor with wrapping products."""
+    """The finaliser of SplitMix64, a bijection of 64 bits: an int gives a signed int, an int64 tensor a new int64 tensor."""
     if isinstance(bits, int):
         bits &= _MASK
         bits = ((bits ^ (bits >> 30)) * _FIRST) & _MASK

@@ -20,22 +20,25 @@ class FieldError(ValueError):
     """
 
     def __init__(self, field: str, needed: str = "", came: Any = None, write: str = "", *, symbol: str = "", text: str = ""):
-        """Put the sentence together from its parts, or take `text`; all parts stay readable as attributes."""
+        """Set the message to `text` or, without one, to a sentence made of the other arguments, which become attributes."""
         self.field, self.needed, self.came, self.write, self.symbol = field, needed, came, write, symbol
         name = f"{field} ({symbol})" if symbol else field
         sentences = [f"{name} must be {needed}, got {format_value(came)}.", *([write] if write else [])]
         super().__init__(text or " ".join(sentences))
 
     def __reduce__(self) -> Any:      # workers send errors home as pickles, which call the class with `args`
-        """How a worker process sends the error home: a pickle would call the class with the sentence only."""
+        """The function and arguments by which pickle rebuilds the error with all its fields, as worker processes send it.
+
+        By default pickle would call the class with the message alone.
+        """
         return _rebuild_error, (type(self), self.field, self.needed, self.came, self.write, self.symbol, str(self))
 
 
 def format_value(value: Any) -> str:
-    """A value as an error text shows it: floats in few digits, integers as they are, anything else by its repr."""
+    """A value as an error message shows it: floats with up to six digits, integers in full, anything else by its repr."""
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else repr(value)
 
 
 def _rebuild_error(kind: type[FieldError], field: str, needed: str, came: Any, write: str, symbol: str, text: str) -> FieldError:
-    """The error that was pickled in another process, with its fields and its sentence."""
+    """An error of class `kind` with these fields and the message `text`; pickle calls this when it reads one."""
     return kind(field, needed, came, write, symbol=symbol, text=text)

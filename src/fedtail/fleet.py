@@ -40,43 +40,43 @@ class RoundView:
 
     @classmethod
     def empty(cls) -> RoundView:
-        """The view of a round in which no client was sampled."""
+        """The view of a round in which no client was sampled: every tensor is empty, `trained` of shape (1, 0)."""
         none = torch.zeros(0, dtype=torch.bool)
         return cls(torch.zeros(0, dtype=torch.int64), none[None], none)
 
     @property
     def cohort_size(self) -> int:
-        """How many clients were sampled."""
+        """How many clients were sampled in the round."""
         return len(self.sampled)
 
     @property
     def contributors(self) -> int:
-        """How many clients trained and contributed, under at least one of a family's models."""
+        """How many clients trained under at least one of the models and were not left out."""
         return int((self.trained.any(0) & ~self.left_out).sum())
 
     @property
     def num_failed(self) -> int:
-        """How many clients were left out because a loss or an update was not finite."""
+        """How many clients were left out: a loss or an update was not finite, or a row was nothing but zeros."""
         return int(self.left_out.sum())
 
     def contributors_of(self, model: int = 0) -> Tensor:
-        """Positions in the population of the clients that trained and contributed under one of the models.
+        """The positions in the population of the clients that trained under one of the models and were not left out, int64.
 
-        A round that trained fewer models than `model` gives those of its last.
+        Where the round trained fewer models, those of its last model.
         """
         return self.sampled[self.trained[min(model, len(self.trained) - 1)] & ~self.left_out]
 
 
 @dataclass(frozen=True)
 class SimulatedPopulation:
-    """Clients all of whom answer, as in a simulator: what its rounds are planned by before there is a fleet."""
+    """A population all of whose clients answer, as in a simulator; rounds can be planned with it before there is a fleet."""
 
     population: Any
     loses_clients: ClassVar[bool] = False
 
 
 class Fleet(Protocol):
-    """Who computes: a shard of clients returns one partial sum for each question."""
+    """The clients of a run and whoever computes for them: it answers each question with a sum over the cohort."""
 
     population: Any                     # who exists: at least `key`, `mass`, `group`, `node` (None: all here) and a length
 
@@ -87,12 +87,12 @@ class Fleet(Protocol):
 
     @property
     def in_one_process(self) -> bool:
-        """Whether this process and its workers compute all clients, so that rows gathered here are not sent anywhere."""
+        """Whether this process and its workers compute all clients, so that gathering rows here sends them nowhere."""
         ...
 
     @property
     def masks_rows(self) -> bool:
-        """Whether clients elsewhere can mask their own rows, so that `collect_masked` works."""
+        """Whether clients outside this process can mask their own rows for secure aggregation (`collect_masked`)."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class Fleet(Protocol):
 
     @property
     def answer_count(self) -> int | None:
-        """How many clients' answers the last sums hold; None on fleets where no client fails to answer."""
+        """How many clients' answers are in the sums collected last; None on fleets where no client fails to answer."""
         ...
 
     @property
@@ -116,11 +116,17 @@ class Fleet(Protocol):
         ...
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round, by `draw(round)`; a fleet that has keys sent ahead has drawn it with the round before."""
+        """The cohort of a round, sampled by `draw(round)`.
+
+        A fleet that exchanges keys ahead of time samples the next round's cohort too, and returns that one when its round comes.
+        """
         ...
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Begin a round: send the broadcast to the cohort. In round 0 no client remembers anything."""
+        """Begin a round with this cohort, whose clients get the broadcast now or with the first question.
+
+        In round 0 no client remembers anything.
+        """
         ...
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
@@ -129,25 +135,26 @@ class Fleet(Protocol):
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """The encoded sums over at least `threshold` clients, single rows being masked; one for each question.
+        """For each question the encoded sum over at least `threshold` clients, (width,), by secure aggregation.
 
-        `again` is called to charge the ledger before a repetition; `graph` says who masks with whom, by default everyone. These
-        sums are unmasked only where at least `needed` clients have answered; a round's other sums may need fewer.
+        `again` is called to charge the ledger before clients are asked once more; `graph` says which clients share masks, by
+        default all with all. The sums are unmasked only where at least `needed` clients answered; a round's other sums may need
+        fewer.
         """
         ...
 
     def close(self, finished: bool) -> None:
-        """End the round; what clients remember takes effect only if it was `finished`."""
+        """End the round. What clients stored in it takes effect if it was `finished`, and is dropped otherwise."""
         ...
 
     def view(self) -> RoundView | None:
-        """What only a simulator can see of the last round; None elsewhere."""
+        """Who was sampled, contributed and failed in the last round, which only a simulator can see; None elsewhere."""
         ...
 
     def memory(self) -> ClientMemory:
-        """What clients keep between rounds, as far as it can be seen here, to be saved with the run's state."""
+        """What clients keep between rounds, as far as this process can see it, to be saved with the state of the run."""
         ...
 
     def recall(self, memory: ClientMemory) -> None:
-        """Give clients back what they kept, in place of what they have now."""
+        """Set what clients keep between rounds to `memory`, in place of what they keep now."""
         ...

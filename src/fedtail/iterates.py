@@ -12,17 +12,17 @@ from fedtail.draws import hash_bits, uniform
 
 
 class Iterate(Protocol):
-    """Looks at every model w^(t), t = 0, 1, ..., once and keeps what it needs for the result."""
+    """The rule for which model a run returns; it is given every model w^(t), t = 0, 1, ..., once and keeps what it needs."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """What is kept after model number `round` (0 is the start), as a tensor or None; `kept` is what was kept before it.
+        """The tensor to keep after model number `round` (0 is the initial one), given the model and the tensor `kept` before it.
 
-        A draw is a function of (seed, round).
+        None keeps nothing, and `kept` is None at first. A random draw is a function of (seed, round).
         """
         ...
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
-        """The flat model to hand out, (dim,), from what was kept and the last model."""
+        """The flat model that the run returns, (dim,), from the tensor that was `kept` last and the last model `params`."""
         ...
 
 
@@ -31,11 +31,11 @@ class LastIterate:
     """The model of the last round."""
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """None: the last model is in the state anyway."""
+        """Always None: the last model is in the state anyway."""
         return None
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
-        """The last model."""
+        """The last model `params` itself."""
         return params
 
 
@@ -49,13 +49,13 @@ class AveragedIterate:
     contraction: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a contraction outside (0, 1]."""
+        """Raise a ValueError for a contraction outside (0, 1]."""
         if not 0 < self.contraction <= 1:
             raise ValueError(f"contraction must be in (0, 1], got {self.contraction:g}. "
                              "It is 1 - learning_rate * weight_decay * local_steps / 2.")
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """The weighted average of all models so far, (dim,), this one included."""
+        """The weighted average of models 0 to `round`, (dim,), updated from the average `kept` before; `seed` is not used."""
         if kept is None:
             return params.clone()
         r = self.contraction
@@ -63,7 +63,7 @@ class AveragedIterate:
         return kept + newest * (params - kept)
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
-        """The average so far; the last model where nothing was kept."""
+        """The weighted average of all models, (dim,), as it was `kept`; the last model `params` where nothing was kept."""
         return params if kept is None else kept
 
 
@@ -75,7 +75,11 @@ class RandomIterate:
     """
 
     def keep(self, kept: Tensor | None, params: Tensor, round: int, seed: int) -> Tensor | None:
-        """Two models, (2, dim): the one drawn among all before the newest, and the newest."""
+        """Two models, (2, dim): one drawn uniformly among all models before the newest, and the newest.
+
+        With probability 1 / `round` the former newest model replaces the one drawn so far, by a draw from (seed, round). At the
+        first call both are `params`.
+        """
         if kept is None:
             return torch.stack([params, params])
         drawn, newest = kept
@@ -83,5 +87,5 @@ class RandomIterate:
         return torch.stack([newest if taken else drawn, params])
 
     def result(self, kept: Tensor | None, params: Tensor) -> Tensor:
-        """The model drawn among all but the newest; the last model where nothing was kept."""
+        """The model drawn among all but the newest, (dim,); the last model `params` where nothing was kept."""
         return params if kept is None else kept[0]

@@ -13,14 +13,15 @@ IGNORED = -100      # what pads sequences of classes: PyTorch's own convention; 
 
 
 def is_padding(targets: Tensor) -> Tensor:
-    """A mask of the targets that are padding: -100 among classes, which are never negative, and NaN among numbers."""
+    """A boolean mask of the targets that are padding: -100 among integers, NaN among floating-point numbers."""
     return targets.isnan() if targets.is_floating_point() else targets == IGNORED
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Multinomial logistic loss of logits (examples, classes): one number per example, (examples,).
+    """Multinomial logistic loss of logits (examples, classes) for class indices (examples,): one number per example, (examples,).
 
-    For sequences, outputs (examples, time, classes), the mean over positions that are not padding.
+    For sequences, outputs (examples, time, classes) and targets (examples, time), it is the mean over the positions that are not
+    padding; zero where all are.
     """
     if targets.ndim == 1 and not outputs.requires_grad and (outputs.shape[-1] <= FEW or outputs.stride(-1) > 1):
         shifted = outputs - outputs.amax(-1, keepdim=True)
@@ -32,14 +33,15 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary logistic loss of one logit per example, (examples,); targets are 0 and 1."""
+    """Binary logistic loss of one logit per example, outputs (examples,) or (examples, 1), for targets 0 and 1: (examples,)."""
     return F.binary_cross_entropy_with_logits(outputs.reshape(len(outputs)), targets.to(outputs.dtype), reduction="none")
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared distance of outputs and targets (no factor 1/2), summed over the entries of an example that are not padding.
+    """Squared distance of outputs and targets, without the factor 1/2, summed over the entries of each example: (examples,).
 
-    A ValueError where outputs and targets do not have as many entries.
+    Where targets have more than one axis, entries that are padding (NaN, or -100 among integers) are left out. Raises ValueError
+    where outputs and targets do not have the same number of entries per example.
     """
     outputs, wanted = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
     if outputs.shape != wanted.shape:
@@ -52,9 +54,10 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the most likely class is wrong, else 0, (examples,) float64; one output per example is read as a logit.
+    """1 where the predicted class is wrong and 0 where it is right, (examples,) float64.
 
-    For sequences the share of wrong positions, padding left out.
+    One output per example is read as a logit, of class 1 where it is positive. For sequences, targets (examples, time), the share
+    of wrong positions among those that are not padding; zero where all are.
     """
     if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
@@ -64,27 +67,33 @@ def misclassification(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error for numbers, logistic for classes with one output, cross entropy for classes with several: (examples,)."""
+    """The loss of each example, (examples,), chosen by targets and outputs.
+
+    Squared error for floating-point targets; for integer ones the logistic loss of one output, or the cross entropy of several.
+    """
     return loss_for(targets.is_floating_point(), has_one_logit(outputs))(outputs, targets)
 
 
 def loss_for(numbers: bool, one_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss that `default_loss` computes for targets that are numbers or classes, and modules with one output or several."""
+    """The loss function that `default_loss` uses: `squared_error` where targets are `numbers` (floating-point).
+
+    For classes it is `logistic` where the module has one output, else `cross_entropy`.
+    """
     if numbers:
         return squared_error
     return logistic if one_output else cross_entropy
 
 
 def has_one_logit(outputs: Tensor) -> bool:
-    """Whether outputs are one number per example, (examples,) or (examples, 1)."""
+    """Whether outputs are one number per example: of shape (examples,) or (examples, 1)."""
     return outputs.ndim == 1 or (outputs.ndim == 2 and outputs.shape[1] == 1)
 
 
 def default_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error for numbers, misclassification for classes: (examples,)."""
+    """The error of each example, (examples,): squared error for floating-point targets, misclassification for integer ones."""
     return squared_error(outputs, targets) if targets.is_floating_point() else misclassification(outputs, targets)
 
 
 def _mean_where(values: Tensor, counts: Tensor) -> Tensor:
-    """The mean of each example's values where the mask is true, (examples,); zero where it is true nowhere."""
+    """The mean over each example's `values` at which the mask `counts` is true, (examples,); zero where it is true nowhere."""
     return torch.where(counts, values, 0.0).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)

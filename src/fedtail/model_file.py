@@ -21,9 +21,9 @@ ENTRY = "fedtail"               # of the metadata
 
 
 def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
-    """A module's parameters and buffers as a safetensors file, each a tensor of its own (tied ones twice).
+    """The bytes of a safetensors file with a module's parameters and buffers by name; tied tensors are written under each name.
 
-    `made`, the `training_record` of the run that trained it, goes into the file's metadata.
+    `made`, the `training_record` of the run that trained the module, goes into the file's metadata as JSON.
     """
     from safetensors.torch import save
 
@@ -33,8 +33,11 @@ def model_bytes(module: nn.Module, made: dict[str, Any] | None = None) -> bytes:
 
 
 def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
-    """What a model file says of the rounds that made it: what was released without a mechanism or, where nothing was, the
-    ledger's size, digest and rounds. A private model's file is therefore not the same to the bit after repeated rounds.
+    """What a model file records about the `rounds` rounds that made it: a dict with "rounds", "non_private" and "ledger".
+
+    "non_private" names what was released without a mechanism. Where that is nothing and the ledger has a file, "ledger" is the
+    file's size, its digest and its number of rounds; else None. So the model file of a private run that repeated rounds is not
+    the same to the bit.
     """
     exposed = list(ledger.non_private)
     mark = None if exposed else ledger.mark()
@@ -42,9 +45,9 @@ def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
-    """The tensors of a model file by name, on the CPU, and what is known of the rounds that made it.
+    """The tensors of a model file by name, on the CPU, and the history of the rounds that made it, as far as it is known.
 
-    A ValueError where it cannot be read as safetensors.
+    Raises ValueError where the file cannot be opened or is not safetensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -59,9 +62,10 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], EarlierHistory]:
 
 
 def _history_from_metadata(path: Path, metadata: dict[str, str]) -> EarlierHistory:
-    """What a model file's rounds have released: from the ledger beside it if that is the file's own, else from its metadata.
+    """The history of the rounds that made the model file at `path`, from the ledger beside it and the file's `metadata`.
 
-    A history that says it is unknown where the metadata are missing or damaged.
+    The ledger's rounds are taken where its file agrees with the size and digest in the metadata. Otherwise the history's rounds
+    are unknown, and its text says what the metadata tell: rounds without a mechanism, a missing ledger, or nothing.
     """
     try:
         made = json.loads(metadata.get(ENTRY, "null"))

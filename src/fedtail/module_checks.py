@@ -24,11 +24,11 @@ TIMES = 32           # calls of a module that was seen to draw: whether it drops
 
 
 def try_module(module: nn.Module, inputs: Examples) -> Tensor:
-    """The outputs of a copy of the module for a few examples, in evaluation mode.
+    """The module's outputs for a few examples, computed by a copy on the CPU in evaluation mode.
 
-    Refused, with a ValueError, is a module that fails or does not return a tensor, that carries tensor hooks on its parameters,
-    writes to its inputs, changes its own tensors when it trains, or is random in a way that no seed of a run controls. The
-    module and torch's generators are left as they were.
+    Raises ValueError for a module that fails or does not return a tensor, has tensor hooks on its parameters, writes to its
+    inputs, changes its own tensors in training mode, or is random in a way that no seed of a run controls. The module and torch's
+    generators are left as they were.
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
@@ -43,11 +43,11 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
 
 
 def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Tensor) -> None:
-    """Raise a ValueError for a module whose outputs for an example depend on the other examples of the batch, in either mode.
+    """Raise a ValueError for a module whose outputs for an example depend on the other examples in the batch, in either mode.
 
-    The last and the first example are called as a batch of two, in this order, and compared with the batch of all. Dropout is
-    taken out, since what it draws depends on the size of the batch; a module that draws all the same is not judged in that
-    mode. Positions that are padding, by their target, may differ.
+    The outputs for the last and the first example as a batch of two, in this order, are compared with those for all. Dropout is
+    turned off, since what it draws depends on the batch size; a mode in which the module still draws is not judged. Positions
+    that are padding, by their target, may differ.
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
     _remove_dropout(trial.learning)
@@ -65,14 +65,15 @@ class Trial:
     """Copies of a module, one in each mode, that are called on copies of the examples; whatever fails is refused in words."""
 
     def __init__(self, module: nn.Module):
-        """Copy the module to the CPU, once in training mode and once in evaluation mode."""
+        """Copy the module to the CPU twice: `learning` in training mode and `evaluating` in evaluation mode."""
         self.name, self.drew = type(module).__name__, False
         self.learning, self.evaluating = training_copy(module).cpu(), copy.deepcopy(module).cpu().eval()
 
     def __call__(self, copied: nn.Module, inputs: Examples, seed: int = 0) -> Tensor:
-        """The outputs of one of the copies, torch's generator seeded; `drew` says whether the last call drew from it.
+        """The outputs of one of the copies for a clone of the inputs, after seeding torch's default generator with `seed`.
 
-        A ValueError where the module fails, returns no tensor, or writes to its inputs.
+        Sets `drew` to whether the call drew from that generator. Raises ValueError where the module fails, does not return a
+        tensor, or writes to its inputs.
         """
         given = {k: v.clone() for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.clone()
         before = torch.default_generator.manual_seed(seed).get_state()
@@ -90,16 +91,19 @@ class Trial:
         return outputs.clone()                             # they may be a view of a parameter, which `move_parameters` changes
 
     def move_parameters(self) -> None:
-        """Move all trainable parameters of both copies a little away from 0, in place, as a step of training would.
+        """Move the trainable parameters of both copies by 0.001 to 0.002 away from zero, in place, as a step of training might.
 
-        Layers that start at zero then no longer hide what comes before them.
+        Layers that start at zero then no longer hide the layers before them.
         """
         for parameter in (*trainable_parameters(self.learning), *trainable_parameters(self.evaluating)):
             away = torch.where(parameter < 0, -1.0, 1.0)
             parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
 
     def refuse_difference(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
-        """Raise a ValueError where outputs of the same examples differ by more than rounding; padding and NaN are left out."""
+        """Raise a ValueError where two outputs for the same examples, `some` and `others`, differ by more than rounding.
+
+        Positions that are padding by `targets`, and values that are not finite, are left out.
+        """
         gap, scale = (some.double() - others.double()).abs(), others.double().abs()
         counts = gap.isfinite() & scale.isfinite()
         if targets.ndim > 1 and gap.shape[: targets.ndim] == targets.shape:
@@ -112,7 +116,7 @@ class Trial:
                              "x.mean(0)), and give recurrent and attention layers batch_first=True.")
 
     def _refuse_written_inputs(self, given: dict[str, Tensor], originals: dict[str, Tensor]) -> None:
-        """Raise a ValueError that names the inputs which the module has written to."""
+        """Raise a ValueError that names the inputs in which `given`, what the module was called with, was written to."""
         written = [name for name, values in given.items() if _was_written_to(values, originals[name])]
         if written:
             raise ValueError(f"{self.name} writes to its input ({', '.join(written)}), which would change the population's own "
@@ -121,7 +125,7 @@ class Trial:
 
 
 def _remove_dropout(module: nn.Module) -> None:
-    """Take the dropout out of PyTorch's own layers, in place; what a module draws by itself stays."""
+    """Turn off the dropout of PyTorch's own layers (dropout, recurrent, attention), in place; other draws of the module stay."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.eval()
@@ -130,7 +134,7 @@ def _remove_dropout(module: nn.Module) -> None:
 
 
 def _refuse_tensor_hooks(module: nn.Module) -> None:
-    """Raise a ValueError for hooks on trainable parameters: clients train copies of these, which do not carry them."""
+    """Raise a ValueError for a trainable parameter with a tensor hook: clients train copies, which do not carry hooks."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ValueError(f"{name} has a tensor hook (register_hook or register_post_accumulate_grad_hook), which would never "
@@ -140,7 +144,10 @@ def _refuse_tensor_hooks(module: nn.Module) -> None:
 
 
 def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where a call in training mode changes parameters or buffers, which clients would then share."""
+    """Raise a ValueError where a call of the trial's copy in training mode changes its parameters or buffers.
+
+    Clients would change each other's tensors.
+    """
     before = {k: v.clone() for k, v in trial.learning.state_dict().items()}
     trial(trial.learning, inputs)
     changed = [k for k, v in trial.learning.state_dict().items() if not _are_identical(v, before[k])]
@@ -150,7 +157,7 @@ def _refuse_changed_tensors(trial: Trial, inputs: Examples) -> None:
 
 
 def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where outputs in evaluation mode depend on the seed of torch's generator."""
+    """Raise a ValueError where the outputs in evaluation mode differ between seeds of torch's default generator."""
     first = trial(trial.evaluating, inputs)
     if trial.drew and any(not _are_identical(trial(trial.evaluating, inputs, seed), first) for seed in range(TIMES)):
         raise ValueError(f"{trial.name} draws random numbers in evaluation mode, where no client has a stream of its own: losses "
@@ -158,9 +165,9 @@ def _refuse_draws_in_evaluation(trial: Trial, inputs: Examples) -> None:
 
 
 def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
-    """Raise a ValueError where outputs differ from call to call though torch's generator is seeded, in either mode.
+    """Raise a ValueError where, in either mode, outputs differ between calls though torch's default generator is seeded alike.
 
-    Other processes would draw other numbers. The text names the generators that were seen to move.
+    The module then draws from another generator, which no seed of the run controls; the text names those whose state changed.
     """
     for mode, copied in (("training", trial.learning), ("evaluation", trial.evaluating)):
         before, first = _generator_states(copied), trial(copied, inputs)
@@ -175,7 +182,10 @@ def _refuse_other_generators(trial: Trial, inputs: Examples) -> None:
 
 
 def _generator_states(module: nn.Module) -> dict[str, bytes]:
-    """The states, as bytes by name, of generators other than torch's default one: numpy's, random's, and those a module holds."""
+    """The states of all generators that a module may draw from, except torch's default one, as bytes by name.
+
+    These are numpy's and Python's global ones, and the generators of torch, numpy and Python among the module's attributes.
+    """
     held: dict[str, Any] = {"numpy.random": np.random.get_state(), "random": random.getstate()}      # noqa: NPY002
     for name, part in module.named_modules():
         for key, value in _held_values(vars(part)):
@@ -190,7 +200,10 @@ def _generator_states(module: nn.Module) -> dict[str, bytes]:
 
 
 def _held_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The values that an object's attributes hold, each with its dotted name; lists, tuples and dicts are looked into."""
+    """Yields (name, value) for the values in nested dicts, lists and tuples; the name joins keys and positions by dots.
+
+    `key` is the name of `held` itself, under which a value that is none of these is yielded.
+    """
     if isinstance(held, (list, tuple, dict)):
         for name, value in held.items() if isinstance(held, dict) else enumerate(held):
             yield from _held_values(value, f"{key}.{name}" if key else str(name))
@@ -199,22 +212,28 @@ def _held_values(held: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _inputs_by_name(inputs: Examples) -> dict[str, Tensor]:
-    """Inputs as a dict: themselves, or a single tensor under the name "x"."""
+    """The inputs as a dict of tensors by name; a single tensor gets the name "x"."""
     return inputs if isinstance(inputs, dict) else {"x": inputs}
 
 
 def _was_written_to(after: Tensor, before: Tensor) -> bool:
-    """Whether a fresh copy of a tensor was written to: by torch's own count, or by its values where numpy wrote."""
+    """Whether `after`, once a clone of `before`, was written to: torch has counted a write, or the values differ.
+
+    The values show writes through numpy, which torch does not count.
+    """
     return (not after.is_inference() and after._version > 0) or not _are_identical(after, before)
 
 
 def _are_identical(some: Tensor, others: Tensor) -> bool:
-    """Whether two tensors are equal to the bit, NaN included."""
+    """Whether two tensors have the same shape and equal values, NaN being equal to NaN."""
     return torch.equal(some, others) or (some.shape == others.shape and torch.allclose(some, others, 0, 0, equal_nan=True))
 
 
 def _input_hint(reason: str, parts: dict[str, Tensor]) -> str:
-    """A hint in brackets for a module that failed: lengths are missing, or integers where floats are needed; else empty."""
+    """A hint in brackets for the error text of a module that failed with the message `reason` on the inputs `parts`.
+
+    It says that lengths are missing, or that integers came where floats are needed; empty where neither is recognised.
+    """
     whole = [name for name, values in parts.items() if not values.is_floating_point()]
     if "lengths" in reason:
         return " (for sequences of equal length pass pad_sequences(x), which gives lengths)"

@@ -13,26 +13,27 @@ from torch import Tensor, nn
 
 
 def call_module(module: nn.Module, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-    """A module's outputs for a tensor, or for tensors by name (passed as keywords)."""
+    """The module's outputs for its inputs: a tensor is passed as the only argument, a dict of tensors as keyword arguments."""
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
 
 
 def cast_inputs(inputs: Tensor | dict[str, Tensor], dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-    """Floating-point inputs in this precision; tokens and other integers as they are."""
+    """The inputs with floating-point tensors cast to `dtype`; integers, such as tokens, stay as they are."""
     if isinstance(inputs, dict):
         return {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that require gradients, in the module's order, which is the order of a flat model."""
+    """The parameters that require gradients, in the order of `module.parameters()`, which is their order in a flat model."""
     return [p for p in module.parameters() if p.requires_grad]
 
 
 def set_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast the trained parameters, and whatever tensor had their dtype, in place; other tensors stay. Returns the module.
+    """Cast a module's trainable parameters to `dtype`, in place, and return the module.
 
-    A float64 table beside float32 weights is float64 for a reason; `module.to(dtype)` would cast it too.
+    Other parameters and buffers are cast only where their dtype was that of a trainable parameter: a float64 buffer beside
+    float32 weights stays float64, while `module.to(dtype)` would cast it too.
     """
     own = {parameter.dtype for parameter in trainable_parameters(module)}
     for tensor in (*module.parameters(), *module.buffers()):
@@ -42,7 +43,10 @@ def set_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def training_copy(module: nn.Module) -> nn.Module:
-    """A copy in training mode, but for layers with running statistics, which stay in evaluation mode and keep them."""
+    """A deep copy of the module in training mode, except that layers with running statistics are in evaluation mode.
+
+    Those layers therefore use the statistics they came with and do not update them.
+    """
     module = copy.deepcopy(module).train()
     for part in module.modules():
         if has_running_statistics(part):
@@ -51,13 +55,15 @@ def training_copy(module: nn.Module) -> nn.Module:
 
 
 def has_running_statistics(module: nn.Module) -> bool:
-    """Whether the layer itself, not one inside it, keeps a running mean, as batch norm does."""
+    """Whether the layer itself keeps a running mean, as batch norm does; layers inside it are not looked at."""
     return getattr(module, "running_mean", None) is not None
 
 
 def refuse_shared_statistics(name: str, module: nn.Module, buffers: str) -> None:
-    """Raise a ValueError for a layer that clients cannot train separately: one that normalises by the batch or keeps running
-    statistics. With buffers="frozen" the latter are kept as they came, and allowed.
+    """Raise a ValueError for a layer by which clients' losses would depend on each other; `name` is what the text calls it.
+
+    That is a batch norm without running statistics, and any layer with them, except that buffers="frozen" allows the latter.
+    Layers inside it are not looked at.
     """
     if has_running_statistics(module) and buffers != "frozen":
         raise ValueError(f"{name} keeps running statistics, which clients cannot share: use GroupNorm, or buffers='frozen'.")
@@ -70,7 +76,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked child: the thread that held it is not there to release it."""
+    """Replace the global lock in a forked child process, where the thread that held it does not exist and cannot release it."""
     global _ONE_AT_A_TIME
     _ONE_AT_A_TIME = threading.RLock()
 
@@ -81,22 +87,26 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def own_generator(device: torch.device | None = None) -> Iterator[None]:
-    """A context in which this thread alone uses torch's random generators, which are afterwards as they were before.
+    """A context in which this thread alone uses torch's random generators; their states are restored at its end.
 
-    Modules draw from generators that all threads of the process share. Whoever seeds them does so in here, so that a training
-    in another thread neither takes numbers from this one's stream nor starts it again. `device` adds a GPU's generator.
+    Modules draw from generators that all threads of the process share. Code that seeds them does so in this context, so that
+    training in another thread neither takes numbers from this stream nor reseeds it. With a GPU as `device`, its generator is
+    restored too.
     """
     with _ONE_AT_A_TIME, torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []):
         yield
 
 
 def generator_positions(device: torch.device) -> list[Tensor]:
-    """The states of torch's generators, of the CPU and of a GPU `device`: they change when a module draws."""
+    """The state of torch's CPU generator and, where `device` is a GPU, of that GPU's; a state changes when a module draws."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 @contextmanager
 def block_other_draws() -> Iterator[None]:
-    """A context that keeps other threads out of `own_generator`: a process forked in there would inherit a locked generator."""
+    """A context in which no other thread is inside `own_generator`, for forking a process.
+
+    A child forked while another thread draws would inherit a locked generator that nobody releases.
+    """
     with _ONE_AT_A_TIME:
         yield

@@ -22,9 +22,10 @@ _FOOTER_BYTES, _FOOTER_ENTRIES = 1 << 26, 1 << 22
 
 
 def open_parquet(path: str | Path) -> Any:
-    """A `pyarrow.parquet.ParquetFile` whose description was read within limits; no column is read yet.
+    """A `pyarrow.parquet.ParquetFile` for this path, whose footer was read within size limits; no column is read yet.
 
-    FileNotFoundError without a file; `Unreadable` where it is damaged, or by a writer whose columns end later than it says.
+    Raises FileNotFoundError where there is no file, and `Unreadable` where it is damaged or was written by an old parquet-mr,
+    whose columns are longer than they say.
     """
     from pyarrow import parquet
 
@@ -41,10 +42,10 @@ def open_parquet(path: str | Path) -> Any:
 
 
 def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
-    """These columns as a `pyarrow.Table`, text as a dictionary; `path` is that of the open `file`.
+    """The named columns of an open `file` as a `pyarrow.Table`; text columns are dictionary-encoded. `path` is the file's path.
 
-    `Unreadable` where a column is missing, damaged or holds bytes, or, before any is unpacked, where they would take far
-    more memory than the file.
+    Raises `Unreadable` where a column is missing, damaged or holds bytes. A file that would unpack to far more than its size is
+    refused before anything is unpacked.
     """
     from pyarrow import parquet
 
@@ -61,7 +62,7 @@ def read_columns(file: Any, path: str | Path, names: Sequence[str]) -> Any:
 
 
 def _is_text(type: Any) -> bool:
-    """Whether a pyarrow type is text, or a dictionary of it; such columns are read with each distinct text once."""
+    """Whether a pyarrow type is text, or a dictionary of text values."""
     from pyarrow import types
 
     type = type.value_type if types.is_dictionary(type) else type
@@ -69,7 +70,10 @@ def _is_text(type: Any) -> bool:
 
 
 def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
-    """Raise `Unreadable` for columns of bytes and of lists of text: one long value can stand in every row of a short file."""
+    """Raise `Unreadable` where one of these columns holds bytes or lists of text; float16, which is stored as bytes, is allowed.
+
+    One long value could stand in every row of a short file.
+    """
     from pyarrow import types
 
     for name in names:
@@ -80,9 +84,9 @@ def _refuse_byte_columns(file: Any, path: str | Path, names: set[str]) -> None:
 
 
 def _leaf_positions(file: Any, names: Iterable[str]) -> list[int]:
-    """The positions in the file's schema of what these columns are made of: one each, several where they are nested.
+    """The positions in the file's schema of the leaf columns of these columns: one for each, or several where it is nested.
 
-    Names may have dots themselves.
+    A column is found by its name, which may contain dots, or as the beginning of a leaf's dotted path.
     """
     wanted = [(name, f"{name}.") for name in names]
     paths = [file.schema.column(k).path for k in range(len(file.schema))]
@@ -90,8 +94,9 @@ def _leaf_positions(file: Any, names: Iterable[str]) -> list[int]:
 
 
 def column_kind(type: Any) -> str:
-    """What a column of this pyarrow type holds, in a word: "text", "whole" (integers), "number" (floats, truth values, only
-    nulls), or the name of the type.
+    """What a column of this pyarrow type holds, as a word: "text", "whole", "number", or else the name of the type.
+
+    "whole" are integers; "number" are floats, booleans, and columns of nulls only. A dictionary is judged by its values.
     """
     from pyarrow import types
 
@@ -104,10 +109,10 @@ def column_kind(type: Any) -> str:
 
 
 def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
-    """Bytes that these columns take in memory, worked out from what the headers of their pages say.
+    """About how many bytes these columns take in memory, added up from the headers of their pages; nothing is unpacked.
 
-    Where columns lie is read here too, out of the footer: asking pyarrow for it can end the process, where a footer is damaged.
-    `Unreadable` where the footer or a header is damaged.
+    The footer is parsed here, since pyarrow can end the process on a damaged one. Raises `Unreadable` where the footer or a
+    header is damaged.
     """
     total = 0
     with refuse_damaged(str(path), AGAIN):
@@ -124,7 +129,10 @@ def unpacked_size(file: Any, path: str | Path, names: Sequence[str]) -> int:
 
 
 def _read_footer(content: Any) -> dict[int, Any]:
-    """The fields of the footer by their Thrift numbers, from an open binary file; `Unreadable` where its length is wrong."""
+    """The fields of the footer by their Thrift numbers, parsed from an open binary file, whose position changes.
+
+    Raises `Unreadable` where the footer is longer than the file or the limit, or damaged.
+    """
     size = content.seek(0, 2)
     content.seek(max(0, size - 8))
     length = int.from_bytes(content.read(4), "little")
@@ -135,7 +143,7 @@ def _read_footer(content: Any) -> dict[int, Any]:
 
 
 def _list_field(fields: Any, number: int) -> list[Any]:
-    """The field of this number, which must be a list; `Unreadable` where it is missing or something else."""
+    """The list in the field `number` of a parsed Thrift struct; `Unreadable` where `fields` is no struct or has no such list."""
     found = fields.get(number) if isinstance(fields, dict) else None
     if not isinstance(found, list):
         raise Unreadable("its footer does not say where the columns are.")
@@ -143,9 +151,10 @@ def _list_field(fields: Any, number: int) -> list[Any]:
 
 
 def _chunk_size(content: Any, about: dict[int, Any]) -> int:
-    """Bytes of one column in one group of rows, unpacked: its pages, and its values or (of text) their places in a dictionary.
+    """The bytes in memory of one column in one row group: its unpacked pages, and a fixed number of bytes for each value.
 
-    `about` are the fields of the column's metadata in the footer; `Unreadable` where they are not whole numbers.
+    `about` are the fields of the column's metadata in the footer. Raises `Unreadable` where they or the pages' headers are
+    damaged.
     """
     found: Any = about.get(1), about.get(7), about.get(9), about.get(11, 0)
     kind, size, data, dictionary = found
@@ -156,7 +165,10 @@ def _chunk_size(content: Any, about: dict[int, Any]) -> int:
 
 
 def _page_sizes(content: Any, begin: int, size: int) -> Iterator[tuple[int, int]]:
-    """The unpacked bytes and the number of values of each page in `size` bytes from `begin`, by the pages' headers."""
+    """Yields (unpacked bytes, number of values) for each page in the `size` bytes of the file from position `begin`.
+
+    Both are read from the page's header; pages themselves are skipped. Raises `Unreadable` where a header is damaged.
+    """
     at, end = begin, begin + size
     if begin < 0 or size < 0:
         raise Unreadable("a column begins before the file does.")
@@ -177,13 +189,14 @@ class _CompactReader:
     """Thrift's compact form, as far as it is needed here: numbers, lists and structs; the rest is skipped."""
 
     def __init__(self, data: bytes):
-        """Read from the first byte of `data`; `at` is the position of the next."""
+        """Begin to read `data` at its first byte; `at` is the position of the next byte."""
         self.data, self.at = data, 0
 
     def read_struct(self, depth: int = 0) -> dict[int, Any]:
-        """The fields of the struct at this position by their numbers; binary fields and doubles are skipped and are None.
+        """The fields of the struct at this position, by their numbers, after which reading goes on behind it.
 
-        `Unreadable` where it is cut short, damaged or nested more than 8 deep.
+        Binary fields and doubles are skipped, and are None. Raises `Unreadable` where the struct is cut short, damaged, or nested
+        more than 8 deep.
         """
         fields: dict[int, Any] = {}
         number = 0
@@ -194,7 +207,10 @@ class _CompactReader:
         return fields
 
     def _read_value(self, kind: int, depth: int) -> Any:
-        """The value here, of a type given by its Thrift number: a truth value, whole number, list or dict; None if skipped."""
+        """Read the value at this position, of the Thrift type `kind`: a bool, int, list or dict (struct); None if skipped.
+
+        Raises `Unreadable` for another type, a list longer than the data, or a `depth` above 8.
+        """
         if depth > 8:
             raise Unreadable("its footer, or the head of a page, is nested too deeply.")
         if kind in (1, 2):                              # true and false, in the head of the field
@@ -218,14 +234,14 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_byte(self) -> int:
-        """The next byte as a number; `Unreadable` at the end."""
+        """Read the next byte, as an integer; `Unreadable` at the end of the data."""
         if self.at >= len(self.data):
             raise Unreadable("the head of a page is cut short.")
         self.at += 1
         return self.data[self.at - 1]
 
     def _read_unsigned(self) -> int:
-        """The next whole number of 64 bits, seven bits a byte, lowest first."""
+        """Read a varint, an integer of seven bits per byte, lowest first; `Unreadable` if it is cut short or over ten bytes."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self._read_byte()
@@ -235,12 +251,12 @@ class _CompactReader:
         raise Unreadable("the head of a page is damaged.")
 
     def _read_signed(self) -> int:
-        """The next whole number, decoded from Thrift's zigzag form, in which small negative ones are short."""
+        """Read a signed integer in Thrift's zigzag form, in which 0, 1, 2, 3, ... stand for 0, -1, 1, -2, ..."""
         value = self._read_unsigned()
         return (value >> 1) ^ -(value & 1)
 
     def _skip(self, size: int) -> None:
-        """Move past `size` bytes; `Unreadable` where there are fewer."""
+        """Move the position `size` bytes on; `Unreadable` where fewer are left."""
         if size > len(self.data) - self.at:
             raise Unreadable("the head of a page is cut short.")
         self.at += size

@@ -28,30 +28,33 @@ Conversation = Generator[Any, Any, T]      # yields questions, is sent sums, end
 
 
 class StatisticPart(Part):
-    """Something that can be asked about the losses."""
+    """A part that computes, on the client, a row of numbers from its loss, for questions about the losses."""
 
     reads_memory: ClassVar[bool] = False      # rows depend on what the risk keeps on its clients
     by_group: ClassVar[bool] = False          # rows are read group by group; without it a part is not given the clients' groups
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client half: one row per client, linear in its mass, (clients, width), at the server's `trial` numbers."""
+        """Client half: the rows that answer a question with the numbers `trial`, (clients, width); linear in each client's mass.
+
+        Every part defines its own; here it raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry a row can have, where at most `clients` clients of at most `mass` each answer.
+        """The largest absolute entry that a row can have, where at most `clients` clients answer, each of at most `mass`.
 
-        By default `mass`: most rows are shares of the client's mass.
+        By default `mass`, since the entries of most rows are shares of the client's mass.
         """
         return mass
 
     def row_width(self, trial: Tensor) -> int:
-        """Entries of a row at these trial numbers; by default found by computing the row of one client without mass."""
+        """The number of entries of a row for these trial numbers; by default that of the row of one client of mass zero."""
         none = torch.zeros(1, dtype=torch.float64)
         return self.statistic(ClientStatistics(torch.ones_like(none), none, torch.zeros(1, dtype=torch.int64)), trial).shape[1]
 
 
 class Question(Protocol):
-    """Anything a client answers with one row."""
+    """What the server may ask: each client answers with one row, and the server gets their sum (or, if it gathers, the rows)."""
 
     @property
     def name(self) -> str:
@@ -60,42 +63,45 @@ class Question(Protocol):
 
     @property
     def model(self) -> int:
-        """The position among the broadcast models of the one it is about; 0 unless a family is trained."""
+        """The index of the broadcast model that the question is about; 0 unless a family is trained."""
         ...
 
     @property
     def trains(self) -> bool:
-        """Whether clients train to answer it, which takes long; other rows are a few numbers from the losses."""
+        """Whether clients train to answer the question, which takes long; otherwise rows are computed from losses or metrics."""
         ...
 
     @property
     def gather(self) -> bool:
-        """Whether the server gets every client's row; otherwise only their sum."""
+        """Whether the server receives every client's row; otherwise it receives only the sum of the rows."""
         ...
 
     @property
     def mechanism(self) -> Mechanism:
-        """The privacy mechanism: what it does to the rows before they are sent, and to their sum after."""
+        """The privacy mechanism, which clips and noises rows before they are sent, and noises or rescales their sum."""
         ...
 
     @property
     def number(self) -> int:
-        """Its position among the questions of the round, set by the channel; a client's noise is drawn by it."""
+        """The position of the question in its round, which the channel sets; each client draws its noise by it."""
         ...
 
     @property
     def last_share(self) -> int | None:
-        """The largest key of the clients that add a share of integer noise; None where all do. Known to a simulator only."""
+        """Where it is set, only clients with keys up to this one add a share of integer noise; None means that all clients do.
+
+        It is never sent, so only a simulator sets it.
+        """
         ...
 
     @property
     def divisor(self) -> int | None:
-        """The entry of the sum, a weight, that the server will divide the others by; None where it divides by none."""
+        """The position of the sum's entry, a weight, by which the server divides the others; None where it does not."""
         ...
 
     @property
     def objective(self) -> Any:
-        """The part that computes the number of a client which risks read as its loss; None is the mean loss over its examples."""
+        """The part that computes the number which risks read as a client's loss; None is the mean loss over its examples."""
         ...
 
     @property
@@ -104,7 +110,7 @@ class Question(Protocol):
         ...
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether the losses of the shard's clients have to be computed before `rows` is called."""
+        """Whether the losses of the shard's clients are to be computed, and shared among processes, before `rows` is called."""
         ...
 
     def rows(self, clients: Clients) -> Tensor:
@@ -112,21 +118,24 @@ class Question(Protocol):
         ...
 
     def width(self, dim: int) -> int:
-        """Entries of a row, for a model with `dim` parameters."""
+        """The number of entries of a row, for a model with `dim` parameters."""
         ...
 
     def release(self, dim: int) -> Release:
-        """What the answer reveals about clients, as an entry of the ledger, for a model with `dim` parameters."""
+        """The ledger's entry for what the answer reveals about clients, for a model with `dim` parameters."""
         ...
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """Largest absolute entries of a row, (width,) or (1,) for all, for at most `clients` clients of at most `mass` each."""
+        """Bounds on the absolute entries of a row, (width,), or (1,) for one bound on all, float64.
+
+        They hold for at most `clients` clients of at most `mass` each.
+        """
         ...
 
     def fewest_contributors(self, mass: float) -> float | None:
-        """A lower bound on how many clients, of at most `mass` each, have a row other than zero.
+        """A lower bound on the number of clients that have a row other than zero, where no client has more mass than `mass`.
 
-        Infinite where the whole cohort has one, None where it is not known before they are counted.
+        Infinite where every client of the cohort has one; None where the number is unknown until they are counted.
         """
         ...
 
@@ -135,7 +144,7 @@ class Question(Protocol):
         ...
 
     def count_question(self) -> Question:
-        """The question that counts the clients whose row would not be zero; a TypeError where every client has one."""
+        """The question that counts the clients whose row would not be zero; a TypeError where every client has such a row."""
         ...
 
 
@@ -157,14 +166,14 @@ class Statistic:
     smallest_group: int | None = unsent_field()      # clients in the smallest group that is told of; None: rows are not by group
 
     def __post_init__(self) -> None:
-        """Refuse, with a TypeError, a part that does not derive from `StatisticPart`."""
+        """Raise a TypeError where `part` is not an instance of `StatisticPart`."""
         if not isinstance(self.part, StatisticPart):
             raise TypeError(f"a Statistic is answered by a StatisticPart, got {self.part!r}. Write class "
                             f"{type(self.part).__name__}(StatisticPart).")
 
     @property
     def name(self) -> str:
-        """The class name of the part that asks."""
+        """The class name of the part whose `statistic` is asked for."""
         return type(self.part).__name__
 
     @property
@@ -177,7 +186,11 @@ class Statistic:
         return True
 
     def rows(self, clients: Clients) -> Tensor:
-        """The part's rows for these clients, (clients, width); with what the risk keeps on them, where the part reads it."""
+        """The part's rows for these clients at the trial numbers, (clients, width).
+
+        The part is given the clients' groups only if it reads by group, and then clients in `left_out_groups` have zero rows; it
+        is given what the risk keeps on the clients only if it reads that.
+        """
         memory = f"risk {self.model}" if self.part.reads_memory else None
         known = clients.statistics(self.model, memory=memory, objective=self.objective)
         if not self.part.by_group:
@@ -188,19 +201,25 @@ class Statistic:
         return rows.masked_fill(torch.isin(known.group, torch.tensor(self.left_out_groups))[:, None], 0.0)
 
     def width(self, dim: int) -> int:
-        """Entries of a row, as the part gives them for these trial numbers; `dim` does not matter."""
+        """The number of entries of a row, as the part computes it for these trial numbers; `dim` is not used."""
         return self.part.row_width(self.trial)
 
     def release(self, dim: int) -> Release:
-        """What the part's sum reveals about the losses; its width is needed only where there is noise to price."""
+        """The ledger's entry for what the sum of the rows reveals about the losses.
+
+        The width of a row is computed only for a private mechanism, whose cost depends on it.
+        """
         return _release(self, self.width(dim) if self.mechanism.private else 0, f"what {self.name} asks about the losses")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One bound for all entries, (1,) float64: the part's `row_bound`."""
+        """One bound on all entries of a row, (1,) float64: the part's `row_bound`; `width` is not used."""
         return torch.tensor([self.part.row_bound(clients, mass)], dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinite, since all of the cohort answer; of a question by group, the size of the smallest group that is told of."""
+        """Infinite, since every client of the cohort answers.
+
+        For a question by group whose small groups were left out, the size of the smallest group that remains.
+        """
         return math.inf if self.smallest_group is None else self.smallest_group
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -232,7 +251,7 @@ class Train:
 
     @property
     def name(self) -> str:
-        """The class name of the aggregator."""
+        """The class name of the aggregator, for error texts and the ledger."""
         return type(self.aggregate).__name__
 
     @property
@@ -242,30 +261,34 @@ class Train:
 
     @property
     def reads_losses(self) -> bool:
-        """Whether the risk's weights depend on the losses."""
+        """Whether the weights that the risk gives to clients depend on their losses."""
         return bool(self.risk.declares.reads_losses)
 
     @property
     def weighting_part_name(self) -> str:
-        """The class name of the part that decides who contributes: the risk."""
+        """The class name of the risk, which decides by its weights who contributes."""
         return type(self.risk).__name__
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether weights depend on losses that do not come with the first gradients."""
+        """Whether the losses have to be there before clients train.
+
+        That is so where the risk reads them, unless they are not known yet and come with the first gradients of local training.
+        """
         return self.reads_losses and not self.first_gradient_tells_loss(shard)
 
     def width(self, dim: int) -> int:
-        """One entry for each of the `dim` parameters, and the aggregator's own columns."""
+        """The number of entries of a row: `dim` for the parameters, and the columns that the aggregator declares."""
         return dim + int(self.aggregate.declares.columns)
 
     def release(self, dim: int) -> Release:
-        """What the sum of the updates reveals, for the ledger; every single row, without a mechanism, where it gathers."""
+        """The ledger's entry for what the sum of the rows reveals about the updates; non-private where every row is gathered."""
         return _release(self, self.width(dim), f"the updates, by {self.name}")
 
     def weigh_clients(self, clients: Clients, losses: Tensor | None = None) -> tuple[WeightedClients, Tensor]:
-        """The clients' statistics with their weights, and who contributes, (clients,) bool: has a weight and takes a step.
+        """The clients' statistics with their weights under the dual, and who contributes, (clients,) bool.
 
-        `losses`, (clients,), spares computing them where they are known already.
+        A client contributes if its weight is positive and it takes at least one step. Where the risk reads losses and `losses`,
+        (clients,), are not given, they are computed; a client whose loss is not finite is marked as failed in the shard.
         """
         declared = self.risk.declares
         memory = f"risk {self.model}" if declared.keeps else None
@@ -274,13 +297,17 @@ class Train:
         return weighted, (weighted.weight > 0) & (self.local.steps(clients) > 0)
 
     def contributes(self, clients: Clients) -> Tensor:
-        """Which clients have a row other than zero, (clients,) bool: those with a weight that take at least one step."""
+        """Which clients have a row other than zero, (clients,) bool: those with a positive weight that take at least one step.
+
+        Computes their losses where the risk reads them; nobody trains.
+        """
         return self.weigh_clients(clients)[1]
 
     def rows(self, clients: Clients) -> Tensor:
-        """Train the clients that contribute and make their rows by the aggregator, (clients, width); all others have zero rows.
+        """Train the clients that contribute and return the rows the aggregator makes of their updates, (clients, width).
 
-        Notes in the shard who contributed, and has the risk's memory of each client stored for the next round.
+        All other clients have zero rows. Marks in the shard who contributed, and stores what the risk keeps on each client for
+        the next round.
         """
         at_once = self.first_gradient_tells_loss(clients.shard)
         losses, gradients = self.local.losses_and_first_gradients(clients, self.model) if at_once else (None, None)
@@ -300,16 +327,25 @@ class Train:
         return rows.index_copy_(0, to_device(where, rows.device), trained)
 
     def first_gradient_tells_loss(self, shard: Shard) -> bool:
-        """Whether the losses are needed, not known yet, and come for free with the first gradients of local training."""
+        """Whether the losses are needed, not yet known in this round, and computed along with the first gradients.
+
+        They come with the gradients only for the mean loss (no `objective`), and if the local training says so for this kernel.
+        """
         known = shard.knows_losses(self.model, self.objective) or not self.risk.declares.reads_losses
         return not known and self.objective is None and self.local.first_gradient_tells_loss(shard.kernel)
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """The aggregator's bound on the entries of a row, from the largest weight that the risk can give: (width,) or (1,)."""
+        """The aggregator's bounds on the absolute entries of a row, (width,), or (1,) for one bound on all.
+
+        They follow from the largest weight that the risk gives one of at most `clients` clients of at most `mass` each.
+        """
         return self.aggregate.bound(width, self.risk.weight_bound(clients, mass))
 
     def fewest_contributors(self, mass: float) -> float | None:
-        """The risk's lower bound under this dual; None where it has none, or where clients may take no step."""
+        """The risk's lower bound on the number of clients with a non-zero weight under this dual, none having more than `mass`.
+
+        None where the risk has no such bound, or where local training lets some clients take no step.
+        """
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -317,7 +353,7 @@ class Train:
         return shard.contributed[self.model] & shard.failed
 
     def count_question(self) -> Question:
-        """A `Count` of the clients that would train and contribute."""
+        """A `Count` of the clients that have a positive weight and take at least one step."""
         return Count(self, self.model)
 
 
@@ -343,44 +379,47 @@ class Evaluate:
 
     @property
     def weighting_part_name(self) -> str:
-        """The class name of the part that decides who contributes: the one that computes the metrics."""
+        """The class name of the part that computes the metrics, which also decides who contributes."""
         return self.name
 
     @property
     def objective(self) -> Any:
-        """The part itself: its metrics are computed, shared among processes and kept for the round as losses are."""
+        """The part itself: shards compute its metrics where they would compute losses, and store them for the round."""
         return self.part                # its numbers are computed, shared out and kept for the round as losses are
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Always true: metrics take the place of losses."""
+        """Always true: the metrics are computed in the place of the losses."""
         return True
 
     def rows(self, clients: Clients) -> Tensor:
-        """The part's rows, made of the metrics of these clients: (clients, row_width)."""
+        """The rows that the part makes of these clients' metrics, (clients, width)."""
         return self.part.rows(self._metric_values(clients))
 
     def contributes(self, clients: Clients) -> Tensor:
-        """Which clients have a row other than zero, (clients,) bool: those with examples to evaluate on and finite metrics."""
+        """Which clients have a row other than zero, (clients,) bool: those whose metrics are all finite.
+
+        A client without examples to evaluate on is not one of them.
+        """
         return self._metric_values(clients).isfinite().all(1)
 
     def _metric_values(self, clients: Clients) -> Tensor:
-        """The metrics of these clients, (clients, metrics) float64, from the round's memo or computed; NaN without examples."""
+        """The metrics of these clients, (clients, metrics) float64, NaN for one without examples; computed once in a round."""
         return clients.shard.losses(self.model, self.part)[clients.place]
 
     def width(self, dim: int) -> int:
-        """Entries of a row, as the part gives them; the model's `dim` does not matter."""
+        """The number of entries of a row, as the part declares it; `dim` is not used."""
         return int(self.part.row_width)
 
     def release(self, dim: int) -> Release:
-        """What the sum of the evaluations reveals, for the ledger; every single row, without a mechanism, where it gathers."""
+        """The ledger's entry for what the sum of the evaluations reveals; non-private where every row is gathered."""
         return _release(self, self.width(dim), f"an evaluation, by {self.name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One for every entry, (1,): values are scaled to [0, 1], and bins hold zero or one."""
+        """A bound of one on every entry, (1,) float64: values are scaled to [0, 1], and bins hold zero or one."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float | None:
-        """None: clients may have nothing to evaluate on, so they are counted first."""
+        """None: clients may have no examples to evaluate on, so who contributes is not known before they are counted."""
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -388,7 +427,7 @@ class Evaluate:
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
-        """A `Count` of the clients that have something to evaluate on."""
+        """A `Count` of the clients that have examples to evaluate on and finite metrics."""
         return Count(self, self.model)
 
 
@@ -407,7 +446,7 @@ class Count:
 
     @property
     def name(self) -> str:
-        """The class name of the part whose question is counted for."""
+        """The class name of the part that the counted question names: an aggregator, or the part of an evaluation."""
         return self.question.name
 
     @property
@@ -417,31 +456,31 @@ class Count:
 
     @property
     def objective(self) -> Any:
-        """The objective of the question that is counted for, so that both read the same losses."""
+        """The objective of the question whose contributors are counted, so that both read the same losses."""
         return self.question.objective
 
     def needs_losses(self, shard: Shard) -> bool:
-        """Whether the question that is counted for decides by losses who contributes."""
+        """Whether it depends on losses who contributes to the question that is counted for."""
         return self.question.reads_losses
 
     def rows(self, clients: Clients) -> Tensor:
-        """One for each client that would contribute and zero for the others: (clients, 1) float64."""
+        """One for each client that would contribute to the counted question, zero for the others: (clients, 1) float64."""
         return self.question.contributes(clients).double()[:, None]
 
     def width(self, dim: int) -> int:
-        """One: each client's row is a zero or a one."""
+        """Always 1: a client's row is a single zero or one."""
         return 1
 
     def release(self, dim: int) -> Release:
-        """An exact count, which the ledger records as released without a mechanism."""
+        """The ledger's entry for an exact count of contributors, which is non-private."""
         return NonPrivateRelease(f"how many clients contribute under {self.question.weighting_part_name}")
 
     def bound(self, width: int, clients: int, mass: float) -> Tensor:
-        """One for the only entry, (1,)."""
+        """A bound of one on the only entry, (1,) float64."""
         return torch.ones(1, dtype=torch.float64)
 
     def fewest_contributors(self, mass: float) -> float:
-        """Infinite: the whole cohort answers."""
+        """Infinite: every client of the cohort answers, be it with a zero."""
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:
@@ -454,21 +493,24 @@ class Count:
 
 
 def _release(question: Question, width: int, what: str) -> Release:
-    """The ledger's entry for a sum of rows of this width; single rows (`gather`) are non-private whatever the mechanism."""
+    """The ledger's entry for the sum of a question's rows of `width` entries, by its mechanism; `what` names the entry.
+
+    Where the question gathers single rows it is non-private, whatever the mechanism.
+    """
     return NonPrivateRelease(f"single rows of {what}") if question.gather else question.mechanism.release(width, what)
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Several questions in one message, joint ones among them; the answer is a tuple of sums."""
+    """Several questions, which may be joint ones themselves, in one message; it is answered by a tuple of their answers."""
 
     questions: tuple[Any, ...]
 
 
 def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conversation[T]:
-    """A conversation that yields the questions of another with some of their fields replaced, in joint questions too.
+    """The given conversation with these fields replaced in every question it yields, joint ones too; it ends in the same result.
 
-    `model=1` makes it a conversation about the second broadcast model, `objective=...` about another number of each client.
+    `model=1` makes it about the second broadcast model, `objective=...` about another number of each client.
     """
     reply = None
     try:
@@ -479,14 +521,14 @@ def with_question_fields(conversation: Conversation[T], **fields: Any) -> Conver
 
 
 def replace_fields(question: Any, **fields: Any) -> Any:
-    """A copy of a question with these fields replaced; of a joint question, a copy in which every single one has them."""
+    """A copy of a question with these fields replaced; in a joint question, those of all its single questions are."""
     if isinstance(question, Joint):
         return Joint(tuple(replace_fields(one, **fields) for one in question.questions))
     return replace(question, **fields)
 
 
 def single_questions(question: Any) -> Iterator[Question]:
-    """The single questions of a message in the order they were joined, nested joint questions included."""
+    """Yields the single questions of a message in order, through nested joint questions; a single question yields itself."""
     if isinstance(question, Joint):
         for one in question.questions:
             yield from single_questions(one)
@@ -495,46 +537,52 @@ def single_questions(question: Any) -> Iterator[Question]:
 
 
 def arrange_answers(question: Any, answers: Iterator[Tensor]) -> Any:
-    """The answers to the single questions, taken from the iterator in order, nested in tuples as the questions were joined."""
+    """The answers to a message, nested as its questions are: one answer to a single question, a tuple of answers to a joint one.
+
+    `answers` yields those to the single questions in order; as many as are needed are taken from it.
+    """
     return tuple(arrange_answers(one, answers) for one in question.questions) if isinstance(question, Joint) else next(answers)
 
 
 class Encoding(Protocol):
-    """How rows are encoded before they are sent."""
+    """How rows of real numbers are encoded before they are sent and summed."""
 
     @property
     def clients(self) -> int:
-        """How many rows are summed, at most."""
+        """The largest number of rows that may be summed."""
         ...
 
     @property
     def mass(self) -> float:
-        """The largest mass times importance that a client in the sum can have."""
+        """The largest mass, times the sampler's importance, that a client in the sum can have."""
         ...
 
     @property
     def needs_bound(self) -> bool:
-        """Whether `encode` needs the bound of a row; where not, it is given an empty one."""
+        """Whether `encode` needs a bound on the entries of the rows; where it does not, it is given an empty tensor."""
         ...
 
     @property
     def modulus_bits(self) -> int | None:
-        """Sums are integers modulo 2 to this power; None where they are floating-point numbers."""
+        """The number of bits b where sums are integers modulo 2^b; None where they are floating-point numbers."""
         ...
 
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
-        """Rows as they are sent, (clients, width); a positive weight, the entry at `divisor`, never becomes zero."""
+        """The rows in the form in which they are sent, (clients, width); `bound` limits their absolute entries.
+
+        A positive entry at the position `divisor`, a weight, never becomes zero by rounding.
+        """
         ...
 
     def missing_bits(self, bound: float) -> int:
-        """How many more bits it would take to send and add whole numbers up to `bound` without rounding; 0 where it can."""
+        """How many more bits it takes to send and add integers up to `bound` without rounding; 0 where no more are needed."""
         ...
 
 
 def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
-    """The bound on the entries of the rows that are sent, (width,) or (1,): the mechanism's own, else the question's.
+    """The bound on the absolute entries of the rows as they are sent, float64: the mechanism's own, (1,), where it has one.
 
-    Empty where the encoding needs none.
+    Otherwise the question's, (width,) or (1,). An empty tensor where the encoding needs no bound.
     """
     if not encoding.needs_bound:
         return torch.zeros(0, dtype=torch.float64)
@@ -543,10 +591,11 @@ def row_bound_for(question: Question, width: int, encoding: Encoding) -> Tensor:
 
 
 def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
-    """The client's only entry point: rows computed, clipped, noised and encoded, (clients, width), in the order of `clients`.
+    """The client's only entry point: compute, clip, noise and encode one row per client, (clients, width), in their order.
 
-    A client whose row is not finite is marked as failed, and its row is zero before its share of the noise is added; so is one
-    that was to contribute to a sum without noise and whose row is nothing but zeros.
+    A client whose row is not finite is marked as failed in the shard, and its row becomes zero before noise is added. In a sum of
+    updates without noise, a client that was to contribute is also marked as failed if its row is all zeros. Raises ValueError
+    where the encoding would round rows after integer noise was added.
     """
     rows = question.rows(clients)
     sums = rows.sum(1)
@@ -559,9 +608,10 @@ def answer(question: Question, clients: Clients, encoding: Encoding) -> Tensor:
 
 
 def _without_failed(question: Question, rows: Tensor, sums: Tensor, clients: Clients) -> Tensor:
-    """Rows with zeros for those that are not finite; their clients, and contributors with nothing but zeros, are noted as failed.
+    """The rows with zeros in place of those that are not finite, whose clients are marked as failed in the shard.
 
-    `sums` are those of the rows: a finite one has finite terms, and one other than zero has a term other than zero.
+    `sums` are the sums of the rows. For training without noise, clients that were to contribute and whose row is nothing but
+    zeros are marked as failed too.
     """
     if not bool(sums.isfinite().all()):
         finite = rows.isfinite().all(1)
@@ -575,10 +625,10 @@ def _without_failed(question: Question, rows: Tensor, sums: Tensor, clients: Cli
 
 
 def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
-    """How many clients of a shard answered one of these questions with zeros although they were taken to contribute to its sum.
+    """How many clients of a shard failed, and so answered zeros, though they are taken to contribute to one of these questions.
 
-    Their loss or update was not finite, or an aggregator made nothing but zeros of it. Everybody is taken to contribute to a
-    `Statistic`, whoever has a weight and takes a step to a `Train`; of an `Evaluate` those who do are counted exactly.
+    All clients are taken to contribute to a `Statistic`, and those with a positive weight and a step to a `Train`. An `Evaluate`
+    adds none, since its contributors are counted exactly.
     """
     silent = torch.zeros_like(shard.failed)
     for one in questions:
@@ -587,9 +637,9 @@ def silent_clients(questions: Iterable[Any], shard: Shard) -> int:
 
 
 def refuse_rounding_after_noise(question: Question, width: int, encoding: Encoding) -> None:
-    """Raise a ValueError where the encoding would round rows of integers once more after their noise.
+    """Raise a ValueError where the encoding would round rows of `width` integers again after their noise was added.
 
-    The ledger prices the sum as it is before such rounding.
+    The privacy cost on the ledger is that of the sum without such rounding.
     """
     bound = question.mechanism.bound(width)
     missing = encoding.missing_bits(bound) if bound is not None else 0
@@ -600,9 +650,10 @@ def refuse_rounding_after_noise(question: Question, width: int, encoding: Encodi
 
 
 def _apply_mechanism(question: Question, rows: Tensor, clients: Clients) -> Tensor:
-    """Rows clipped and with the clients' shares of the noise; where `last_share` is set, only clients with keys up to it add one.
+    """The rows after the mechanism's client half: clipped, and with each client's share of the noise, (clients, width).
 
-    Noise is drawn from the clients' own source for this question's number.
+    Noise is drawn from the clients' noise source for this question's number. Where `last_share` is set, only clients with keys up
+    to it add a share.
     """
     mechanism: Any = question.mechanism
     if question.last_share is None:
@@ -612,9 +663,9 @@ def _apply_mechanism(question: Question, rows: Tensor, clients: Clients) -> Tens
 
 
 def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
-    """Hold a conversation to its end: ask every question it yields, send the sums back, return its result.
+    """Hold a conversation to its end: pass each question it yields to `ask`, send it the sums that come back, return its result.
 
-    An exception of `ask` is thrown into the conversation where it asked, which may catch it and go on without the answer.
+    An exception of `ask` is raised within the conversation, at its question; if it is not caught there, it comes out of here.
     """
     try:
         question = next(conversation)
@@ -630,9 +681,9 @@ def converse(conversation: Conversation[T], ask: Callable[[Any], Any]) -> T:
 
 
 def join_conversations(conversations: list[Conversation[T]]) -> Conversation[list[T]]:
-    """Several conversations as one whose messages join their questions: as many messages as the longest takes.
+    """Several conversations as one, each of whose messages joins the next questions of all that have not ended.
 
-    Ends in the list of their results, in their order.
+    It takes as many messages as the longest, and returns the list of their results in their order.
     """
     results: dict[int, T] = {}
     waiting: dict[int, Any] = {}

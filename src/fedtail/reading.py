@@ -27,13 +27,14 @@ _LONG_KEY = re.compile(rf"{_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{DEPTH}}}")      #
 
 
 class Unreadable(ValueError):
-    """A file or message that is damaged, too large or something else; says what came and what to do."""
+    """Raised for a file or message that is damaged, too large or of another kind; its text says what came and what to do."""
 
 
 def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
-    """The contents of an ordinary file of at most `most` bytes; `what` names its kind in errors.
+    """The contents of an ordinary file of at most `most` bytes; `what` names the kind of file in error texts.
 
-    Raises what `open` does where it cannot be opened, and `Unreadable` where it is too large, grows, or is a pipe or device.
+    Raises FileNotFoundError, PermissionError, IsADirectoryError or NotADirectoryError where it cannot be opened for that reason,
+    and `Unreadable` where it is larger, grows while it is read, is a pipe or device, or cannot be read otherwise.
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
@@ -49,7 +50,10 @@ def read_bytes(path: Path, most: int, what: str = "a file") -> bytes:
 
 
 def read_text(path: Path, most: int, what: str = "a file") -> str:
-    """The contents of a text file in UTF-8, without a byte order mark; `Unreadable` where it is something else, or too large."""
+    """The contents of a UTF-8 text file of at most `most` bytes, without a byte order mark; `what` names its kind in errors.
+
+    Raises `Unreadable` where it is not UTF-8 or too large, and OSErrors such as FileNotFoundError where it cannot be opened.
+    """
     try:
         return read_bytes(path, most, what).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -57,15 +61,19 @@ def read_text(path: Path, most: int, what: str = "a file") -> str:
 
 
 def read_json(path: Path, most: int = JSON_BYTES) -> Any:
-    """The value in a JSON file of at most `most` bytes, checked as `json_value` does."""
+    """The value in a JSON file of at most `most` bytes.
+
+    Raises `Unreadable` where the file is too large or damaged, or has a key twice, NaN, Infinity, an integer beyond 64 bits or
+    too deep a nesting; FileNotFoundError and the like where it cannot be opened.
+    """
     return json_value(read_text(path, most, "a JSON file"), str(path))
 
 
 def json_value(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text; `where` names the text in errors.
+    """The value of a JSON text; `where` names the text in error texts.
 
-    `Unreadable` where it is damaged, has a key twice, holds NaN or Infinity or an integer beyond 64 bits, or is nested more
-    than `DEPTH` deep.
+    Raises `Unreadable` where it is damaged, has a key twice in an object, holds NaN, Infinity or an integer beyond 64 bits, or is
+    nested more than `DEPTH` deep.
     """
     try:
         value = json.loads(text, object_pairs_hook=dict_of_unique_keys, parse_constant=_refuse_constant)
@@ -76,9 +84,10 @@ def json_value(text: str | bytes, where: str) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """The JSON values of a file's lines, one by one, checked as `json_value` does; none where there is no file.
+    """Yields the JSON value of each line of a file; none where there is no file.
 
-    A last line without its end, as a crash leaves it, is left out.
+    A last line without a line end, as a crash leaves it, is left out. Raises `Unreadable` at a line that is longer than
+    `JSON_BYTES`, damaged, or has a key twice, NaN, Infinity, an integer beyond 64 bits or too deep a nesting.
     """
     if not path.is_file():
         return
@@ -91,9 +100,10 @@ def json_lines(path: Path) -> Iterator[Any]:
 
 
 def toml_tables(text: str, where: str) -> dict[str, Any]:
-    """The tables of a TOML text; `where` names the text in errors.
+    """The tables of a TOML text as nested dicts; `where` names the text in error texts.
 
-    `Unreadable` where it is damaged, longer than `TOML_BYTES`, nested more than `DEPTH` deep, or holds an integer beyond 64 bits.
+    Raises `Unreadable` where it is damaged, longer than `TOML_BYTES`, nested more than `DEPTH` deep, or holds an integer beyond
+    64 bits.
     """
     if len(text) > TOML_BYTES:
         raise Unreadable(f"{where} has {len(text)} characters, at most {TOML_BYTES} are read.")
@@ -109,7 +119,7 @@ def toml_tables(text: str, where: str) -> dict[str, Any]:
 
 
 def dict_of_unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of these pairs; a ValueError where a key comes twice: readers would differ in which value they take."""
+    """A dict of these (key, value) pairs; a ValueError where a key comes twice, since readers differ in which value they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key comes twice")
@@ -117,7 +127,10 @@ def dict_of_unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def check_plain_name(name: Any, where: str) -> str:
-    """The name, if it is that of a file in the same folder; `Unreadable` where it leads elsewhere or is no text."""
+    """The name itself, if it can only be a file beside another: a non-empty text without slashes that is not "." or "..".
+
+    Raises `Unreadable` otherwise; `where` says in its text what named the file.
+    """
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise Unreadable(f"{where} names the file {shorten(name)!r}, and the plain name of a file beside it is needed.")
     return name
@@ -125,9 +138,9 @@ def check_plain_name(name: Any, where: str) -> str:
 
 @contextmanager
 def refuse_damaged(what: str, write: str) -> Iterator[None]:
-    """A context in which any exception of another library becomes one `Unreadable` about the file `what`; `write` is the advice.
+    """A context in which any exception becomes one `Unreadable`: `what` cannot be read, the reason, and the advice `write`.
 
-    A lack of memory is included, since a damaged file may ask for any amount.
+    An `Unreadable` passes as it is. A MemoryError is turned too, since a damaged file may ask for any amount of memory.
     """
     try:
         yield
@@ -138,7 +151,10 @@ def refuse_damaged(what: str, write: str) -> Iterator[None]:
 
 
 def shorten(value: Any, most: int = 300) -> str:
-    """The value as text, or the first line of what an error says, cut to about `most` characters so that it fits in an error."""
+    """A value as text for an error message, cut to about `most` characters in the middle.
+
+    Of an exception only the first line of its message, without a full stop. What UTF-8 cannot encode is replaced.
+    """
     try:
         text = str(value)
     except ValueError:                                   # a number with more digits than Python writes
@@ -150,14 +166,15 @@ def shorten(value: Any, most: int = 300) -> str:
 
 
 def largest_unpacked_size(path: str | Path) -> int:
-    """Bytes that the arrays of a compressed file may take: `RATIO` times the file, and `ALWAYS` in any case."""
+    """The bytes that a compressed file may unpack to: `RATIO` times the size of the file at `path`, but at least `ALWAYS`."""
     return max(ALWAYS, RATIO * Path(path).stat().st_size)
 
 
 def refuse_decompression_bomb(path: str | Path, size: float) -> None:
-    """Raise `Unreadable` where a file's arrays, of `size` bytes, take many times more than the file itself.
+    """Raise `Unreadable` where the arrays of the file at `path`, of `size` bytes, would take far more memory than the file.
 
-    A few bytes can stand for any number of equal values.
+    That is more than `RATIO` times the file's size, and more than `ALWAYS` bytes: a few bytes can stand for any number of equal
+    values.
     """
     if size > largest_unpacked_size(path):
         raise Unreadable(f"{path} has {Path(path).stat().st_size} bytes and would unpack to {size:.3g}, more than {RATIO} times "
@@ -165,7 +182,7 @@ def refuse_decompression_bomb(path: str | Path, size: float) -> None:
 
 
 def _check_tree(value: Any) -> None:
-    """Raise a ValueError for a value that is nested too deeply, holds integers beyond 64 bits, or text with half characters."""
+    """Raise a ValueError where a value is nested more than `DEPTH` deep, or holds surrogates or integers beyond 64 bits."""
     level = [value]
     for _ in range(DEPTH + 1):
         inner: list[Any] = []
@@ -186,19 +203,22 @@ def _check_tree(value: Any) -> None:
 
 
 def _check_text(texts: Any) -> None:
-    """Raise a UnicodeError for surrogates, half characters that JSON can write and no file can hold."""
+    """Raise a UnicodeEncodeError where one of the texts holds a surrogate, which JSON can write but UTF-8 cannot encode."""
     for text in texts:
         if not text.isascii():
             text.encode()
 
 
 def _refuse_constant(name: str) -> Any:
-    """Raise a ValueError for NaN and the infinities, which Python's JSON reader would accept."""
+    """Raise a ValueError for `name`, which is NaN, Infinity or -Infinity: Python's JSON reader would accept these."""
     raise ValueError(f"{name} is no number of JSON")
 
 
 def _check_size(path: Path, descriptor: int, most: int, what: str) -> int:
-    """The size of an open file in bytes; `Unreadable` where it is no ordinary file, or larger than `most`."""
+    """The size in bytes of an open file; `path`, `most` and `what` (its kind) are named in error texts.
+
+    Raises `Unreadable` where it is not an ordinary file, or larger than `most`.
+    """
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise Unreadable(f"{path} is not an ordinary file.")
@@ -208,5 +228,5 @@ def _check_size(path: Path, descriptor: int, most: int, what: str) -> int:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file, for `open(opener=...)`; a pipe is opened too, without waiting for its other end, so that it can be refused."""
+    """Open a file and return its descriptor, as an `opener` for `open`; a pipe is opened without waiting for its other end."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -39,30 +39,38 @@ from fedtail.server import SGD
 def fedavg(cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
     """FedAvg: the mean over clients, `cohort_size` of them sampled uniformly each round.
 
-    Keywords go to `LocalSGD` (learning_rate, batch_size, epochs, ...); a TypeError for a name it does not have.
+    Keywords go to `LocalSGD` (learning_rate, batch_size, epochs, ...); raises TypeError for a name it does not have.
     """
     return FederatedAlgorithm(Uniform(cohort_size), _local_sgd(local), Mean(), WeightedMean(), SGD(1.0))
 
 
 def fedavg_sub(tail_fraction: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
-    """FedAvg with as many clients a round as Delta-FL has in its tail, theta * m (at least one): equal work per round."""
+    """FedAvg with theta * cohort_size clients a round (rounded, at least one): as many as Delta-FL has in its tail.
+
+    Both then do the same work in a round. `tail_fraction` (theta) is Delta-FL's; keywords go to `LocalSGD`.
+    """
     check_tail_fraction(tail_fraction)
     return fedavg(max(1, round(tail_fraction * cohort_size)), **local)
 
 
 def fedprox(strength: float, cohort_size: int = 100, **local: Any) -> FederatedAlgorithm:
-    """FedProx: clients are held near the model they received by the penalty strength (mu) / 2 |w - received|^2."""
+    """FedProx: FedAvg in which each client adds the penalty strength / 2 |w - received|^2 to its loss.
+
+    `strength` (mu) holds clients near the model they received; other keywords go to `LocalSGD`.
+    """
     return fedavg(cohort_size, **local, penalty=Proximal(strength))
 
 
 def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact", "filter", "smoothed"] = "exact",
              smoothing: float | None = None, quantile: Quantile | None = None, refresh_every: int = 1,
              **local: Any) -> FederatedAlgorithm:
-    """Delta-FL: the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
+    """Delta-FL: minimise the mean loss of the worst `tail_fraction` (theta) of the clients. theta = 1 is FedAvg.
 
-    `form`: "exact" weights (Algorithm 3, the default), the "filter" of Algorithm 1, or "smoothed" by a divergence (eq. 14) with
-    `smoothing` (nu, 0.1). `quantile` finds the threshold of the first two (`ExactQuantile()`). `refresh_every` finds it anew
-    every so many rounds only; in between, as losses fall, fewer clients reach it.
+    `form` is "exact" (weights of Algorithm 3, the default), "filter" (Algorithm 1), or "smoothed" by a divergence (eq. 14);
+    `smoothing` (nu, 0.1 by default) is for the last one only. `quantile` finds the threshold of the first two, by default
+    `ExactQuantile()`. With `refresh_every` above 1 the dual, and so the threshold, is found anew only every so many rounds; in
+    between, as losses fall, fewer clients reach it. Other keywords go to `LocalSGD`. Raises ValueError for an unknown form, and
+    for a setting that does not belong to the form.
     """
     if form not in ("exact", "filter", "smoothed"):
         raise ValueError(f"form must be one of exact, filter, smoothed, got {form!r}.")
@@ -79,25 +87,28 @@ def delta_fl(tail_fraction: float, cohort_size: int = 100, form: Literal["exact"
 
 
 def q_ffl(power: float, cohort_size: int = 100, lipschitz: float | None = None, **local: Any) -> FederatedAlgorithm:
-    """q-FFL by q-FedAvg: clients are weighted by their loss to the `power` (q); power = 0 is FedAvg.
+    """q-FFL, solved by q-FedAvg: clients are weighted by their loss to the `power` (q); power = 0 is FedAvg.
 
-    `lipschitz` (L) is by default one over the round's local learning rate.
+    `lipschitz` (L) is by default one over the round's local learning rate; other keywords go to `LocalSGD`.
     """
     return replace(fedavg(cohort_size, **local), risk=PowerFair(power), aggregate=CurvatureMean(lipschitz))
 
 
 def term(tilt: float, cohort_size: int = 100, loss_bound: float | None = None, **local: Any) -> FederatedAlgorithm:
-    """Tilted empirical risk over clients: log-mean-exp of their losses with `tilt` (t); t -> 0 is FedAvg.
+    """TERM, tilted empirical risk over clients: the log-mean-exp of their losses with `tilt` (t); t -> 0 is FedAvg.
 
-    `loss_bound` is a public bound on the losses; without one each round asks first for the cohort's largest loss.
+    `loss_bound` is a public bound on the losses; without one each round first asks for the cohort's largest loss. Other keywords
+    go to `LocalSGD`.
     """
     return replace(fedavg(cohort_size, **local), risk=Tilted(tilt, loss_bound))
 
 
 def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = None, **local: Any) -> FederatedAlgorithm:
-    """Agnostic federated learning, client weights by ascent with `step`: by client, everybody every round, or by group.
+    """Agnostic federated learning: weights of the clients, or of groups of clients, are learned by gradient ascent with `step`.
 
-    `groups` is the number of groups of the population's clients; only then may a `cohort_size` (100) be given.
+    Without `groups` each client has a weight, every client takes part in every round, and a `cohort_size` is refused with a
+    ValueError. With `groups`, the number of groups in the population, each group has one, and `cohort_size` (100 by default)
+    clients are sampled uniformly. Other keywords go to `LocalSGD`.
     """
     if groups is not None:
         return replace(fedavg(cohort_size or 100, **local), risk=GroupAscent(groups, step))
@@ -109,13 +120,13 @@ def afl(step: float = 0.1, groups: int | None = None, cohort_size: int | None = 
 def dp_fedavg(population: int, clip_norm: float, noise_multiplier: float, cohort_size: int = 100,
               noise: Literal["gaussian", "discrete"] = "gaussian", planned_clients: int | None = None,
               **local: Any) -> FederatedAlgorithm:
-    """DP-FedAvg: updates clipped to norm `clip_norm`, noise on their sum, cohorts by Poisson sampling.
+    """DP-FedAvg: updates are clipped to norm `clip_norm`, noise is added to their sum, and cohorts are drawn by Poisson sampling.
 
-    Every one of the `population` clients takes part with probability cohort_size / population, each of mass one, and the sum is
-    divided by cohort_size, whoever came; a population of another size is refused. `noise_multiplier` (z) is the deviation of the
-    noise over clip_norm; `fedtail privacy` says which one a budget needs. `noise` is added by the server ("gaussian", for
-    simulation), or in integer shares by the clients ("discrete"), of which `planned_clients` are relied on: rounds with
-    smaller cohorts are not held.
+    Each of the `population` clients is sampled with probability cohort_size / population and has mass one; the sum is divided by
+    cohort_size, however many were sampled. Training on a population of another size is refused. `noise_multiplier` (z) is the
+    standard deviation of the noise over clip_norm; `fedtail privacy` finds the one that a budget needs. `noise` is added by the
+    server ("gaussian", for simulation), or in integer shares by the clients ("discrete"); the latter relies on `planned_clients`
+    of them, and rounds with smaller cohorts are skipped. Other keywords go to `LocalSGD`.
     """
     sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)
     return replace(fedavg(cohort_size, **local), sample=sample,
@@ -129,10 +140,11 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
                 **local: Any) -> FederatedAlgorithm:
     """DP-Delta-FL: the worst `tail_fraction` (theta) of the clients by a noisy histogram, [PLMH23, Algorithm 4].
 
-    A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound], with noise of
-    `quantile_noise_multiplier` (z_q), and the clipped updates of the tail, with noise of `noise_multiplier` (z_w), divided by
-    theta * cohort_size. With `smoothing` (nu) clients contribute smoothly instead. Sampling and noise are those of
-    `dp_fedavg`; docs/departures.md says where this departs from the paper.
+    A round releases two sums over one Poisson cohort: a histogram of the losses in [0, loss_bound] with `bins` bins, measured by
+    the strategy `method`, with noise of `quantile_noise_multiplier` (z_q); and the updates of the tail, clipped to `clip_norm`,
+    with noise of `noise_multiplier` (z_w), divided by theta * cohort_size. With `smoothing` (nu) clients' weights change smoothly
+    with their losses instead. `population`, `cohort_size`, `noise` and `planned_clients` are as in `dp_fedavg`; other keywords go
+    to `LocalSGD`. docs/departures.md says where this departs from the paper.
     """
     check_tail_fraction(tail_fraction)
     sample, noises = _poisson_and_noise(population, cohort_size, noise, planned_clients)
@@ -145,10 +157,10 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
 
 def _poisson_and_noise(population: int, cohort_size: int, noise: str,
                        planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
-    """A Poisson sampler with `cohort_size` clients on average, and a function from noise multipliers to the kind of noise.
+    """A Poisson sampler with `cohort_size` of `population` clients on average, and a function from noise multiplier to noise.
 
-    Discrete noise relies on `planned_clients`, by default as many as nearly every cohort has. A ValueError where the settings
-    contradict each other.
+    `noise` is "gaussian" or "discrete". Discrete noise relies on `planned_clients`, by default as many as nearly every cohort
+    has. Raises ValueError where the settings contradict each other.
     """
     if not 1 <= cohort_size <= population:
         raise ValueError(f"cohort_size={cohort_size} clients a round on average, of a population of {population}. Write at most "
@@ -164,7 +176,7 @@ def _poisson_and_noise(population: int, cohort_size: int, noise: str,
 
 
 def _local_sgd(settings: dict[str, Any]) -> LocalSGD:
-    """A `LocalSGD` with these settings; a TypeError, with the nearest name, for one that it does not have."""
+    """A `LocalSGD` with these settings; a TypeError, which suggests the nearest name, for one that it does not have."""
     known = [f.name for f in fields(LocalSGD)]
     for name in settings:
         if name not in known:
@@ -175,8 +187,8 @@ def _local_sgd(settings: dict[str, Any]) -> LocalSGD:
 
 
 def delta_fl_family(tail_fractions: Sequence[float] = (1.0, 0.5, 0.1), cohort_size: int = 100, **settings: Any) -> Family:
-    """A `Family` of one Delta-FL model for each tail fraction, all on the same cohorts; `fedtail.choose` picks a client's.
+    """A `Family` with one Delta-FL method for each tail fraction (theta), all on the same cohorts of `cohort_size` clients.
 
-    Keywords go to `delta_fl`.
+    `settings` go to `delta_fl`. `fedtail.choose` picks a model for each client.
     """
     return Family(tuple(delta_fl(theta, cohort_size, **settings) for theta in tail_fractions))

@@ -16,7 +16,7 @@ from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling, S
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who was drawn, each once, in the population's order, and what a unit of their mass stands for."""
+    """The clients of a round, each once, in the population's order, with the factors that their masses are multiplied by."""
 
     ids: Tensor                 # (clients,) positions in the population
     key: Tensor                 # (clients,) names of their random streams
@@ -26,10 +26,10 @@ class Cohort:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """population, seed, round -> cohort. Without a seed it comes from the operating system."""
+    """Draws the cohort of each round from the population, from a seed or, without one, from the operating system's randomness."""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """The cohort of a round: a function of (seed, round, client keys) or, without a seed, of the operating system's bits."""
+        """The cohort of a round, drawn by (seed, round) and the clients' keys or, without a seed, by the operating system."""
         ...
 
     def expected_size(self, population: Population) -> float:
@@ -37,15 +37,15 @@ class Sampler(Protocol):
         ...
 
     def event(self, population: Population) -> Sampling:
-        """How cohorts are drawn, for the ledger: what amplification accountants may claim."""
+        """How cohorts are sampled, for the ledger; accountants derive the amplification by sampling from it."""
         ...
 
     def takes_everyone(self, population: Population) -> bool:
-        """Whether every round samples every client."""
+        """Whether every round's cohort is the whole population."""
         ...
 
     def check(self, population: Population) -> None:
-        """Raise a ValueError where no cohort can be drawn from this population."""
+        """Raise a ValueError where this sampler cannot draw cohorts from the population."""
         ...
 
 
@@ -56,25 +56,28 @@ class Uniform:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        """Refuse a cohort size that is no whole number, or below 1."""
+        """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
         _check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """The `cohort_size` clients whose hashed keys are smallest in this round, in the population's order."""
+        """A cohort of the `cohort_size` clients whose keys have the smallest hashes by (seed, round), in the population's order.
+
+        All have importance 1. Without a seed the hashes are the operating system's random bits.
+        """
         keys = hash_bits(seed, "cohort", round, population.key)
         ids = keys.topk(self.cohort_size, largest=False).indices.sort().values
         return _unweighted_cohort(population, ids)
 
     def takes_everyone(self, population: Population) -> bool:
-        """Whether the cohort is as large as the population."""
+        """Whether `cohort_size` is the size of the population."""
         return self.cohort_size == len(population)
 
     def event(self, population: Population) -> Sampling:
-        """Sampling of a fixed size without replacement."""
+        """Sampling of `cohort_size` clients without replacement, for the ledger."""
         return FixedSampling(self.cohort_size, len(population))
 
     def expected_size(self, population: Population) -> float:
-        """Exactly `cohort_size`."""
+        """`cohort_size`, the size of every cohort."""
         return self.cohort_size
 
     def check(self, population: Population) -> None:
@@ -89,7 +92,7 @@ class Everyone:
     """All clients, every round."""
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """All clients in the population's order; nothing is drawn."""
+        """A cohort of all clients in the population's order, with importance 1; `seed` and `round` are not used."""
         return _unweighted_cohort(population, torch.arange(len(population)))
 
     def expected_size(self, population: Population) -> float:
@@ -101,11 +104,11 @@ class Everyone:
         return True
 
     def event(self, population: Population) -> Sampling:
-        """No sampling: no amplification is claimed."""
+        """The ledger's entry for no sampling: no amplification is claimed."""
         return NoSampling()
 
     def check(self, population: Population) -> None:
-        """Accept any population."""
+        """Accept any population: nothing is raised."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +122,15 @@ class Poisson:
     population: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a rate outside (0, 1]."""
+        """Raise a ValueError for a rate outside (0, 1]."""
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {self.rate:g}. For 100 of 2500 clients on average write 0.04.")
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """The clients whose own uniform number is below the rate, in the population's order; maybe none."""
+        """A cohort of the clients whose uniform number for (seed, round, key) is below the rate, in the population's order.
+
+        It may be empty. All have importance 1. Without a seed the numbers come from the operating system.
+        """
         drawn = uniform(hash_bits(seed, "cohort", round, population.key)) < self.rate
         return _unweighted_cohort(population, drawn.nonzero().flatten())
 
@@ -137,11 +143,11 @@ class Poisson:
         return self.rate == 1
 
     def event(self, population: Population) -> Sampling:
-        """Poisson sampling, which amplifies privacy; at rate 1 no sampling."""
+        """The ledger's entry for Poisson sampling at this rate, which amplifies privacy; at rate 1, for no sampling."""
         return PoissonSampling(self.rate) if self.rate < 1 else NoSampling()
 
     def check(self, population: Population) -> None:
-        """Raise a ValueError where the rate was worked out for a population of another size."""
+        """Raise a ValueError where `population` was given and the population has another number of clients."""
         if self.population is not None and self.population != len(population):
             raise ValueError(f"cohorts of {self.rate * self.population:g} clients are planned for a population of "
                              f"{self.population}, but this one has {len(population)}: its cohorts would have "
@@ -159,11 +165,15 @@ class ByMass:
     cohort_size: int
 
     def __post_init__(self) -> None:
-        """Refuse a cohort size that is no whole number, or below 1."""
+        """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
         _check_cohort_size(self.cohort_size)
 
     def __call__(self, population: Population, seed: int | None, round: int) -> Cohort:
-        """The clients that `cohort_size` draws hit, each once, in the population's order; importance is times drawn / mass."""
+        """A cohort of the distinct clients among `cohort_size` draws by mass with replacement, in the population's order.
+
+        Each client's importance is the number of times it was drawn over its mass. Draws are by (seed, round), or the operating
+        system's without a seed.
+        """
         order = population.key.argsort()                       # whatever the order of the population
         cumulative = population.mass[order].cumsum(0)
         draws = uniform(hash_bits(seed, "cohort", round, torch.arange(self.cohort_size))) * cumulative[-1]
@@ -177,23 +187,23 @@ class ByMass:
         return False
 
     def event(self, population: Population) -> Sampling:
-        """No sampling: a client may be drawn twice, so no amplification is claimed."""
+        """The ledger's entry for no sampling: a client may be drawn twice, so no amplification is claimed."""
         return NoSampling()                                    # a client may be drawn twice: no amplification is claimed
 
     def expected_size(self, population: Population) -> float:
-        """The number of draws, an upper bound: clients that are drawn several times are in the cohort once."""
+        """`cohort_size`, the number of draws: an upper bound, since a client drawn several times is in the cohort once."""
         return self.cohort_size
 
     def check(self, population: Population) -> None:
-        """Accept any population: draws are with replacement."""
+        """Accept any population, since draws are with replacement: nothing is raised."""
 
 
 def _check_cohort_size(cohort_size: int) -> None:
-    """Raise a ValueError for a cohort size that is no whole number, or below 1."""
+    """Raise a ValueError for a cohort size that is not a whole number, or below 1."""
     if not isinstance(cohort_size, Integral) or cohort_size < 1:
         raise ValueError(f"cohort_size must be a whole number, at least 1, got {cohort_size}.")
 
 
 def _unweighted_cohort(population: Population, ids: Tensor) -> Cohort:
-    """The clients at these positions as a cohort, each of importance 1."""
+    """The cohort of the clients at these positions, all with importance 1; its mass bound is the population's largest mass."""
     return Cohort(ids, population.key[ids], torch.ones(len(ids), dtype=torch.float64), float(population.mass.max()))

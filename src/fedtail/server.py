@@ -12,14 +12,14 @@ OptimizerState = tuple[Tensor, ...]
 
 
 class ServerOptimizer(Protocol):
-    """The update w_k - w, averaged, is a step downhill: SGD with learning rate 1 takes it as it is."""
+    """Steps the model along the aggregated update, which points downhill: SGD with learning rate 1 adds it as it is."""
 
     def start(self, params: Tensor) -> OptimizerState:
-        """The optimiser's tensors before the first round, for flat parameters (dim,); empty where it keeps none."""
+        """The tensors that the optimiser keeps before the first round, for flat parameters (dim,); empty where it keeps none."""
         ...
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """The parameters and the optimiser's tensors after one step along the aggregated update, (dim,), as new tensors."""
+        """One step along the aggregated update, (dim,): new parameters and the optimiser's new tensors; no argument changes."""
         ...
 
 
@@ -31,16 +31,20 @@ class SGD:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a learning rate that is not positive, and a momentum outside [0, 1)."""
+        """Raise a ValueError for a learning rate that is not positive, or a momentum outside [0, 1)."""
         _check_rate(self.learning_rate)
         _check_decay("momentum", self.momentum)
 
     def start(self, params: Tensor) -> OptimizerState:
-        """A velocity of zeros; nothing without momentum."""
+        """A tuple with a velocity of zeros, (dim,); an empty tuple without momentum."""
         return (torch.zeros_like(params),) if self.momentum else ()
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """The parameters plus learning_rate times the update or, with momentum, the velocity, which is kept."""
+        """The parameters plus learning_rate times the velocity, and the tuple to keep for the next step.
+
+        With momentum the velocity is momentum times the former one plus the update, and is kept; without, it is the update, and
+        nothing is kept.
+        """
         velocity = self.momentum * state[0] + update if self.momentum else update
         return params + self.learning_rate * velocity, ((velocity,) if self.momentum else ())
 
@@ -59,7 +63,7 @@ class Adaptive:
     adaptivity: float = 1e-3
 
     def __post_init__(self) -> None:
-        """Refuse a learning rate or adaptivity that is not positive, and decays outside [0, 1)."""
+        """Raise a ValueError for a learning rate or adaptivity that is not positive, or a decay outside [0, 1)."""
         _check_rate(self.learning_rate)
         _check_decay("first_decay", self.first_decay)
         _check_decay("second_decay", self.second_decay)
@@ -67,17 +71,20 @@ class Adaptive:
             raise ValueError(f"adaptivity must be positive, got {self.adaptivity:g}. 1e-3 is usual.")
 
     def start(self, params: Tensor) -> OptimizerState:
-        """The first moment at zero, and the second at adaptivity squared."""
+        """The first moment, zeros, and the second moment, adaptivity squared in every entry; both (dim,)."""
         return torch.zeros_like(params), torch.full_like(params, self.adaptivity**2)
 
     def __call__(self, params: Tensor, update: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """The parameters after a step, and both moments after taking the update in."""
+        """The parameters after one step, and the first and second moment updated with this update; all are new tensors."""
         first = self.first_decay * state[0] + (1 - self.first_decay) * update
         second = self.second_moment(state[1], update.square())
         return params + self.learning_rate * first / (second.sqrt() + self.adaptivity), (first, second)
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The second moment, (dim,), after taking the squared update in; each subclass has its rule, this class a TypeError."""
+        """The new second moment, (dim,), from the former one and the squared update.
+
+        Each subclass has its own rule; this class raises TypeError.
+        """
         raise TypeError("Adaptive is what Adam, Yogi and Adagrad share. Use one of them.")
 
 
@@ -86,7 +93,7 @@ class Adam(Adaptive):
     """Exponential average of squared updates."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The average of both: second_decay second + (1 - second_decay) square."""
+        """The exponential average: second_decay * second + (1 - second_decay) * square, (dim,)."""
         return self.second_decay * second + (1 - self.second_decay) * square
 
 
@@ -95,7 +102,7 @@ class Yogi(Adaptive):
     """Squared updates move the average by their sign, so it falls slowly."""
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The second moment moved towards the square by (1 - second_decay) square, whatever the distance."""
+        """The second moment moved by (1 - second_decay) * square towards the squared update, entry by entry, (dim,)."""
         return second - (1 - self.second_decay) * square * (second - square).sign()
 
 
@@ -106,7 +113,7 @@ class Adagrad(Adaptive):
     first_decay: float = 0.0
 
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:
-        """The sum of both, which never falls."""
+        """The sum second + square, (dim,), which never falls."""
         return second + square
 
 
@@ -117,6 +124,6 @@ def _check_rate(rate: float) -> None:
 
 
 def _check_decay(name: str, value: float) -> None:
-    """Raise a ValueError for a decay outside [0, 1); `name` is the field in the text."""
+    """Raise a ValueError for a value outside [0, 1); `name` is the field that the text names."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value:g}.")

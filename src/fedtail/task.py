@@ -51,7 +51,7 @@ class Metric:
     per: Literal["example", "client"] = "example"
 
     def __post_init__(self) -> None:
-        """Refuse, with a ValueError, other values of `better` and `per` than their types name."""
+        """Raise a ValueError where `better` is not "lower" or "higher", or `per` not "example" or "client"."""
         if self.better not in ("lower", "higher"):
             raise ValueError(f"better must be 'lower' or 'higher', got {self.better!r}.")
         if self.per not in ("example", "client"):
@@ -74,9 +74,10 @@ class Task:
     buffers: Literal["refused", "frozen"] = "refused"
 
     def __post_init__(self) -> None:
-        """Take a linear model's own loss and error where none were given; refuse, with a ValueError, what cannot be trained.
+        """Set `loss` and `error` to a linear model's own where they are the defaults, and check the module.
 
-        Refused are shared running statistics, a module without trainable parameters, and metrics of equal names.
+        Raises ValueError for layers that normalise by the batch or (unless buffers="frozen") keep running statistics, a module
+        without trainable parameters, metrics of equal names, and other values of `buffers`.
         """
         if self.buffers not in ("refused", "frozen"):
             raise ValueError(f"buffers must be 'refused' or 'frozen', got {self.buffers!r}.")
@@ -94,15 +95,21 @@ class Task:
 
     @property
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Loss, error and the user's own metrics, in this order."""
+        """The loss and the error as metrics named "loss" and "error", followed by the user's own."""
         return (Metric("loss", self.loss), Metric("error", self.error), *self.metrics)
 
     def params(self, module: nn.Module | None = None) -> Tensor:
-        """The trainable parameters as one flat vector (w), (dim,), a copy; of `module` where one of the same kind is given."""
+        """The trainable parameters of the task's module, or of another `module` of the same kind, as one flat vector (w), (dim,).
+
+        A copy, detached from autograd.
+        """
         return torch.cat([parameter.detach().reshape(-1) for parameter in trainable_parameters(module or self.module)])
 
     def with_params(self, params: Tensor) -> nn.Module:
-        """A copy of the module with these flat parameters, in their precision; none is a view of `params`."""
+        """A deep copy of the module with its trainable parameters set to copies of these flat `params`, (dim,), in their dtype.
+
+        Other tensors that had the dtype of a trainable parameter are cast to it as well.
+        """
         module = set_precision(copy.deepcopy(self.module), params.dtype)
         parameters = trainable_parameters(module)
         for parameter, part in zip(parameters, params.detach().split([p.numel() for p in parameters]), strict=True):
@@ -110,9 +117,10 @@ class Task:
         return module
 
     def check(self, population: Population) -> None:
-        """Raise a ValueError for data that the module, the loss or a metric cannot take, before any training starts.
+        """Raise a ValueError where the module, the loss or a metric cannot take this population's data, before training starts.
 
-        The module is tried on few examples: those with the smallest and largest target and token, and some of several clients.
+        A copy of the module is called on a few examples: those with the smallest and largest targets and integer inputs, and some
+        of several clients. Metrics per client are not tried.
         """
         if len(population) == 0:
             raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
@@ -126,13 +134,16 @@ class Task:
         refuse_dependence_on_batch(self.module, *self._examples(population, _rows_of_several_clients(population)))
 
     def _examples(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
-        """The examples in these rows of the population, inputs in the module's precision, and their targets, on the CPU."""
+        """The inputs and targets in these rows of the population, on the CPU; floating-point inputs in the module's dtype."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)
         return inputs_to_device(cast_inputs(rows_of(population.inputs, rows), dtype), CPU), population.targets[rows].cpu()
 
     def _refuse_ambiguous_padding(self, population: Population) -> None:
-        """Raise a ValueError where squared errors are computed of integer sequences that hold -100, which stands for padding."""
+        """Raise a ValueError where loss or error is `squared_error`, and targets are integer sequences that hold -100.
+
+        There -100 may be a number or padding.
+        """
         targets = population.targets
         if targets.is_floating_point() or targets.ndim == 1 or squared_error not in (self.loss, self.error):
             return
@@ -142,7 +153,11 @@ class Task:
                              "Pass y as floats, y.astype('float32'): sequences of those are padded with NaN.")
 
     def _check_labels(self, targets: Tensor, outputs: Tensor) -> None:
-        """Raise a ValueError for labels that the package's own losses cannot read; a user's loss was tried on them anyway."""
+        """Raise a ValueError for targets that are not labels which the package's own classification losses can read.
+
+        Labels must lie in 0, ..., classes - 1 and not all be padding; for cross entropy they have one axis less than the outputs.
+        Other losses are not judged.
+        """
         classes = 1 if has_one_logit(outputs) else outputs.shape[-1]
         reads = loss_for(targets.is_floating_point(), classes == 1) if self.loss is default_loss else self.loss
         if reads is not logistic and (reads is not cross_entropy or targets.is_floating_point()):
@@ -163,7 +178,10 @@ class Task:
 
 
 def _rows_to_try(population: Population) -> Tensor:
-    """Rows of the examples that tell most: two of the first client, and those with the smallest and largest target and token."""
+    """The rows of a few telling examples, int64: the first client's first two, and those that hold an extreme value.
+
+    Extremes are the smallest and the largest of the targets, and of each integer input (tokens).
+    """
     whole = (v for v in tensors_of(population.inputs) if not v.is_floating_point() and v.dtype != torch.bool)
     told = [population.targets, *whole]
     first = int(population.start[0])
@@ -176,16 +194,19 @@ def _rows_to_try(population: Population) -> Tensor:
 
 
 def _rows_of_several_clients(population: Population) -> Tensor:
-    """Rows of the first examples of `VARIED` clients, evenly spaced (some twice in a small population).
+    """The row of the first client's last example, then those of the first examples of `VARIED` evenly spaced clients, int64.
 
-    Before them comes the last example of the first client.
+    Clients come twice in a population smaller than that.
     """
     clients = torch.linspace(0, len(population) - 1, VARIED).long()
     return torch.cat([(population.start[0] + population.size[0] - 1)[None], population.start[clients]])
 
 
 def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor, float, Tensor]:
-    """The smallest value, the row it is in, the largest, and its row; of sequences that may be `padded`, without the padding."""
+    """The smallest value in these rows, the row that holds it, (1,), the largest value, and its row, (1,).
+
+    Where `padded`, the values are targets of sequences, and padding is left out.
+    """
     flat = take_rows(values, rows.to(values.device)).reshape(len(rows), -1).cpu()
     small, large = flat, flat
     if padded:
@@ -197,7 +218,7 @@ def _extremes(values: Tensor, rows: Tensor, padded: bool) -> tuple[float, Tensor
 
 
 def _check_per_example(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
-    """Raise a ValueError where the metric fails on these outputs and targets, or does not return one number per example."""
+    """Raise a ValueError where the metric's function fails on these outputs and targets, or does not return shape (examples,)."""
     try:
         values = metric.function(outputs, targets)
     except Exception as reason:

@@ -52,29 +52,29 @@ class FleetEvaluation(Protocol):
 
     @property
     def every(self) -> int:
-        """Rounds between evaluations."""
+        """The number of rounds from one evaluation to the next."""
         ...
 
     @property
     def mechanism(self) -> Mechanism:
-        """The privacy mechanism of the clients' rows and of their sum."""
+        """The privacy mechanism of the evaluation: what it does to the clients' rows and to their sum."""
         ...
 
     def round(self, method: Method, only: bool = False) -> Any:
-        """A method whose rounds begin with the evaluation, or with `only` consist of it.
+        """A method whose rounds begin with the evaluation of `method`'s models or, with `only`, consist of nothing else.
 
-        Its rounds end in (state, what was found).
+        `run_round` runs it; its rounds end in a pair (next state, what was found).
         """
         ...
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
-        """Why models cannot be evaluated on cohorts of this sampler, as a text; None where they can."""
+        """The reason, as a text, why models cannot be evaluated on cohorts of this sampler; None where they can."""
         ...
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run leaves: the models, and all it takes to go on (`resume`)."""
+    """The result of a run: the models, and all that `resume` needs to continue it."""
 
     algorithm: Method
     task: Task
@@ -88,16 +88,19 @@ class Trained:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now, copies in evaluation mode: one for each member of a family, else one.
+        """The models that the run returns, as new copies in evaluation mode: one for each member of a family, else one.
 
-        Each knows what its training has cost of privacy, so that a run that begins with it can say so.
+        Each has its privacy history attached as an attribute, so that a run that starts from it can put it on its ledger.
         """
         made = self.ledger.history(f"a model that was trained for {self.rounds} rounds", self.rounds)
         return tuple(_attach_history(self.task.with_params(p).eval(), made) for p in result_params(self.algorithm, self.state))
 
     @property
     def module(self) -> nn.Module:
-        """The trained module, a copy in evaluation mode; a ValueError where a family was trained."""
+        """The model that the run returns, as a new copy in evaluation mode; raises ValueError for a family of several methods.
+
+        Its privacy history is attached as an attribute.
+        """
         if len(self.algorithm.members) > 1:
             raise ValueError(f"a family of {len(self.algorithm.members)} models was trained. Use .modules, and fedtail.choose to "
                              "pick one.")
@@ -105,7 +108,7 @@ class Trained:
 
     @property
     def rounds(self) -> int:
-        """How many rounds the models were trained for, earlier runs that were resumed included."""
+        """How many rounds the models were trained for, those of earlier runs that were resumed included."""
         return states_of(self.state)[0].round
 
 
@@ -121,17 +124,17 @@ class Progress:
 
     @property
     def state(self) -> Any:
-        """The state after this round; of a family, a tuple of states."""
+        """The state after this round; for a family, a tuple of states in the order of its members."""
         return self.trained.state
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The models as they would be handed out now, in evaluation mode, in the order of a family's members."""
+        """The models after this round, as new copies in evaluation mode, in the order of a family's members."""
         return self.trained.modules
 
     @property
     def module(self) -> nn.Module:
-        """The model as it would be handed out now, in evaluation mode; a ValueError where a family is trained."""
+        """The model after this round, as a new copy in evaluation mode; raises ValueError for a family of several methods."""
         return self.trained.module
 
 
@@ -139,17 +142,20 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
           start: Start | None = None, engine: Engine = Engine(), channel: Channel = PlainChannel(), fleet: Fleet | None = None,
           privacy: PrivacyBudget | Ledger | None = None, evaluation: FleetEvaluation | None = None,
           on_round: OnRound | None = None, **old: Any) -> Trained:
-    """Train for `rounds` rounds, and return the models with all it takes to `resume`. What can be refused is refused first.
+    """Train for `rounds` rounds, and return the models with all that `resume` needs. Whatever can be refused is refused first.
 
-    `start` is the model to begin with: a module, a state dict or the model file of a run, whose parameters (frozen ones too) and
-    buffers are copied into the task's module, which must be of the same kind; by default that module itself. The ledger is about
-    these rounds only, and says what is known of the start: all of a run's module or model file, nothing of a state dict. One
-    `seed` drives cohorts, batches and dropout: methods with the same seed see the same. `engine` says where and how it is
-    computed; a `fleet` brings its own clients and computes for them, by default there is a `LocalFleet` for the `population`.
-    `channel` is what the server sees of the clients' answers. `privacy` is the budget of the run: with an epsilon, training
-    stops before it would cost more; by default the ledger only records. With an `evaluation` clients of the fleet evaluate the
-    models, which is charged too.
-    `on_round(progress)` is called after each round; return True to stop early. `resume` goes on from an earlier run.
+    `start` is the model to begin with: a module, a state dict, or the path of a run's model file. Its parameters (frozen ones
+    too) and buffers are copied into a copy of the task's module, which must be of the same kind; by default that module itself is
+    the start. `seed` (0 by default) drives batches and dropout and, unless the privacy budget takes them from the operating
+    system, cohorts and noise: methods with the same seed see the same. `engine` says where and how clients are computed. A
+    `fleet` brings its own clients and computes for them; by default a `LocalFleet` does for the `population`. `channel` is what
+    the server sees of the clients' answers.
+
+    `privacy` is the budget of the run, or a ledger to write to: with an epsilon, training stops, with a `BudgetSpentWarning`,
+    before it would cost more; by default releases are only recorded. The ledger is about these rounds, and notes what is known of
+    the start: the whole history of a run's module or model file, nothing of a state dict. With an `evaluation`, clients of the
+    fleet evaluate the models, which is charged too. `on_round(progress)` is called after each round, and stops the run by
+    returning True. `old` takes deprecated keywords that are now fields of `Engine`. To continue an earlier run use `resume`.
     """
     engine = resolve_engine(engine, old, "train")
     check_types(algorithm, task, population, rounds)
@@ -170,11 +176,12 @@ def train(algorithm: Method, task: Task, population: Population | None = None, *
 def resume(trained: Trained, population: Population | None = None, *, rounds: int, engine: Engine = Engine(),
            channel: Channel = PlainChannel(), fleet: Fleet | None = None, privacy: PrivacyBudget | Ledger | None = None,
            evaluation: FleetEvaluation | None = None, on_round: OnRound | None = None) -> Trained:
-    """Go on with an earlier run for `rounds` more rounds, with its method, task and seed, as if it had not ended.
+    """Continue an earlier run for `rounds` more rounds, with its method, task and seed, as if it had not ended.
 
-    Its rounds go on being numbered, its clients remember, and its ledger goes on: under the same `privacy` budget, or another. Of
-    a run that was put together from a state alone the ledger says that its history is not known. Other settings are those of
-    `train`. To train its model by another method write train(..., start=trained.module).
+    Round numbers continue, clients keep their memory, and a copy of the run's ledger continues, under the same budget unless
+    `privacy` is another; a `Ledger` given as `privacy` is used in its place. If the ledger does not hold all earlier rounds, it
+    notes their history as far as it is known. Other arguments are those of `train`. Raises ValueError where the state does not
+    fit the method. To train the model by another method write train(..., start=trained.module).
     """
     check_types(trained.algorithm, trained.task, population, rounds)
     dtype = engine.dtype or states_of(trained.state)[0].params.dtype
@@ -191,9 +198,10 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
 
 def _check_and_run(first: Trained, population: Population | None, rounds: int, engine: Engine, channel: Channel,
                    fleet: Fleet | None, ledger: Ledger, evaluation: FleetEvaluation | None, on_round: OnRound | None) -> Trained:
-    """Check everything that could be refused, then run the rounds, on the given fleet or a local one for the population.
+    """Check all that could be refused, then run the rounds on the given fleet, or on a local one for the population.
 
-    Warns where no client contributed in any round of a new run.
+    `first` is the run before these rounds; returns the run after them. Warns (`NoContributionWarning`) where no client
+    contributed in any round of a new run.
     """
     if population is not None:
         first.task.check(population)
@@ -211,8 +219,10 @@ def _check_and_run(first: Trained, population: Population | None, rounds: int, e
 
 def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, ledger: Ledger, rounds: int,
               evaluation: FleetEvaluation | None = None) -> None:
-    """Refuse, with a ValueError, whatever a run would refuse, before anything is sampled or written: parts that do not fit the
-    fleet or the channel, an evaluation that does not fit the sampler, a privacy budget that does not cover a round.
+    """Raise a ValueError for whatever a run would refuse, before anything is sampled or released.
+
+    That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler, and a privacy
+    budget that does not cover one round; warns where it does not cover all `rounds`.
     """
     check(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
@@ -230,7 +240,7 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
 
 
 def _make_local_fleet(population: Population | None, first: Trained, engine: Engine) -> LocalFleet:
-    """A fleet in this process for the population, in the precision of the run's state; a ValueError without a population."""
+    """A fleet in this process for the population, in the precision of the run's model; raises ValueError without a population."""
     if population is None:
         raise ValueError("train needs a population, or a fleet that holds one.")
     dtype = states_of(first.state)[0].params.dtype
@@ -240,9 +250,10 @@ def _make_local_fleet(population: Population | None, first: Trained, engine: Eng
 
 def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
                 on_round: OnRound | None) -> tuple[Trained, bool]:
-    """Run up to `rounds` rounds; the run after the last, and whether any client contributed (yes if the fleet cannot tell).
+    """Run up to `rounds` rounds: the run after the last, and whether any client contributed (true if the fleet cannot tell).
 
-    Ends early where `on_round` returns True or, with a warning, where the privacy budget is spent.
+    Calls `on_round` after each, and ends where that returns True or, with a `BudgetSpentWarning`, where the privacy budget is
+    spent. The models are evaluated every so many rounds, and once more at the end unless the run ended early.
     """
     anyone, stop = False, False
     for done in range(1, rounds + 1):
@@ -267,9 +278,9 @@ def _run_rounds(trained: Trained, rounds: int, fleet: Fleet, channel: Channel, e
 
 def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation | None,
                    only: bool = False) -> tuple[Any, tuple[Any, ...] | None]:
-    """The state after a round, and what its cohort found about the models it received; None where they are not evaluated.
+    """The state after one round, and what the cohort found in evaluating the models it received; None where it did not evaluate.
 
-    With `only` the cohort evaluates and does not train.
+    With `only` the cohort evaluates and does not train. Charges the run's ledger.
     """
     if evaluation is None:
         return run_round(trained.algorithm, trained.state, fleet, channel, trained.seed, trained.ledger), None
@@ -277,7 +288,7 @@ def _run_one_round(trained: Trained, fleet: Fleet, channel: Channel, evaluation:
 
 
 def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluation: FleetEvaluation) -> tuple[Any, ...] | None:
-    """What clients find about the models at the end, in a round for that only; None, with a warning, if the budget is spent."""
+    """What clients find about the final models, in a round for that alone; None, with a warning, if the budget is spent."""
     try:
         return _run_one_round(trained, fleet, channel, evaluation, only=True)[1]
     except BudgetSpent as reason:
@@ -286,9 +297,9 @@ def _last_evaluation(trained: Trained, fleet: Fleet, channel: Channel, evaluatio
 
 
 def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: int | None, engine: Engine) -> Trained:
-    """The run that train(start=an earlier run or its state) is to resume, as before version 0.2, with a DeprecationWarning.
+    """The run to resume for train(start=an earlier run or its state), which versions before 0.2 allowed.
 
-    A ValueError where the earlier run was trained by another method.
+    Warns with a DeprecationWarning. Raises ValueError where the earlier run was trained by another method or other settings.
     """
     written = "resume(trained, ...)" if isinstance(start, Trained) else "resume(Trained(algorithm, task, state, seed), ...)"
     warnings.warn(f"to go on from an earlier run write {written} since version 0.2; train(start=...) begins with a model only.",
@@ -302,7 +313,11 @@ def _run_from_deprecated_start(algorithm: Method, task: Task, start: Any, seed: 
 
 
 def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
-    """Before anything is released: refuse a budget that does not last one round, warn of one that does not last for `rounds`."""
+    """Raise a ValueError, before anything is released, where a new ledger's budget does not cover one round like `planned`.
+
+    Also where such a round releases something without noise. Warns (`BudgetSpentWarning`) where the budget covers fewer than
+    `rounds` more rounds.
+    """
     budget = ledger.budget
     refuse_release_without_noise(planned)
     left = ledger.affordable_rounds(planned) if rounds else 0
@@ -315,7 +330,7 @@ def check_budget(ledger: Ledger, planned: RoundEvent, rounds: int) -> None:
 
 
 def refuse_release_without_noise(planned: RoundEvent) -> None:
-    """Raise a ValueError for a round that releases something without noise, which no finite epsilon covers."""
+    """Raise a ValueError where the planned round releases something without noise, which no finite epsilon covers."""
     bare = [release.what for release in planned.releases if isinstance(release, NonPrivateRelease)]
     if bare:
         raise ValueError(f"{bare[0]} would be released without noise, which no epsilon covers. Use private parts (PrivateMean, "
@@ -323,12 +338,12 @@ def refuse_release_without_noise(planned: RoundEvent) -> None:
 
 
 def result_params(algorithm: Method, state: Any) -> tuple[Tensor, ...]:
-    """The flat models to hand out, (dim,) each, in the order of the members."""
+    """The flat models that a run with this state returns, (dim,) each: one for each member of a family, else one."""
     return tuple(m.result(s) for m, s in zip(algorithm.members, states_of(state), strict=True))
 
 
 def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None:
-    """Refuse an algorithm, task or population of another type, with a TypeError, and a negative number of rounds."""
+    """Raise a TypeError for an algorithm, task or population (unless None) of another type; a ValueError where `rounds` < 0."""
     if not isinstance(algorithm, (FederatedAlgorithm, Family)):
         hint = " Call the recipe: fedavg(...)." if callable(algorithm) else " Recipes such as fedavg() make one."
         raise TypeError(f"algorithm must be a FederatedAlgorithm or a Family, got {type(algorithm).__name__}.{hint}")
@@ -342,9 +357,10 @@ def check_types(algorithm: Any, task: Any, population: Any, rounds: int) -> None
 
 
 def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | None]:
-    """The tensors to start from, and what is known of the privacy they have cost.
+    """The module or tensors to start from, and the history of their training, from the argument `start` of `train`.
 
-    Tensors are None for the task's own module; its history is None where no run has trained it.
+    The first is None where the task's own module is the start; a model file is read. The history is None where no run has trained
+    the task's module, and says that it is unknown for any other module or state dict without one.
     """
     if start is None or start is task.module:
         return None, history_of(task.module)
@@ -354,17 +370,20 @@ def _model_to_start_from(task: Task, start: Any) -> tuple[Any, EarlierHistory | 
 
 
 def _attach_history(module: nn.Module, made: EarlierHistory) -> nn.Module:
-    """Write the history of its training on the module, in place; nothing where that is known to be empty. Returns the module."""
+    """Set the module's history attribute to `made`, in place, and return the module.
+
+    Nothing is set where the history is known and has no rounds.
+    """
     if made.rounds or not made.is_known:
         setattr(module, ATTRIBUTE, made)
     return module
 
 
 def _task_started_from(task: Task, start: Any, dtype: torch.dtype | None) -> Task:
-    """A copy of the task whose module holds all tensors of the start: trained and frozen parameters, and buffers.
+    """A copy of the task whose module holds all tensors of `start`: trainable and frozen parameters, and buffers.
 
-    Trained parameters come in `dtype`, or as they are in the start. The task itself where there is nothing to copy; a
-    ValueError where the start is of another architecture.
+    Trainable parameters have the dtype `dtype`, or that of the start. The task itself where `start` is None or its own module.
+    Raises ValueError where the start has another architecture, TypeError where it is neither a module nor a mapping.
     """
     if start is None or start is task.module:
         return task
@@ -387,7 +406,7 @@ def _task_started_from(task: Task, start: Any, dtype: torch.dtype | None) -> Tas
 
 
 def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
-    """Raise a ValueError where the start's layers or trainable parameters are not those of the task's module."""
+    """Raise a ValueError where two modules differ in the shapes of their trainable parameters, or in names or types of layers."""
     ours, theirs = ([tuple(p.shape) for p in trainable_parameters(m)] for m in (module, start))
     if ours != theirs:
         raise ValueError(f"start has trainable parameters of shapes {theirs}, the task's module {ours}. {SAME_KIND}")
@@ -399,7 +418,7 @@ def _refuse_other_architecture(module: nn.Module, start: nn.Module) -> None:
 
 
 def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raise a ValueError where two state dicts do not hold tensors of the same names and shapes; names the first that differs."""
+    """Raise a ValueError where two state dicts differ in names or shapes of their tensors; it names the first difference."""
     for name in dict.fromkeys([*own, *other]):
         needed, came = (_describe_tensor(values, name) for values in (own, other))
         if needed != came:
@@ -407,14 +426,17 @@ def _refuse_other_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> N
 
 
 def _describe_tensor(values: Mapping[str, Any], name: str) -> str:
-    """The shape of an entry of a state dict, for an error text; "nothing" where it has none of this name."""
+    """What a state dict holds under a name, for an error text: "shape (...)", "no tensor", or "nothing" without such an entry."""
     if name not in values:
         return "nothing"
     return f"shape {tuple(values[name].shape)}" if isinstance(values[name], Tensor) else "no tensor"
 
 
 def _check_state(fresh: Any, old: Any) -> None:
-    """Refuse, with a ValueError, to resume from a state with other numbers of models, parameters or optimiser vectors."""
+    """Raise a ValueError where the state `old` does not fit a method that starts from the state `fresh`.
+
+    They must have the same numbers of models, parameters and server optimiser tensors.
+    """
     if len(states_of(old)) != len(states_of(fresh)) or isinstance(old, tuple) != isinstance(fresh, tuple):
         raise ValueError(f"the state holds {len(states_of(old))} models, this method trains {len(states_of(fresh))}. "
                          f"{ANOTHER_METHOD}")
@@ -425,9 +447,10 @@ def _check_state(fresh: Any, old: Any) -> None:
 
 
 def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
-    """A copy of the state, or of each of a family's, with model, server optimiser and iterate in this precision.
+    """A copy of a state, or of each state of a family, with the model and the tensors of server optimiser and iterate in `dtype`.
 
-    The model is always copied, into memory of its own: a view may lie where products are rounded otherwise.
+    Other parts' tensors stay. The model is always copied, even if it has this dtype: where a view lies in memory can change how
+    products are rounded.
     """
     if isinstance(state, tuple):
         return tuple(_state_in_precision(s, dtype) for s in state)
@@ -437,9 +460,10 @@ def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
 
 
 def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
-    """What clients are to remember at the start: of a resumed run what they kept, of a new one nothing.
+    """What the fleet's clients remember at the start: for a resumed run what they kept, for a new one nothing.
 
-    A ValueError where a run goes on from a state alone and a part needs memory that the fleet does not hold.
+    For a run put together from a state alone it is what the fleet holds. Raises ValueError where a part of it keeps memory on
+    clients and this fleet does not hold it.
     """
     if first.memory is not NOT_KNOWN:
         return first.memory

@@ -25,7 +25,7 @@ Types = Mapping[str, type]
 
 
 def types_by_name(types: Iterable[type]) -> dict[str, type]:
-    """The types a reader may build, by class name; a ValueError where two of them have the same."""
+    """The types that a reader may build, by class name; raises ValueError where two different ones have the same name."""
     names: dict[str, type] = {}
     for one in types:
         if names.setdefault(one.__name__, one) is not one:
@@ -35,17 +35,19 @@ def types_by_name(types: Iterable[type]) -> dict[str, type]:
 
 
 def pack(value: Any) -> bytes:
-    """A value made of numbers, strings, bytes, tensors, tuples and frozen dataclasses, as bytes; a TypeError for anything else.
+    """A value as bytes, for `unpack`; equal values give equal bytes, so that these can be hashed.
 
-    Equal values give equal bytes. Lists come back as tuples, fields made by `unsent_field` are left out.
+    The value is made of None, booleans, numbers, strings, bytes, tensors, tuples, lists (read back as tuples) and dataclasses,
+    whose `unsent_field`s are left out. Raises TypeError for a bfloat16 tensor and for anything else.
     """
     return msgpack.packb(_plain_form(value))
 
 
 def unpack(data: bytes, types: Types) -> Any:
-    """The value that `pack` wrote, its dataclasses built from `types`; `Unreadable` for another type and for anything damaged.
+    """The value that `pack` wrote, with dataclasses built from `types`, by class name, through their own checks.
 
-    Nothing larger than the message is allocated: tensors are copies of bytes that came with it.
+    Raises `Unreadable` for a type that is not given and for any damage. Memory does not exceed what the message itself holds:
+    tensors are copies of bytes in it.
     """
     try:
         plain = msgpack.unpackb(data, strict_map_key=True, ext_hook=_refuse_extension, object_pairs_hook=dict_of_unique_keys)
@@ -55,9 +57,9 @@ def unpack(data: bytes, types: Types) -> Any:
 
 
 def _plain_form(value: Any) -> Any:
-    """The value in what MessagePack can hold: a tensor, tuple or dataclass becomes a dict that says which it is.
+    """The value as MessagePack can hold it: a tensor, tuple, list or dataclass becomes a dict that says which it is.
 
-    A TypeError for a bfloat16 tensor, and for a value of any other type.
+    Raises TypeError for a bfloat16 tensor, and for a value of any other type.
     """
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
@@ -78,10 +80,10 @@ def _plain_form(value: Any) -> Any:
 
 
 def _build_value(plain: Any, types: Types, depth: int) -> Any:
-    """The value that a plain form stands for; `depth` is how deep it is nested in the message.
+    """The value that a plain form, read from a message, stands for; `depth` is how deep it is nested there.
 
-    `Unreadable` for a type that is not among `types`, a field that only this process may set, values a class refuses, and
-    messages nested more than `DEPTH` deep.
+    Raises `Unreadable` for a dataclass that is not among `types`, a field that messages must not set, values that a class
+    refuses, any other form, and nesting of more than `DEPTH`.
     """
     if plain is None or isinstance(plain, (bool, int, float, str, bytes)):
         return plain
@@ -108,7 +110,10 @@ def _build_value(plain: Any, types: Types, depth: int) -> Any:
 
 
 def _build_tensor(kind: Any, shape: Any, content: Any) -> Tensor:
-    """A tensor of its own memory on the CPU from a dtype's name, a shape and bytes; `Unreadable` where they do not fit."""
+    """A CPU tensor with memory of its own, from the dtype as numpy writes it ("<f4"), the shape as a list, and the bytes.
+
+    Raises `Unreadable` where the dtype is unknown or the number of bytes does not fit the shape.
+    """
     if not (isinstance(kind, str) and kind in TENSORS and isinstance(content, bytes) and isinstance(shape, list) and all(
             type(size) is int and size >= 0 for size in shape) and len(shape) <= DEPTH):
         raise Unreadable(f"a message holds a tensor of type {shorten(kind)!r} and shape {shorten(shape)}, which is none of "
