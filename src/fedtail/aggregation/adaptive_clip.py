@@ -40,7 +40,10 @@ class AdaptiveClip(Part):
     rate: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse clip norm, total or rate that are not positive, a quantile outside (0, 1), and noise that is no `Noise`."""
+        """Raise ValueError for a clip norm, total or rate that is not positive, or a quantile outside (0, 1).
+
+        Raises TypeError for noise that is no `Noise`.
+        """
         if not self.clip_norm > 0 or not self.total > 0:
             raise ValueError(f"clip_norm (C) and total must be positive, got {self.clip_norm:g} and {self.total:g}.")
         if not 0 < self.quantile < 1:
@@ -52,32 +55,46 @@ class AdaptiveClip(Part):
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """Rows have one entry more than the update, the bit; noise is on their sum."""
+        """The declaration that composition checks read: one column beside the update, a private mechanism, a public total.
+
+        The column is the bit that says whether the update was short enough.
+        """
         return AggregatorDeclaration(columns=1, mechanism=self.mechanism, total=self.total)
 
     @property
     def mechanism(self) -> NoisySum:
-        """The noisy sum of rows, whose norm is that of an update of norm one and a bit of plus or minus half of `BIT_WEIGHT`."""
+        """The mechanism that adds `noise` to the sum of rows, whose norm is at most sqrt(1 + (BIT_WEIGHT / 2)^2).
+
+        That is the norm of an update of norm one beside a bit of plus or minus BIT_WEIGHT / 2.
+        """
         return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (clients, dim + 1) in float64: update over clip norm, cut to norm one, and the bit, times each client's share."""
+        """Rows (update / clip norm clipped to norm one, bit) times each client's density, (clients, dim + 1) float64.
+
+        The bit is BIT_WEIGHT / 2 where the update was not longer than this round's clip norm, else -BIT_WEIGHT / 2.
+        """
         now = self.current_clip_norm(train)
         unit = NoisySum(1.0, self.noise).clip(updates.double() / now)
         bit = (updates.double().norm(dim=1, keepdim=True) <= now).double() - 0.5
         return torch.cat([unit, BIT_WEIGHT * bit], 1) * to_device(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Aggregated]:
-        """Server: the noisy mean update, (dim,), and the clip norm of the next round, which the aggregator keeps."""
+        """Server: a conversation that asks `train` once and returns `Aggregated`: the noisy mean update and the next clip norm.
+
+        The update is (dim,), in the units of the model; the clip norm, (1,) float64, is kept for the next round. It is this
+        round's times exp(-rate * (share of updates that were short enough - quantile)), with the share estimated from the noisy
+        bits.
+        """
         sums, now = (yield train), self.current_clip_norm(train)
         short = float(sums[-1]) / (BIT_WEIGHT * self.total) + 0.5
         following = now * math.exp(-self.rate * (min(max(short, 0.0), 1.0) - self.quantile))
         return Aggregated(sums[:-1] * now / self.total, torch.tensor([following], dtype=torch.float64))
 
     def current_clip_norm(self, train: Train) -> float:
-        """The clip norm of this round: the one the last round led to, at the start the `clip_norm` of the part."""
+        """This round's clip norm: the one that `fit` computed in the round before (`train.kept`), at first `clip_norm`."""
         return self.clip_norm if train.kept is None else float(train.kept[0])
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """One bound for all entries, (1,): 1, since rows are in units of the clip norm."""
+        """One bound on the absolute value of every entry of a row, (1,) float64: 1, since rows are in units of the clip norm."""
         return torch.ones(1, dtype=torch.float64)

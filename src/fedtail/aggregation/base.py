@@ -25,30 +25,36 @@ class Aggregator(Protocol):
 
     @property
     def declares(self) -> AggregatorDeclaration:
-        """What the aggregator needs of risk and channel, what it reveals, and which bounds it keeps."""
+        """What composition checks read: columns beside the update, privacy mechanism, and what is needed of risk and channel."""
         ...
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Client: one row per client, (clients, width), from its update (clients, dim) and its weight; what is summed."""
+        """Client: the row that each client adds to the sum, (clients, width).
+
+        `updates` is (clients, dim), `weighted` holds the clients' mass and density.
+        """
         ...
 
     def fit(self, train: Train) -> Conversation[Tensor | Aggregated | None]:
-        """Server: a conversation that ends in the update of the model, (dim,), or in None when no client contributed.
+        """Server: a conversation that asks `train` and ends in the update of the model, (dim,), or None if no client contributed.
 
-        One that keeps something for the next round ends in `Aggregated`.
+        An aggregator that keeps something for the next round ends in `Aggregated`, the update and what is kept.
         """
         ...
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """Bounds on the absolute entries of a row whose client weighs at most `weight`: (width,), or (1,) for all entries."""
+        """Bounds on the absolute entries of the row of a client that weighs at most `weight`: (width,), or (1,) for all entries.
+
+        Channels that encode rows as integers need them.
+        """
         ...
 
 
 def ratio_of_sums(train: Train) -> Conversation[Tensor | None]:
-    """Ask for the sum of rows once, and return its other entries divided by the first; None when no client contributed.
+    """A conversation that asks for the sum of rows once, and returns its entries after the first divided by the first, (dim,).
 
-    The channel is told which entry divides, and loses a round whose ratio would be mostly rounding; not so where noise is added,
-    which must be sent as it was drawn.
+    None where the first is not positive: no client contributed. Without a private mechanism the question says that entry 0 is
+    the divisor, and the channel may then lose a round whose ratio would be mostly rounding.
     """
     sums = yield replace(train, divisor=None if train.mechanism.private else 0)
     return sums[1:] / sums[0] if sums[0] > 0 else None

@@ -28,17 +28,20 @@ class CurvatureMean(Part):
     update_bound: float = 1024.0
 
     def __post_init__(self) -> None:
-        """Refuse a Lipschitz constant that is not positive."""
+        """Raise ValueError for a Lipschitz constant that is not positive."""
         if self.lipschitz is not None and not self.lipschitz > 0:
             raise ValueError(f"lipschitz (L) must be positive, got {self.lipschitz:g}. Leave it out for 1 / learning_rate.")
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """Rows have one entry more than the update, the curvature, which needs the slope of the risk's density."""
+        """The declaration that composition checks read: one column beside the update, and a risk whose density has a slope."""
         return AggregatorDeclaration(columns=1, needs_slope=True)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (curvature, density * gradient) times mass / L, (clients, dim + 1) in float64."""
+        """Rows (curvature, density * gradient) times mass / L, (clients, dim + 1) float64, where gradient is L * update.
+
+        L is `lipschitz` or, without it, one over this round's local learning rate.
+        """
         lipschitz = self.lipschitz or 1 / max(train.local.rate(clients.round), 1e-30)
         gradients = lipschitz * updates.double()
         density, slope = weighted.density.to(gradients), train.risk.slope(weighted, train.dual).to(gradients)
@@ -47,11 +50,17 @@ class CurvatureMean(Part):
         return mass / lipschitz * torch.cat([curvature[:, None], density[:, None] * gradients], 1)
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        """Server: the summed gradients over the summed curvatures, (dim,); None when no client contributed."""
+        """Server: a conversation that asks `train` once and returns the sum of gradients over the sum of curvatures, (dim,).
+
+        Both sums are weighted by mass, the gradients also by density. It returns None if no client contributed.
+        """
         return (yield from ratio_of_sums(train))
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """Bounds by entry, (width,): weight times the square of `update_bound`, then weight times `update_bound`."""
+        """Bounds on the absolute entries of a row, (width,) float64, for a client that weighs at most `weight`.
+
+        They are weight * update_bound^2 for the first entry, the curvature, and weight * update_bound for the others.
+        """
         bound = torch.full((width,), weight * self.update_bound, dtype=torch.float64)
         bound[0] = weight * self.update_bound**2
         return bound

@@ -35,7 +35,7 @@ class PrivateMean(Part):
     total: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a clip norm or a total that is not positive, and noise that is no `Noise`."""
+        """Raise ValueError for a clip norm or total that is not positive, and TypeError for noise that is no `Noise`."""
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm (C) must be positive, got {self.clip_norm:g}. It bounds the norm of a client's update.")
         if self.total is not None and not self.total > 0:
@@ -46,23 +46,29 @@ class PrivateMean(Part):
 
     @cached_property
     def declares(self) -> AggregatorDeclaration:
-        """Rows are as long as the update, with noise on their sum; without `total` they need a risk that releases a weight."""
+        """The declaration that composition checks read: no column beside the update, a private mechanism, and the public total.
+
+        Without `total`, the risk must release a weight to divide by.
+        """
         return AggregatorDeclaration(0, mechanism=self.mechanism, total=self.total, divides_by_release=self.total is None)
 
     @property
     def mechanism(self) -> NoisySum:
-        """The noisy sum of rows of norm at most `clip_norm`."""
+        """The mechanism that clips rows to norm `clip_norm` and adds `noise` to their sum."""
         return NoisySum(self.clip_norm, self.noise)
 
     def rows(self, updates: Tensor, weighted: WeightedClients, train: Train, clients: Clients) -> Tensor:
-        """Rows (clients, dim): updates clipped to `clip_norm`, times each client's share."""
+        """Rows (clients, dim): each client's update, clipped to norm `clip_norm`, times its density (zero without mass)."""
         return self.mechanism.clip(updates) * to_device(weighted.share, updates.device)[:, None]
 
     def fit(self, train: Train) -> Conversation[Tensor | None]:
-        """Server: the noisy sum over `total`, or over the weight the risk has released, (dim,); never None."""
+        """Server: a conversation that asks `train` once and returns the noisy sum of rows divided by `total`, (dim,).
+
+        Without `total`, it divides by the weight that the risk has released.
+        """
         sums = yield train
         return sums / (self.total if self.total is not None else train.risk.released_weight(train.dual))
 
     def bound(self, width: int, weight: float) -> Tensor:
-        """One bound for all entries, (1,): the clip norm, whatever the weight."""
+        """One bound on the absolute value of every entry of a row, (1,) float64: the clip norm, whatever the weight."""
         return torch.tensor([self.clip_norm], dtype=torch.float64)

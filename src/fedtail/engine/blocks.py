@@ -26,10 +26,10 @@ ON_A_GPU = 64            # times as many fit there
 
 
 def cohort_blocks(sizes: Tensor, dim: int, stack: int, device: torch.device) -> Blocks:
-    """Consecutive clients as blocks [low, high) with about as many examples in each; empty for an empty cohort.
+    """Cut a cohort into blocks [low, high) of consecutive clients with about equally many examples each; [] for an empty cohort.
 
-    `sizes` (clients,) are examples by client, `stack` how many clients the kernel computes side by side. On a GPU, and where
-    there is little work, all clients are one block.
+    `sizes` (clients,) is the number of examples of each client, `dim` the number of model parameters, and `stack` how many
+    clients the kernel computes side by side. All clients are one block where `device` is not a CPU or there is little work.
     """
     examples = sizes.cumsum(0)
     if not len(examples):
@@ -42,7 +42,10 @@ def cohort_blocks(sizes: Tensor, dim: int, stack: int, device: torch.device) -> 
 
 
 def cut_into_blocks(sizes: Tensor, count: int) -> Blocks:
-    """Consecutive clients as at most `count` blocks [low, high), about as many examples in each; none is empty."""
+    """Cut consecutive clients into at most `count` blocks [low, high) with about equally many examples each; no block is empty.
+
+    `sizes` (clients,) is the number of examples of each client; there must be at least one client.
+    """
     examples = sizes.cumsum(0)
     middle = examples - sizes / 2
     number = (middle * count / examples[-1]).long()                 # the block in which a client's middle example lies
@@ -51,12 +54,15 @@ def cut_into_blocks(sizes: Tensor, count: int) -> Blocks:
 
 
 def max_blocks(dim: int) -> int:
-    """The most blocks a round is cut into: fewer for models of more parameters, whose sums take memory."""
+    """The largest number of blocks of a round, 4 to 32: fewer for a model of more parameters (`dim`), to save memory for sums."""
     return max(FEWEST, min(MOST, LARGE // dim))
 
 
 def clients_side_by_side(kernel: Kernel, population: Population, device: torch.device) -> int:
-    """How many clients of a population train at once: `kernel.stack`, or fewer where models and padded examples take too much."""
+    """How many clients to compute at once, at least 1: `kernel.stack`, or fewer to bound memory.
+
+    The bounds are on the parameters of all models, and on examples padded to the largest client; a GPU gets 64 times the room.
+    """
     per_example = sum(values[0].numel() for values in (*tensors_of(population.inputs), population.targets))
     padded = int(population.size.max()) * per_example
     room = 1 if device.type == "cpu" else ON_A_GPU

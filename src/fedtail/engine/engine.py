@@ -32,7 +32,7 @@ class Engine:
     precision: Precision = "full"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown `kernel` or `precision`, and fewer than 0 workers."""
+        """Raise FieldError for an unknown `kernel` or fewer than 0 `workers`, and ValueError for an unknown `precision`."""
         if self.kernel not in KERNELS:
             raise FieldError("kernel", f"one of {', '.join(KERNELS)}", self.kernel)
         if self.workers is not None and self.workers < 0:
@@ -44,10 +44,11 @@ SETTINGS = tuple(one.name for one in fields(Engine))
 
 
 def resolve_engine(engine: Engine, given: Mapping[str, Any], name: str) -> Engine:
-    """The engine of a call to the function `name`, which also takes the fields of `Engine` as keywords, as before version 0.2.
+    """The engine for a call to function `name`, which takes an `engine` or, as before version 0.2, its fields as keywords.
 
-    `given` are those keywords; they are put into an engine, with a DeprecationWarning at the caller's line. TypeError for a
-    keyword that no engine has, and where `given` comes together with an `engine` that is not the default.
+    `given` holds those keywords. If it is empty, `engine` is returned; else a new Engine made of them, with a DeprecationWarning
+    at the line of the function's caller. Raises TypeError for a keyword that is no field of Engine, and where keywords are given
+    together with an `engine` that is not the default.
     """
     stray = [key for key in given if key not in SETTINGS]
     if stray:

@@ -61,14 +61,17 @@ class Worker(NamedTuple):
     trace: int
 
     def busy_seconds(self) -> float:
-        """Seconds this process has spent on a processor so far; 0 where the system does not say."""
+        """Seconds of processor time (user and system) this process has used so far, from /proc; 0.0 where that cannot be read."""
         with suppress(OSError):
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return 0.0
 
     def innermost_frames(self) -> str:
-        """The innermost frames of what this process is doing, as text; empty where it does not answer. Takes 0.2 s."""
+        """Up to 12 lines of the traceback of what this process is doing now; an empty string where it does not answer.
+
+        Sends the process SIGUSR1, on which it writes its traceback to `trace`, and waits 0.2 s for it.
+        """
         with suppress(OSError):
             begins = os.fstat(self.trace).st_size
             os.kill(self.process.pid, signal.SIGUSR1)
@@ -81,13 +84,19 @@ class ForkPool:
     """Forked processes, and a pipe from which they and we take the numbers of blocks, a byte each."""
 
     def __init__(self, perform: Perform, workers: list[Worker], tokens: tuple[int, int]):
-        """Take over processes that were started with `perform`; they are ended when the pool is closed or garbage-collected."""
+        """Take over processes that were forked with `perform`; they are ended when the pool is closed or garbage-collected.
+
+        `tokens` are the reading and the writing end of the pipe from which all processes take block numbers.
+        """
         self.perform, self.workers, self.tokens = perform, workers, tokens
         self._end = weakref.finalize(self, _end_workers, list(workers), tokens, os.getpid())
 
     @classmethod
     def fork(cls, count: int, perform: Perform) -> ForkPool | None:
-        """A pool of up to `count` new processes; None where this system or process cannot fork, or where none of them works."""
+        """Fork up to `count` processes, wait for their first messages, and return a pool of those that can compute gradients.
+
+        None where processes cannot be forked here (not Linux), or where none of them works.
+        """
         if not can_fork():
             return None
         tokens = os.pipe()
@@ -104,9 +113,11 @@ class ForkPool:
         return None
 
     def run(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
-        """Do these blocks here and in the processes, and return those done, in any order; `message` is the pickled `job`.
+        """Perform the blocks numbered in `todo`, here and in the processes, and return a `Done` for each, in any order.
 
-        Blocks that a process had taken when it died are missing; that it died is warned of. Exceptions are in the results.
+        `message` is the pickled `job`. An exception in a block becomes its result (`Failed`) and is not raised. Where a process
+        died, a RuntimeWarning says so, the process leaves the pool, and the blocks it had taken are missing from what is
+        returned.
         """
         os.write(self.tokens[1], bytes(todo))
         for worker in self.workers:
@@ -129,12 +140,12 @@ class ForkPool:
 
 
 def can_fork() -> bool:
-    """Whether processes can be forked: safe for one-threaded work on Linux; elsewhere system libraries forbid it."""
+    """Whether worker processes may be forked: True on Linux only, since system libraries elsewhere do not survive a fork."""
     return sys.platform == "linux"
 
 
 def _perform_remaining(tokens: int, perform: Perform, job: Any) -> list[Done]:
-    """Take the numbers of blocks from the pipe `tokens` and do them, until it is empty; returns what was done here."""
+    """Take block numbers from the pipe `tokens` and perform these blocks until it is empty; returns those performed here."""
     done: list[Done] = []
     while True:
         try:
@@ -145,7 +156,7 @@ def _perform_remaining(tokens: int, perform: Perform, job: Any) -> list[Done]:
 
 
 def perform_timed(perform: Perform, job: Any, block: int) -> Done:
-    """Do one block, and measure how long it took; an exception becomes a result, `Failed`."""
+    """Call `perform(job, block)` and return `Done(block, result, seconds)`; an exception is caught, its result is `Failed`."""
     began = time.perf_counter()
     try:
         result = perform(job, block)
@@ -155,7 +166,10 @@ def perform_timed(perform: Perform, job: Any, block: int) -> Done:
 
 
 def _start_workers(count: int, tokens: int, perform: Perform) -> list[Worker]:
-    """Fork as many of `count` processes as the system allows; each waits for jobs, and takes blocks from the pipe `tokens`."""
+    """Fork up to `count` worker processes, fewer where the system refuses more; each runs `_serve_jobs`.
+
+    `tokens` is the reading end of the pipe from which they take block numbers.
+    """
     context, started = multiprocessing.get_context("fork"), list[Worker]()
     ended_by_kernel = ctypes.CDLL(None).prctl if threading.get_native_id() == os.getpid() else None
     with warnings.catch_warnings():
@@ -177,9 +191,10 @@ def _start_workers(count: int, tokens: int, perform: Perform) -> list[Worker]:
 
 
 def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tuple[Worker, bytes]]:
-    """Each worker with its next message, as they arrive; the message of one that died is empty. Warns of one that hangs.
+    """Yield each worker with its next message, in the order they arrive; the message is empty for a worker that died.
 
-    One that hangs while it is `starting`, before any work was given to it, is killed and counts as dead.
+    A worker that is silent and uses no processor time gets a RuntimeWarning; while `starting`, before it has any work, it is
+    also killed.
     """
     silent = {worker.connection.fileno(): worker for worker in workers}
     poller, spent, told, began = select.poll(), dict[int, float](), set[int](), time.monotonic()
@@ -201,9 +216,10 @@ def _next_messages(workers: list[Worker], starting: bool = False) -> Iterator[tu
 
 
 def _idle_workers(silent: dict[int, Worker], spent: dict[int, float]) -> set[int]:
-    """File descriptors of the workers that used almost no processor time since the last call.
+    """File descriptors, keys of `silent`, of the workers that used almost no processor time since the last call.
 
-    `spent`, seconds on a processor by file descriptor, is updated in place; a worker that is new in it is not idle.
+    `spent` maps file descriptors to processor seconds at the last call and is updated in place; a worker that was not in it is
+    not idle.
     """
     before = dict(spent)
     spent.update({end: worker.busy_seconds() for end, worker in silent.items()})
@@ -211,7 +227,10 @@ def _idle_workers(silent: dict[int, Worker], spent: dict[int, float]) -> set[int
 
 
 def _warn_of_hang(worker: Worker, waited: float, starting: bool) -> None:
-    """Warn that a worker has been silent for `waited` seconds and may hang, with the frames it is in and what happens now."""
+    """Issue a RuntimeWarning that a worker has sent nothing for `waited` seconds, with its traceback and what is done about it.
+
+    If `starting`, the text says that the worker is ended, else that the run waits for it. Takes 0.2 s.
+    """
     then = "It is ended, and the others do its work." if starting else (
         "The run waits for it; Ctrl-C ends both. workers=1 starts no processes and gives the same result.")
     where = worker.innermost_frames()
@@ -222,10 +241,12 @@ def _warn_of_hang(worker: Worker, waited: float, starting: bool) -> None:
 
 def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, perform: Perform, trace: int, parent: int,
            ended_by_kernel: Any) -> None:
-    """The main function of a forked process: receives pickled jobs, and sends back the blocks it did of each.
+    """Main function of a forked process: receive pickled jobs, perform blocks of each, and send back a pickled list of `Done`.
 
-    Its first message says whether it can compute gradients. It ends when its parent closes the connection or dies; Ctrl-C is
-    left to the parent. `ours` are the parent's ends of all connections, which are closed here.
+    Its first message is a pickled bool: whether it can compute gradients. It ends when its parent closes `connection` or dies,
+    and ignores Ctrl-C. `ours` are the parent's ends of all connections, which are closed here; `tokens` is the pipe of block
+    numbers; `trace` is the file to which SIGUSR1 writes a traceback. `parent` and `ended_by_kernel` are those of
+    `_end_with_parent`.
     """
     _end_with_parent(parent, ended_by_kernel)
     faulthandler.register(signal.SIGUSR1, trace)
@@ -245,10 +266,10 @@ def _serve_jobs(connection: Connection, ours: list[Connection], tokens: int, per
 
 
 def _end_with_parent(parent: int, ended_by_kernel: Any) -> None:
-    """Make this process end when its parent does, even while it hangs.
+    """Make this process end when the process with id `parent` does, even while it hangs.
 
-    Linux does that, by prctl (`ended_by_kernel`), if the parent's main thread forked it: it ends a process with the thread that
-    forked it, and another thread may well end before the fleet does. Where that is None, a thread here polls the parent's id.
+    `ended_by_kernel` is Linux's prctl, by which the kernel kills this process together with the thread that forked it, or None.
+    It is given only where that was the parent's main thread: others may end earlier. With None, a thread here polls the parent.
     """
     if ended_by_kernel is not None:
         ended_by_kernel(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -259,14 +280,14 @@ def _end_with_parent(parent: int, ended_by_kernel: Any) -> None:
 
 
 def _watch_parent(parent: int) -> None:
-    """Poll until the parent has died, so that this process has another one, then exit at once."""
+    """Check every 2 s whether `parent` is still the parent of this process; when it is not, exit the process at once."""
     while os.getppid() == parent:
         time.sleep(PATIENCE)
     os._exit(1)
 
 
 def _can_differentiate() -> bool:
-    """Whether gradients can be computed here: torch refuses where its threads for a GPU had been started before the fork."""
+    """Whether a small backward pass works in this process: torch refuses where its GPU autograd threads ran before the fork."""
     try:
         x = torch.ones(1, requires_grad=True)
         (x * 2).sum().backward()
@@ -276,12 +297,15 @@ def _can_differentiate() -> bool:
 
 
 def _pickle_done(done: list[Done]) -> bytes:
-    """The blocks that were done as bytes to send; results that cannot be pickled as they are, are made so."""
+    """Pickle the performed blocks; an exception among the results that cannot be pickled becomes a RuntimeError with its text."""
     return pickle.dumps([d._replace(result=_picklable_result(d.result)) for d in done], protocol=5)
 
 
 def _picklable_result(result: Any) -> Any:
-    """A result as it can be sent: a failure gets its traceback as text, and becomes a RuntimeError if it cannot be pickled."""
+    """The result in a form that can be pickled: `Failed` gets its traceback as text; any other result is returned unchanged.
+
+    The exception in `Failed` stays if it survives pickling with type and text; else it becomes a RuntimeError with its text.
+    """
     if not isinstance(result, Failed):
         return result
     reason, trace = result.reason, "".join(traceback.format_exception(result.reason))
@@ -294,7 +318,10 @@ def _picklable_result(result: Any) -> Any:
 
 
 def _end_workers(workers: list[Worker], tokens: tuple[int, int], owner: int) -> None:
-    """Terminate the workers, kill those left after 5 s, and close the pipes; nothing in copies forked from the `owner`."""
+    """Terminate the workers, kill those still alive after 5 s, and close connections, pipes and trace files.
+
+    Does nothing in a process other than `owner` (a process id), so that forked copies of the pool leave its workers alone.
+    """
     if os.getpid() != owner:                           # a forked process inherits this, and leaves it alone
         return
     for worker in workers:

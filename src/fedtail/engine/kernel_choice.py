@@ -18,12 +18,13 @@ REFUSED = {"closed": "a linear model with its own loss and nothing else in it",
 
 def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population: Population | None = None,
                kernel: str = "auto", precision: Precision = "full") -> Kernel:
-    """The kernel that computes a task, chosen by `kernel` or, with "auto", by the task; ValueError where the named one cannot.
+    """The kernel that computes `task` on `device` in `dtype`: the one named by `kernel`, or with "auto" the fastest that fits.
 
-    "auto" is "closed" (closed-form gradients) for linear models, "stacked" (many clients through each operation) where that is
-    faster, else "module" (one client after the other, any `nn.Module`). The package's linear models are known by their class;
-    a plain `nn.Linear` by the shapes of the population too. The choice follows from the task, the shapes of the data and the
-    device alone. Without a `population` nothing is stacked, and the module is taken to draw random numbers when it trains.
+    "closed" uses closed-form gradients of linear models, "stacked" computes many clients in each operation, "module" computes one
+    client after the other and takes any `nn.Module`. "auto" tries them in this order, "stacked" only where it is likely faster.
+    The package's linear models are recognised by class; a plain `nn.Linear` only with a `population` of flat examples. Stacking
+    needs a `population`, on whose first example it is tried. Without one, "module" is taken to draw random numbers in training.
+    Raises ValueError for an unknown `kernel` or `precision`, and where the named kernel cannot compute the task.
     """
     check_precision(precision)
     if kernel not in KERNELS:
@@ -44,6 +45,9 @@ def kernel_for(task: Task, device: torch.device, dtype: torch.dtype, population:
 
 def evaluation_kernel(task: Task, device: torch.device, dtype: torch.dtype, population: Population,
                       precision: Precision = "full") -> Kernel:
-    """A kernel that is used for `outputs` only: closed-form for linear models, else the module; gradients are not tried out."""
+    """A kernel for evaluation only (its method `outputs`): LinearKernel for linear models with their own loss, else ModuleKernel.
+
+    Unlike `kernel_for` it never computes gradients to find out which kernel fits.
+    """
     residual = residual_function(task, population)
     return LinearKernel(task, residual, device) if residual else ModuleKernel(task, device, dtype, precision)

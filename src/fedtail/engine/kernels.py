@@ -35,7 +35,10 @@ RESIDENT = 2**28     # on a GPU in its memory
 
 
 def stack_size(dim: int, device: torch.device) -> int:
-    """How many clients with `dim` parameters each a kernel computes side by side: as fit into cache, or into a GPU's memory."""
+    """How many clients with `dim` parameters each to compute side by side, at least 1.
+
+    It is 2^20 // dim on a CPU, so that all parameters stay in cache, and 2^28 // dim on a GPU, to bound its memory.
+    """
     return max(1, (CACHED if device.type == "cpu" else RESIDENT) // dim)
 
 
@@ -49,74 +52,87 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """What `kernel_for` calls it: "closed", "stacked" or "module"."""
+        """The name by which `kernel_for` selects this kernel: "closed", "stacked" or "module"."""
         ...
 
     @property
     def dim(self) -> int:
-        """How many numbers the flat parameter vector has."""
+        """The number of trainable parameters: the length of the flat parameter vector."""
         ...
 
     @property
     def stack(self) -> int:
-        """How many clients train side by side, at most."""
+        """The largest number of clients to pass to one call of `gradients` or `descend`."""
         ...
 
     @property
     def flat(self) -> int:
-        """How many examples are evaluated in one pass."""
+        """How many examples callers should pass to one call of `outputs`."""
         ...
 
     @property
     def draws(self) -> bool:
-        """Whether gradients draw from torch's generators, which are then seeded for each client (`Clients.reseed`).
+        """Whether gradients draw from torch's generators (dropout), so that callers must seed these for each client by `reseed`.
 
-        Such a kernel has stacks of one client.
+        Such a kernel computes one client at a time.
         """
         ...
 
     @property
     def tells_losses(self) -> bool:
-        """Whether `losses_and_gradients` gives the losses that evaluation gives, and costs no more than `gradients`."""
+        """Whether `losses_and_gradients` returns the losses of evaluation mode, at no more cost than `gradients`."""
         ...
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs (examples, ...) of flat examples under one model (dim,), in evaluation mode."""
+        """Module outputs (examples, ...) for inputs (examples, ...) under one model `params` (dim,), in evaluation mode."""
         ...
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of the weighted loss sums: params (clients, dim), the rest (clients, batch, ...).
+        """Gradients (clients, dim) of each client's weighted loss sum, in training mode.
 
-        Not finite where the loss is not, so that such a client is left out.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). Where a
+        client's loss is not finite, neither is its row, so that the client is left out.
         """
         ...
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums, (clients,) in float64, and their gradients (clients, dim), from one pass.
+        """The weighted loss sums, (clients,) float64, and their gradients, (clients, dim), from one pass in training mode.
 
-        Arguments are those of `gradients`.
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
         """
         ...
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The loss of every example in training mode, (clients, batch); arguments as in `gradients`."""
+        """The loss of every example, (clients, batch), in training mode and without gradients.
+
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
+        """
         ...
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The gradient of every example, (examples, dim), under one model (dim,): inputs and targets (examples, ...)."""
+        """The gradient of each example's own loss, (examples, dim), in training mode, under one model `params` (dim,).
+
+        `inputs` and `targets` are (examples, ...).
+        """
         ...
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        """One gradient step, params -= rate * gradients, in place; arguments as in `gradients`."""
+        """One gradient step of every client: `params` (clients, dim) -= `rate` * gradient of the weighted loss sum, in place.
+
+        `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch).
+        """
         ...
 
     def reseed(self, bits: int) -> None:
-        """Seed the random stream that dropout draws from with 64 `bits`; nothing where the kernel draws none."""
+        """Seed the generators that dropout draws from with `bits`, a 64-bit integer; does nothing if the kernel draws nothing."""
         ...
 
 
 def own_randomness(kernel: Kernel, device: torch.device) -> AbstractContextManager[None]:
-    """A context with torch's generators for this thread alone, restored afterwards, where the kernel draws; else an empty one."""
+    """A context in which this thread has torch's generators to itself and after which they are restored, if the kernel draws.
+
+    For a kernel that draws nothing it is an empty context.
+    """
     return own_generator(device) if kernel.draws else nullcontext()
 
 
@@ -134,7 +150,11 @@ class ModuleKernel:
     channels_last = True               # on a CPU convolutions and pooling are faster so, evaluation about three times
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full", draws: bool = True):
-        """Copy the module twice to the device and `dtype`, for training and for evaluation; the task's module stays as it is."""
+        """Copy the task's module twice to `device` and `dtype`, one copy in training and one in evaluation mode.
+
+        The task's own module is not changed. `draws=False` says that training draws no random numbers. On a CPU, convolutions of
+        both copies get a hook that lays images out with channels last. Raises ValueError for an unknown `precision`.
+        """
         check_precision(precision)
         self.task, self.device, self.precision, self.draws = task, device, precision, draws
         self.training = set_precision(training_copy(task.module), dtype).to(device)
@@ -148,13 +168,19 @@ class ModuleKernel:
         self.flat = 8192 if device.type != "cpu" else max(256, min(8192, SMALL // self.dim))      # what fits into cache
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs from the copy in evaluation mode, in the dtype of `params`."""
+        """Outputs (examples, ...) under one model `params` (dim,), in its dtype, in evaluation mode and without gradients.
+
+        Leaves the parameters of the copy in evaluation mode as views of `params`.
+        """
         self._bind_parameters(self.evaluated, params)
         with torch.no_grad(), use_precision(self.precision, self.device), Flat() if self.device.type == "cuda" else nullcontext():
             return call_module(self.evaluating, inputs).to(params.dtype)
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim), one client after the other."""
+        """Gradients (clients, dim) of each client's weighted loss sum, one forward and backward pass per client.
+
+        `params` is (clients, dim), the rest (clients, batch, ...). A client's row is not finite where its loss is not.
+        """
         rows = []
         for k in range(len(params)):
             _, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
@@ -162,7 +188,10 @@ class ModuleKernel:
         return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted loss sums (clients,) in float64 and gradients (clients, dim), one client after the other."""
+        """Weighted loss sums, (clients,) float64, and their gradients, (clients, dim), one client after the other.
+
+        `params` is (clients, dim), the rest (clients, batch, ...). Losses are in training mode.
+        """
         sums, rows = [], []
         for k in range(len(params)):
             losses, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
@@ -171,7 +200,7 @@ class ModuleKernel:
         return torch.stack(sums), torch.stack(rows)
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Losses (clients, batch) in training mode, one client after the other."""
+        """Loss of every example, (clients, batch), in training mode and without gradients, one client after the other."""
         rows = []
         for k in range(len(params)):
             self._bind_parameters(self.trained, params[k])
@@ -181,14 +210,17 @@ class ModuleKernel:
         return torch.stack(rows)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Gradients (examples, dim), one backward pass for each example."""
+        """The gradient of each example's loss, (examples, dim), under one model (dim,), by one backward pass per example."""
         one = params.new_ones(1)
         alone = [(rows_of(inputs, slice(k, k + 1)), targets[k : k + 1]) for k in range(len(targets))]
         found = (self._losses_and_gradient(params, *example, one)[1] for example in alone)
         return torch.stack([torch.cat([part.reshape(-1) for part in parts]) for parts in found])
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        """A gradient step of each client in turn, in place, on parameters that are views of its row of `params`."""
+        """One gradient step of each client, one after the other: `params` (clients, dim) -= `rate` * gradients, in place.
+
+        The module's parameters are views of a client's row, so they are updated without a flat gradient vector.
+        """
         for k in range(len(params)):
             _, parts = self._losses_and_gradient(params[k], rows_of(inputs, k), targets[k], weight[k])
             with torch.no_grad():
@@ -196,9 +228,9 @@ class ModuleKernel:
 
     def _losses_and_gradient(self, params: Tensor, inputs: Examples, targets: Tensor,
                              weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Losses (batch,) of one client's examples, and the gradient of their weighted sum, one dense tensor for each parameter.
+        """Losses (batch,) of one client's examples, and the gradient of their weighted sum, one dense tensor per parameter.
 
-        The first tensor is not finite unless the loss is.
+        If the weighted sum is not finite, the first of these tensors is made NaN, so that the client is left out.
         """
         self._bind_parameters(self.trained, params)
         with torch.enable_grad():
@@ -211,7 +243,7 @@ class ModuleKernel:
         return losses, [first, *(part.to_dense() for part in parts[1:])]
 
     def reseed(self, bits: int) -> None:
-        """Seed torch's default generator, on a GPU its generator too; nothing for a module that is known not to draw."""
+        """Seed torch's default CPU generator, and on a GPU the CUDA one, with `bits`; nothing if the module draws nothing."""
         if not self.draws:
             return
         torch.default_generator.manual_seed(bits)      # torch.manual_seed formats a traceback each time
@@ -219,7 +251,10 @@ class ModuleKernel:
             torch.cuda.manual_seed(bits)
 
     def _bind_parameters(self, parameters: list[nn.Parameter], params: Tensor) -> None:
-        """Make module parameters views of a flat vector (dim,), so that in-place steps change it; nothing if they are already."""
+        """Make the module's `parameters` views of the flat vector `params` (dim,), so that steps on them change it in place.
+
+        Does nothing if they are views of it already.
+        """
         if parameters[0].data_ptr() == params.data_ptr():
             return
         for parameter, part, shape in zip(parameters, params.detach().split(self.sizes), self.shapes, strict=True):
@@ -227,7 +262,10 @@ class ModuleKernel:
 
 
 def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether a training step draws from torch's generators, as dropout does: tried on two examples. True where that fails."""
+    """Whether a training step of the task's module draws from torch's generators, as dropout does.
+
+    Found by one gradient of two examples; True where that raises. The generators are restored afterwards.
+    """
     kernel, (inputs, targets) = ModuleKernel(task, device, dtype), two_client_batch(population, device, dtype)
     with own_generator(device), suppress(Exception):
         before = generator_positions(device)
@@ -238,15 +276,19 @@ def draws_when_training(task: Task, device: torch.device, dtype: torch.dtype, po
 
 
 def two_client_batch(population: Population, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Tensor]:
-    """A batch to try a module with: inputs and targets (2, 2, ...), all of them the population's first example."""
+    """Inputs and targets (2, 2, ...) to try a module with: two clients of two examples, all equal to the population's first.
+
+    Both are on `device`, floating-point inputs in `dtype`.
+    """
     few = (population.start[0] + torch.tensor([[0, 0], [0, 0]])).to(population.targets.device)
     return inputs_to_device(cast_inputs(rows_of(population.inputs, few), dtype), device), population.targets[few].to(device)
 
 
 def _to_channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before a convolution: its images (four axes) with their channels innermost in memory; other inputs as they are.
+    """Forward pre-hook of a convolution: its arguments, with the images (four axes) laid out with channels innermost in memory.
 
-    Images of one channel are laid out so too, which PyTorch would leave as they are.
+    Images of one channel get the strides of that layout too, which PyTorch would not give them. Other inputs are left as they
+    are.
     """
     images = inputs[0]
     if images.dim() != 4:

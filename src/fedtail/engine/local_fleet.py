@@ -93,9 +93,9 @@ class LocalFleet(SimulatedFleet):
                  dtype: torch.dtype | None = None, chunk: int | None = None, kernel: Kernel | str = "auto",
                  workers: int | None = None, precision: Precision = "full", folder: Path | str | None = None,
                  test: Population | None = None):
-        """Choose the kernel and move the examples to the GPU if they fit; processes are started when a round is worth it.
+        """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; worker processes are started later.
 
-        Refuses a `chunk` below 1, and a `kernel` that does not fit the task.
+        Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")
@@ -111,23 +111,28 @@ class LocalFleet(SimulatedFleet):
         self._opening: Opening | None = None
 
     def __enter__(self) -> LocalFleet:
-        """The fleet itself: worker processes are started when they are needed."""
+        """Return the fleet; worker processes are started when a round takes long enough to share."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the worker processes and let others write to the folder for large rows."""
+        """End the worker processes, and unlock the folder for large rows."""
         self._team.close()
         self.unlock_folder()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Begin a round for this cohort, whose clients remember what earlier rounds left; in round 0 nothing."""
+        """Begin a round: `collect` then answers for this cohort, whose clients remember what earlier rounds stored here.
+
+        In round 0 everything that clients remember is deleted first. Torch has one thread until `close`, unless `workers` is 0.
+        """
         memory, large = self._memory_of_cohort(cohort, broadcast)
         self.begin(cohort, broadcast, memory, large, self._row_places(cohort))
 
     def begin(self, cohort: Cohort, broadcast: Broadcast, memory: Memory, large: LargeMemory, places: RowPlaces | None) -> None:
-        """Begin a round for clients who remember `memory` and `large` instead of what is stored here.
+        """Begin a round as `open` does, for clients who remember `memory` and `large` instead of what is stored here.
 
-        They write large rows to `places`; None is this fleet's own folder. All three are in the order of the cohort.
+        `memory` are small rows by name, `large` references to large ones. Clients write large rows to `places`, or to this
+        fleet's own folder if that is None. All three are in the order of the cohort. Copies the models to shared memory where
+        worker processes may take part.
         """
         self._cohort, self._rounds = cohort, self._rounds + 1
         self._opening = Opening(self._rounds, cohort, broadcast.round, broadcast.seed, broadcast.noise_seed, memory, large,
@@ -138,32 +143,48 @@ class LocalFleet(SimulatedFleet):
         self._use_one_thread(self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, or the encoded rows in its order; refused without an open round."""
+        """One tensor for each question: the encoded sum over the cohort, or the encoded rows in cohort order if it asks for rows.
+
+        Raises RuntimeError if no round is open.
+        """
         return [self._collect_question(question, encoding) for question in questions]
 
     def report(self) -> Report:
-        """Who of the cohort has contributed and failed so far in this round, and the small rows clients are to remember."""
+        """Findings on the clients of the open round so far, in cohort order; RuntimeError if no round is open.
+
+        They are who contributed (models, clients), who failed (clients,), and the small rows that clients are to remember, by
+        name.
+        """
         _, shard = self._current_round()
         return shard.report(torch.arange(len(shard.population)))
 
     def give_up_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Large rows that clients wrote in this round, by name: positions in the cohort and their rows. They are deleted here."""
+        """Read the large rows that clients wrote in the open round, and delete them here.
+
+        Returns, by name, positions in the cohort and the rows of the clients there. Raises RuntimeError if no round is open.
+        """
         opening, _ = self._current_round()
         written = opening.places.read_written()
         self._rows.discard(opening.places)
         return written
 
     def notes(self) -> tuple[Memo, Memory]:
-        """What the open round has computed: losses by model, and rows that clients are to remember; both empty between rounds."""
+        """What the open round has computed so far: losses by model and objective, and small rows to remember by name.
+
+        Both are copies of the dictionaries, and empty between rounds. `note` restores them.
+        """
         return ({}, {}) if self._shard is None else (dict(self._shard.memo), dict(self._shard.remembered))
 
     @property
     def stamp(self) -> bytes:
-        """The mark of large rows that the open round has written, by which they are found again; empty between rounds."""
+        """The identifier of the large rows written in the open round, for `note`; b"" between rounds."""
         return b"" if self._shard is None or self._shard.places is None else self._shard.places.stamp
 
     def note(self, memo: Memo, remembered: Memory, stamp: bytes = b"") -> None:
-        """Restore what `notes` and `stamp` gave, so that an open round goes on after a restart without computing it again."""
+        """Put what `notes` and `stamp` returned before a restart into the open round, so that none of it is computed again.
+
+        An empty `stamp` keeps the round's own. Raises RuntimeError if no round is open.
+        """
         opening, shard = self._current_round()
         shard.memo.update(memo)
         shard.remembered.update(remembered)
@@ -171,7 +192,10 @@ class LocalFleet(SimulatedFleet):
         self._opening = replace(opening, places=shard.places)
 
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
-        """The encoded sum, or rows, of the whole cohort for one question; losses it needs are computed first, and kept."""
+        """The cohort's encoded sum for one question, or its encoded rows (clients, ...) where the question gathers.
+
+        Losses the question needs are computed first and kept for the round; reports of worker processes are added to the round.
+        """
         opening, shard = self._current_round()
         if question.needs_losses(shard) and not shard.knows_losses(question.model, question.objective):
             losses = self._team.run(LossJob(opening, question.model, question.objective), len(shard.blocks))
@@ -186,16 +210,20 @@ class LocalFleet(SimulatedFleet):
         return torch.cat(total) if question.gather else total[0]
 
     def _block_answers(self, question: Question, encoding: Encoder) -> Iterator[tuple[Tensor, Report | None]]:
-        """Each block's encoded sum or rows, in order, and a report where another process computed it; None where this one did."""
+        """Yield each block's encoded sum or rows, in order of the blocks, and a `Report` on its clients or None.
+
+        The report is None for a block computed in this process, which has noted its findings already.
+        """
         opening, shard = self._current_round()
         for answered in self._team.run(AnswerJob(opening, question, encoding, shard.memo), len(shard.blocks)):
             found, report = answered
             yield self._shared.get(found) if self._shared and isinstance(found, Place) else found, report
 
     def _perform_block(self, job: LossJob | AnswerJob, block: int) -> Tensor | Answered:
-        """Compute one block of a job, in this process or in a forked one, which opens the round by itself if it has not yet.
+        """Compute block number `block` of a job, in this process or in a worker process.
 
-        Returns losses (clients,), or the block's answer with, from a forked process, a report and a sum in shared memory.
+        Returns losses (clients,) for a LossJob and `Answered` for an AnswerJob. A worker process opens the round first if it has
+        not yet, adds a report to its answer, and puts a sum into shared memory; in this process the report is None.
         """
         in_worker, opening = self._home != os.getpid(), job.opening
         if in_worker and self._shared and (self._opening is None or self._opening.number != opening.number):
@@ -214,7 +242,10 @@ class LocalFleet(SimulatedFleet):
         return Answered(found if job.question.gather else self._shared.put(block, found), shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
-        """The encoded sum, or rows, of clients `low` to `high` on the CPU, in pieces small enough for memory and cache."""
+        """The encoded sum over clients `low` to `high` - 1, or their encoded rows if the question gathers, on the CPU.
+
+        Clients are computed in pieces that fit into memory and cache; sums of the pieces are added in order.
+        """
         parts: list[Tensor] = []
         for clients in self._client_chunks(question, low, high):
             rows = answer(question, clients, encoding)
@@ -226,20 +257,27 @@ class LocalFleet(SimulatedFleet):
         return torch.cat(parts) if question.gather else parts[0]
 
     def _client_chunks(self, question: Question, low: int, high: int) -> Iterator[Clients]:
-        """Clients `low` to `high` of the cohort, in batches to be computed at once, bounded by `chunk`, the kernel and memory."""
+        """Clients `low` to `high` - 1 of the cohort in batches to compute at once, of `chunk` clients each where that is set.
+
+        Without it the size follows from kernel and memory for a question that trains, and is 1024 for others. Batches are
+        smaller where clients have large rows to read.
+        """
         _, shard = self._current_round()
         size = self.chunk or (clients_side_by_side(self.kernel, shard.population, self.device) if question.trains else ROWS)
         size = max(1, min([size, *(READ // prod(kept.shape) for kept in shard.large.values())]))
         return (shard.clients(first, min(first + size, high)) for first in range(low, high, size))
 
     def _current_round(self) -> tuple[Opening, Shard]:
-        """The open round and the clients in it; RuntimeError where none is open."""
+        """The open round and its clients; RuntimeError where no round is open."""
         if self._opening is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
         return self._opening, self._shard
 
     def _make_shard(self, opening: Opening, params: Tensor) -> Shard:
-        """The clients of a round, in the order of the cohort, with the broadcast models on this device and in this precision."""
+        """The clients of a round, in cohort order and cut into blocks, with the models on this fleet's device and in its dtype.
+
+        `params` (models, dim) are the broadcast models.
+        """
         cohort = opening.cohort
         clients = self.population.select(cohort.ids).with_columns(key=cohort.key)
         blocks = cohort_blocks(clients.size, self.kernel.dim, self.kernel.stack, self.device)
@@ -249,7 +287,11 @@ class LocalFleet(SimulatedFleet):
                      held_out=None if self._held_out is None else self._held_out.take(cohort.ids))
 
     def _share_models(self, models: Tensor) -> None:
-        """Copy the models to memory that forked processes see; if their shape has changed, memory and processes are new."""
+        """Copy the models (models, dim) to memory that worker processes share.
+
+        At first, and where their shape has changed, that memory is made anew, and the processes, which do not have it, are
+        ended.
+        """
         if self._shared is None or self._shared.models.shape != models.shape:
             self._team.close()
             self._shared = SharedMemory(models, max_blocks(self.kernel.dim))
@@ -257,11 +299,14 @@ class LocalFleet(SimulatedFleet):
 
 
 def _weak_perform(perform: Perform) -> Perform:
-    """A bound method without a reference to its fleet, so that a fleet nobody uses any more ends its processes at once."""
+    """A function that calls the bound method `perform` but keeps no reference to its fleet.
+
+    So a fleet that nobody uses any more is freed, and its worker processes end.
+    """
     method = weakref.WeakMethod(perform)
 
     def perform_if_alive(job: Any, block: int) -> Any:
-        """Call the method of the fleet, which is alive: nobody else asks for blocks."""
+        """Call the fleet's method with `job` and `block`; the fleet is alive, since only its own team calls this."""
         bound = method()
         assert bound is not None
         return bound(job, block)
@@ -270,7 +315,10 @@ def _weak_perform(perform: Perform) -> Perform:
 
 
 def population_on_device(population: Population, device: torch.device) -> Population:
-    """The population with its examples on the GPU if `device` is one and they fit into half of its free memory; else as it is."""
+    """The population with its examples on the GPU, if `device` is one and they take less than half of its free memory.
+
+    Otherwise, and where they are on a GPU already, the population is returned as it is.
+    """
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
     needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))

@@ -24,23 +24,29 @@ class SharedMemory:
     """Made before processes are forked. It has no name, so nothing is left behind, and takes memory only where it is used."""
 
     def __init__(self, models: Tensor, blocks: int):
-        """Reserve shared memory for the models of a round, (models, dim), and for the sums of so many blocks."""
+        """Reserve zeroed shared memory for models like `models`, (models, dim), and for one sum of each of `blocks` blocks.
+
+        Shape and dtype are taken from `models`, its values are not copied. A sum has room for dim + 64 entries of 64 bits each.
+        """
         self.models = shared_zeros(*models.shape, dtype=models.dtype)
         self._sums = shared_zeros(blocks, models.shape[1] + MARGIN, dtype=torch.int64)
 
     def put(self, block: int, values: Tensor) -> Place | Tensor:
-        """Copy a block's sum into shared memory and return its place; the sum itself if it is too long or not 64-bit."""
+        """Copy the sum of block number `block`, `values` (length,), to shared memory and return its `Place`, for `get`.
+
+        `values` itself is returned, and nothing is copied, where it is longer than a row or its entries do not have 64 bits.
+        """
         if len(values) > self._sums.shape[1] or values.element_size() != 8:
             return values
         self._sums[block, : len(values)].view(values.dtype).copy_(values)
         return Place(block, len(values), values.dtype)
 
     def get(self, place: Place) -> Tensor:
-        """The sum at a place, as a view of the shared memory: the block's next sum overwrites it."""
+        """The sum (length,) that `put` stored at `place`: a view of shared memory, which that block's next `put` overwrites."""
         return self._sums[place.block, : place.length].view(place.dtype)
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros of this shape, in memory that processes forked later read and write too."""
+    """A tensor of zeros in anonymous shared memory: this process and processes forked from it later all read and write it."""
     memory = mmap.mmap(-1, max(1, prod(shape) * torch.empty(0, dtype=dtype).element_size()))
     return torch.frombuffer(memory, dtype=dtype, count=prod(shape)).view(shape)

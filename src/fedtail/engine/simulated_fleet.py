@@ -35,16 +35,19 @@ class SimulatedFleet:
     loses_clients = False
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort that `draw` gives for this round: nothing has to be drawn ahead."""
+        """The cohort of this round, `draw(round)`: a simulated fleet draws it when the round begins, never a round ahead."""
         return draw(round)
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Encoder, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """Refused with TypeError: simulated clients have no keys of their own to mask rows with."""
+        """Always raises TypeError: simulated clients cannot mask their own rows for secure aggregation."""
         raise TypeError(f"{type(self).__name__} holds clients who cannot mask their own rows.")
 
     def __init__(self, population: Population, folder: Path | str | None = None):
-        """A fleet whose clients remember nothing yet. Rows that are large go to files of `folder`; None makes a temporary one."""
+        """A fleet for `population` whose clients remember nothing yet.
+
+        Large rows that clients remember are written to files in `folder`; None makes a temporary folder for them.
+        """
         self.population = population
         self._rounds = 0                                   # opened so far
         self._kept: Memory = {}
@@ -55,13 +58,17 @@ class SimulatedFleet:
         self._restore: Callable[[], None] = _restore_nothing
 
     def silent(self, questions: Iterable[Question]) -> int:
-        """How many clients of the open round answered these questions with zeros although they were taken to contribute."""
+        """How many clients of the open round answered one of these questions with zeros although they were to contribute to it.
+
+        That is so where a loss or update was not finite, or a row was all zeros. Returns 0 if no round is open.
+        """
         return 0 if self._shard is None else silent_clients(questions, self._shard)
 
     def close(self, finished: bool) -> None:
-        """End the round and keep the experimenter's view of it; torch gets its threads back.
+        """End the round, store the `RoundView` that `view` returns, and restore torch's number of threads.
 
-        If it was `finished`, what clients remembered in it replaces what they had; otherwise that is dropped.
+        If `finished`, what clients remembered in the round replaces what they had; otherwise it is dropped. If no round is open,
+        because no client was sampled, the view is empty.
         """
         self._restore()
         self._restore = _restore_nothing
@@ -81,15 +88,18 @@ class SimulatedFleet:
         self._shard = self._cohort = None
 
     def view(self) -> RoundView:
-        """Who was sampled, trained and failed in the last closed round; nobody before the first."""
+        """Which clients were sampled, trained and failed in the last closed round; an empty view before the first."""
         return self._view
 
     def memory(self) -> ClientMemory:
-        """What all clients remember, by name: small rows as tensors (population, ...), NaN where there is none; large on disk."""
+        """What all clients remember, by name, to be saved with the state of a run.
+
+        Small rows are tensors (population, ...), NaN for a client that has none; large rows are references to their files.
+        """
         return ClientMemory(self.population.key, {**self._kept, **self._rows.rows()})
 
     def recall(self, memory: ClientMemory) -> None:
-        """Replace what clients remember by `memory`; refused where it is of other clients than the population's."""
+        """Replace all that clients remember by `memory`, on disk too; ValueError where it is not of this population's clients."""
         self._rows.forget()
         self._kept = {}
         for name, values in memory.align_to(self.population.key).items():
@@ -102,26 +112,30 @@ class SimulatedFleet:
                 self._kept[name] = values
 
     def reset_to_folder(self, folder: Path) -> None:
-        """Forget everything that clients remember, and write large rows to files of this folder from now on."""
+        """Forget everything clients remember, unlock the former folder, and write large rows to files of `folder` from now on."""
         self.unlock_folder()
         self._kept, self._rows = {}, RowFolder(folder)
 
     def lock_folder(self) -> None:
-        """Become the only writer of the folder for large rows; refused while another fleet or process is."""
+        """Become the only writer of the folder for large rows; nothing for a temporary folder.
+
+        Raises RowsError where another fleet or process is the writer, or has written there since `unlock_folder`.
+        """
         self._rows.hold()
 
     def unlock_folder(self) -> None:
-        """Let other fleets and processes write to the folder for large rows; the next round locks it again."""
+        """Let other fleets and processes write to the folder for large rows; the next round that needs it locks it again."""
         self._rows.release()
 
     def remove_unused_files(self, names: Collection[str]) -> None:
-        """Delete the files of large rows that are not in use and whose names are not among `names`."""
+        """Delete files of large rows that are neither in use nor named in `names`; RowsError where another fleet writes there."""
         self._rows.sweep(names)
 
     def _memory_of_cohort(self, cohort: Cohort, broadcast: Broadcast) -> tuple[Memory, LargeMemory]:
-        """What the clients of a cohort remember, in its order: small rows, and references to large ones.
+        """What the cohort's clients remember, in cohort order and by name: small rows, and references to large rows.
 
-        In round 0 everything is forgotten first, so that a training begins without memory.
+        Both are dicts; small rows are tensors (clients, ...). In round 0 what all clients remember is deleted first, so both are
+        empty.
         """
         if broadcast.round == 0:
             self._kept = {}
@@ -130,18 +144,21 @@ class SimulatedFleet:
                 {name: rows.find(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
 
     def _row_places(self, cohort: Cohort) -> RowPlaces:
-        """Where the clients of a cohort write their large rows in this round."""
+        """Reserve places in the files of the folder where this cohort's clients write large rows; nothing is written yet.
+
+        Raises RowsError where another fleet writes to the folder.
+        """
         return self._rows.reserve(self._cohort_keys(cohort))
 
     def _cohort_keys(self, cohort: Cohort) -> Tensor:
-        """The keys of a cohort's clients, (clients,) int64, as the population has them."""
+        """The keys of the cohort's clients in the population, (clients,) int64, in the order of the cohort."""
         return self.population.key[cohort.ids]
 
     def _use_one_thread(self, workers: int) -> None:
-        """Let torch compute with one thread until the round is closed, the server's steps included; not with 0 `workers`."""
+        """Set torch to one thread until `close`, which restores its number of threads; with 0 `workers` nothing changes."""
         self._restore()                                    # of a round that was never closed
         self._restore = use_one_thread(workers)
 
 
 def _restore_nothing() -> None:
-    """What ends a round for which torch's number of threads was not changed."""
+    """Do nothing: the default for `_restore`, which `close` calls, where torch's number of threads was not changed."""

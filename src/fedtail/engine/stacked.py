@@ -36,7 +36,11 @@ class StackedKernel(ModuleKernel):
     channels_last = False
 
     def __init__(self, task: Task, device: torch.device, dtype: torch.dtype, precision: Precision = "full"):
-        """Prepare gradients and outputs of stacks; on a GPU they are recorded when shapes come again, and then replayed."""
+        """Copy the task's module to `device` and `dtype`, and stack its loss and gradient over clients by `torch.func`.
+
+        On a GPU, gradients are recorded as CUDA graphs when a shape comes the second time, and outputs when it comes the 32nd
+        time.
+        """
         super().__init__(task, device, dtype, precision, draws=False)
         self.stack = stack_size(self.dim, device)
         function = StackedGradients(self.training, task.loss, precision, device)
@@ -46,31 +50,44 @@ class StackedKernel(ModuleKernel):
         self._outputs: Step = Replayed(flat, device, self.flat // SHAPES, OFTEN) if self._replays else flat
 
     def outputs(self, params: Tensor, inputs: Examples) -> Tensor:
-        """Outputs of flat examples under one model; on a GPU a copy, since the next replay overwrites its buffers."""
+        """Outputs (examples, ...) under one model `params` (dim,), in evaluation mode and without gradients.
+
+        On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
+        """
         given = {k: v[None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[None]
         outputs = self._outputs(params[None], given)[0]
         return outputs.clone() if self._replays else outputs
 
     def gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) of all clients at once; on a GPU a copy, since the next replay overwrites its buffers."""
+        """Gradients (clients, dim) of the weighted loss sums of all clients at once; a row is not finite where the loss is not.
+
+        On a GPU the result is a copy, since the next replay of a CUDA graph overwrites its buffers.
+        """
         gradients = self._gradients(params, inputs, targets, weight.to(params.dtype))
         return gradients.clone() if self._replays else gradients      # the next replay writes there
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted loss sums (clients,) in float64 and gradients (clients, dim) of all clients at once, never replayed."""
+        """Weighted loss sums, (clients,) float64, and gradients, (clients, dim), of all clients at once, without CUDA graphs.
+
+        `params` is (clients, dim), the rest (clients, batch, ...).
+        """
         losses, gradients = self._function.losses_and_gradients(params, inputs, targets, weight.to(params.dtype))
         return losses.double(), gradients
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Losses (clients, batch) of all clients at once, in training mode, never replayed."""
+        """Loss of every example, (clients, batch), of all clients at once, in training mode, without gradients or CUDA graphs."""
         return self._function.losses(params, inputs, targets)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Gradients (examples, dim) under one model, all examples at once, never replayed."""
+        """The gradient of each example's loss, (examples, dim), under one model (dim,), all at once, without CUDA graphs."""
         return self._function.example_gradients(params, inputs, targets)
 
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
-        """A gradient step of all clients at once, in place; on a CPU on each parameter, without joining gradients to rows."""
+        """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
+
+        On a CPU each parameter is updated by itself, without a flat gradient vector. Where a client's loss is not finite, its
+        row gets a NaN, so that the client is left out.
+        """
         if self._replays:
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
             return
@@ -84,7 +101,10 @@ class StackedGradients:
     """Stacked parameters and batches -> stacked gradients. It holds the module, no kernel: a recording keeps none alive."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], precision: Precision, device: torch.device):
-        """Stack a module's loss and gradient over clients. Its recurrences no longer lay weights out for cuDNN afterwards."""
+        """Build functions for the losses and gradients of `module`, stacked over clients by `torch.func.vmap`.
+
+        Replaces `flatten_parameters` of the module's RNN, LSTM and GRU layers by a function that does nothing.
+        """
         self.precision, self.device = precision, device
         for part in module.modules():
             if isinstance(part, nn.RNNBase):
@@ -95,14 +115,14 @@ class StackedGradients:
         rest = {name: tensor.detach() for name, tensor in everything if name not in trained}
 
         def example_losses(named: dict[str, Tensor], inputs: Examples, targets: Tensor, dtype: torch.dtype) -> Tensor:
-            """Losses (batch,) of one client's examples in `dtype`, under its parameters by name."""
+            """Losses (batch,) of one client's examples in `dtype`; `named` are its trained parameters by name."""
             given = ((), inputs) if isinstance(inputs, dict) else (inputs,)
             with use_precision(precision, device), Stacked():
                 outputs = functional_call(module, {**named, **rest}, *given)
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
         def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-            """One client's weighted loss sum, the scalar that is differentiated."""
+            """The weighted sum of one client's losses: the scalar that is differentiated with respect to `named`."""
             return (example_losses(named, inputs, targets, weight.dtype) * weight).sum()
 
         self._gradients_of_all = vmap(grad_and_value(weighted_loss))
@@ -110,23 +130,35 @@ class StackedGradients:
         self._losses = vmap(example_losses, in_dims=(0, 0, 0, None))
 
     def __call__(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-        """Gradients (clients, dim) for flat parameters (clients, dim); not finite where a client's loss is not."""
+        """Gradients (clients, dim) of the weighted loss sums, for parameters (clients, dim) and batches (clients, batch, ...).
+
+        A row is not finite where that client's loss is not.
+        """
         return self.losses_and_gradients(params, inputs, targets, weight)[1]
 
     def losses_and_gradients(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted loss sums (clients,) and their gradients (clients, dim), not finite where the loss is not."""
+        """The weighted loss sums (clients,) and their gradients (clients, dim); a row is not finite where its loss is not.
+
+        `params` is (clients, dim), the rest (clients, batch, ...).
+        """
         found, losses = self.gradients_by_name(self.split_by_name(params), inputs, targets, weight)
         flat = torch.cat([part.flatten(1) for part in found.values()], 1)
         flat[:, :1].add_(losses[:, None], alpha=0.0)
         return losses, flat
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The loss of every example, (clients, batch), without gradients."""
+        """The loss of every example, (clients, batch), for parameters (clients, dim), without gradients.
+
+        `inputs` and `targets` are (clients, batch, ...).
+        """
         with torch.no_grad(), use_precision(self.precision, self.device, activations=False):
             return self._losses(self.split_by_name(params), inputs, targets, params.dtype)
 
     def example_gradients(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """Gradients (examples, dim) of single examples under one model (dim,); not finite where the loss is not."""
+        """The gradient of each example's loss, (examples, dim), under one model `params` (dim,).
+
+        `inputs` and `targets` are (examples, ...). A row is not finite where the loss is not.
+        """
         alone = {k: v[:, None] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[:, None]
         named = {name: part[0] for name, part in self.split_by_name(params[None]).items()}
         with use_precision(self.precision, self.device, activations=False):
@@ -136,26 +168,29 @@ class StackedGradients:
         return flat
 
     def split_by_name(self, params: Tensor) -> dict[str, Tensor]:
-        """Flat vectors (clients, dim) as trained parameters by name, (clients, ...) each: views, not copies."""
+        """Split flat vectors (clients, dim) into trained parameters (clients, ...) by name; they are views, not copies."""
         split = params.split([size for *_, size in self._parts], 1)
         return {name: part.unflatten(1, shape) for (name, shape, _), part in zip(self._parts, split, strict=True)}
 
     def gradients_by_name(self, named: dict[str, Tensor], inputs: Examples, targets: Tensor,
                 weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Gradients (clients, ...) by parameter name, and weighted loss sums (clients,), from parameters by name."""
+        """Gradients by parameter name, each (clients, ...), and the weighted loss sums (clients,).
+
+        `named` are trained parameters by name, each (clients, ...); the rest is (clients, batch, ...).
+        """
         with use_precision(self.precision, self.device, activations=False):      # the flags hold in the backward pass too
             return self._gradients_of_all(named, inputs, targets, weight)
 
 
 def make_flat_outputs(module: nn.Module, precision: Precision, device: torch.device) -> Step:
-    """A function from flat parameters (1, dim) and inputs (1, examples, ...) to outputs (1, examples, ...), without gradients.
+    """Make a function from parameters (1, dim) and inputs (1, examples, ...) to outputs (1, examples, ...), without gradients.
 
-    It binds the parameters of `module` to the vector it is given.
+    Each call makes the parameters of `module` views of the vector it is given.
     """
     parameters = trainable_parameters(module)
 
     def outputs(params: Tensor, inputs: Examples) -> Tensor:
-        """Bind the parameters to the only row of `params`, and compute all examples in one pass."""
+        """Outputs (1, examples, ...) of all examples in one pass; makes the module's parameters views of `params[0]`."""
         for parameter, part in zip(parameters, params[0].split([p.numel() for p in parameters]), strict=True):
             parameter.data = part.view(parameter.shape)
         given = {k: v[0] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[0]
@@ -166,7 +201,11 @@ def make_flat_outputs(module: nn.Module, precision: Precision, device: torch.dev
 
 
 def _stackable_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example, (batch,); cross entropy by two operations that stack well, not the twenty vmap makes of it."""
+    """The loss of each example, (batch,), by `loss`.
+
+    Cross entropy of class scores (batch, classes) is computed by log_softmax and gather instead: vmap makes about twenty
+    operations of PyTorch's own.
+    """
     classes = outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1 and not targets.is_floating_point()
     if classes and loss in (cross_entropy, default_loss):
         return -outputs.log_softmax(1).gather(1, targets[:, None])[:, 0]
@@ -174,24 +213,33 @@ def _stackable_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor,
 
 
 def _skip_flattening() -> None:
-    """Replaces `flatten_parameters`: to lay weights out for cuDNN PyTorch reads addresses, which a stack does not have."""
+    """Do nothing, instead of `flatten_parameters`, which reads memory addresses: tensors under vmap have none."""
 
 
 def stacking_is_faster(task: Task, device: torch.device) -> bool:
-    """Whether stacking is likely faster: on a GPU always, on a CPU for small models without convolutions and recurrences."""
+    """Whether stacking is likely faster than one client after the other; a guess from the device and the module.
+
+    True on a GPU; on a CPU for at most 2^17 parameters without convolutions, recurrences or attention.
+    """
     dim = sum(parameter.numel() for parameter in trainable_parameters(task.module))
     return device.type != "cpu" or (dim <= SMALL and not _is_heavy(task.module))
 
 
 def can_be_stacked(task: Task, device: torch.device, dtype: torch.dtype, population: Population) -> bool:
-    """Whether stacking gives the gradients of single clients: by what is in the module, and by trying two clients."""
+    """Whether stacked gradients equal those of single clients, tried on the population's first example.
+
+    False without a trial for a module with tied parameters or active dropout.
+    """
     if _has_tied_parameters(task.module) or _is_random(task.module):
         return False
     return _gradients_agree(task, device, dtype, *two_client_batch(population, device, dtype))
 
 
 def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, inputs: Examples, targets: Tensor) -> bool:
-    """Whether two clients with different models get the same gradients stacked and one by one; False where stacking fails."""
+    """Whether two clients with different models get the same gradients stacked and one by one, within 1e-3 of the largest entry.
+
+    `inputs` and `targets` are (2, batch, ...); floating-point values are clamped to [-1, 1] first. False where stacking raises.
+    """
     start = task.params().to(device, dtype)
     params = torch.stack([start, start + torch.linspace(-1e-2, 1e-2, len(start)).to(start)])
     weight = torch.full(targets.shape[:2], 0.5).to(params)
@@ -209,21 +257,24 @@ def _gradients_agree(task: Task, device: torch.device, dtype: torch.dtype, input
 
 
 def _clamp_values(values: Tensor) -> Tensor:
-    """Floating-point numbers cut to [-1, 1]: a loss that overflows would say nothing about stacking. Integers stay."""
+    """Floating-point values clamped to [-1, 1], so that no loss overflows in a trial; integers are returned as they are."""
     return values.clamp(-1, 1) if values.is_floating_point() else values
 
 
 def _is_heavy(module: nn.Module) -> bool:
-    """Whether a module has convolutions, recurrences or attention: on a CPU their steps are compute, not overhead."""
+    """Whether the module contains a convolution, a recurrent layer or cell, or `nn.MultiheadAttention`.
+
+    On a CPU their steps are mostly arithmetic, so that stacking saves little.
+    """
     heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
     return any(isinstance(part, heavy) for part in module.modules())
 
 
 def _is_random(module: nn.Module) -> bool:
-    """Whether dropout would draw in training: from a stream of each client's own, which a stack does not have."""
+    """Whether the module has a dropout layer with p > 0: each client has a random stream of its own, which a stack lacks."""
     return any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in training_copy(module).modules())
 
 
 def _has_tied_parameters(module: nn.Module) -> bool:
-    """Whether two names of the module refer to the same parameter."""
+    """Whether the module has one parameter under two names."""
     return len(list(module.parameters())) < len(list(module.named_parameters(remove_duplicate=False)))

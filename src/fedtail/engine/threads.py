@@ -15,11 +15,14 @@ class _Threads:
     """
 
     def __init__(self) -> None:
-        """Nobody computes with one thread yet. The lock is re-entrant: a lease may be garbage-collected while one is taken."""
+        """Start without leases. The lock is re-entrant: garbage collection may end a lease while a thread takes another."""
         self._lock, self._users, self._before = threading.RLock(), 0, 1      # a lease may be forgotten while one is taken
 
     def take_lease(self) -> Lease:
-        """Set torch to one thread, until this lease and all others have been called or garbage-collected."""
+        """Set torch to one thread, remember the former number if this is the first lease, and return the lease.
+
+        The former number comes back when every lease has been called or garbage-collected.
+        """
         with self._lock:
             if not self._users:
                 self._before = torch.get_num_threads()
@@ -28,12 +31,12 @@ class _Threads:
         return Lease(self)
 
     def usual_count(self) -> int:
-        """Torch's number of threads when no training holds a lease."""
+        """Torch's number of threads as it is without leases: the remembered number while there are any, else the current one."""
         with self._lock:
             return self._before if self._users else torch.get_num_threads()
 
     def give_back(self) -> None:
-        """End one lease; with the last one torch gets its former number of threads back."""
+        """End one lease; with the last one, set torch back to the number of threads it had before the first."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -44,17 +47,17 @@ class Lease:
     """Gives torch its threads back when it is called, or when nobody holds it any more: once."""
 
     def __init__(self, threads: _Threads):
-        """One use of the single thread, already counted in `threads`."""
+        """A lease that `threads` has already counted; it ends when it is called or garbage-collected."""
         self._threads: _Threads | None = threads
 
     def __call__(self) -> None:
-        """Give the threads back; a second call does nothing."""
+        """End the lease; if it is the last one, torch gets its former number of threads back. A second call does nothing."""
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.give_back()
 
     def __del__(self) -> None:
-        """Give the threads back where nobody has called the lease."""
+        """End the lease on garbage collection, unless it has been called before."""
         self()
 
 
@@ -62,10 +65,11 @@ _THREADS = _Threads()
 
 
 def use_one_thread(workers: int) -> Callable[[], None]:
-    """Let torch compute with one thread; call what is returned to give it its threads back. With 0 `workers` nothing changes.
+    """Set torch to one thread, unless `workers` is 0, and return a function that restores its number of threads.
 
-    One thread computes a block, whoever does it: several would add sums in another order, are slower where the work is small,
-    and wait for each other where processes share the cores.
+    Where several callers overlap, the number is restored when the last of them is done. A block is computed by one thread in
+    every process: several threads would add in another order, are slower for little work, and compete where processes share the
+    cores.
     """
     if not workers:
         return lambda: None
@@ -73,5 +77,5 @@ def use_one_thread(workers: int) -> Callable[[], None]:
 
 
 def usual_threads() -> int:
-    """Torch's number of threads when no training has reduced it to one."""
+    """Torch's number of threads as it is between trainings, also while a training holds it at one."""
     return _THREADS.usual_count()

@@ -38,16 +38,20 @@ class Team:
     """
 
     def __init__(self, perform: Perform, size: int):
-        """A team of `size` processes, this one included; the others are forked when jobs turn out to be worth it."""
+        """A team of `size` processes, this one included, that compute `perform(job, block)`.
+
+        No process is started yet: the others are forked when jobs turn out to take long enough.
+        """
         self.perform, self.size = perform, size
         self.pool: ForkPool | None = None
         self._spent = 0.0
         self._lasted: dict[type, float] = {}
 
     def run(self, job: Any, blocks: int) -> list[Any]:
-        """Do all blocks of a job; their results in the order of the blocks' numbers. Of several failures the first is raised.
+        """Perform blocks 0 to `blocks` - 1 of `job` and return their results in this order.
 
-        Blocks are done here one by one until the time they take makes it worth sharing the rest with forked processes.
+        Blocks are performed here one by one until the time they take makes it worth sharing the rest with forked processes. If
+        blocks fail, the exception of the one with the lowest number is raised after all are done.
         """
         todo: list[int] = list(range(blocks))
         done: list[Done] = []
@@ -67,21 +71,27 @@ class Team:
         return results
 
     def close(self) -> None:
-        """End the forked processes, if there are any; the next job that is worth it starts new ones."""
+        """End the forked processes, if there are any; a later job that takes long enough starts new ones."""
         if self.pool:
             self.pool.close()
             self.pool = None
 
     def _should_share(self, job: Any, left: int, done: list[Done]) -> bool:
-        """Whether to share the `left` blocks: by the time the blocks in `done` took or, if none was done, the last such job."""
+        """Whether to share the `left` blocks with other processes: at least 2 blocks, with at least 2 ms of work in all.
+
+        The work is estimated by the mean time of the blocks in `done` or, if there are none, by the last job of the same type.
+        Where no pool is there yet, the time spent alone so far plus this work must also reach 0.25 s, so that forking one pays.
+        """
         coming = left * sum(d.seconds for d in done) / len(done) if done else self._lasted.get(type(job), 0.0)
         pays = left > 1 and coming >= WORTH_SHARING
         return pays and (self.pool is not None or self._spent + coming >= WORTH_STARTING)
 
     def _run_in_pool(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
-        """The blocks `todo`, done by the forked processes and this one; blocks of processes that died are done again here.
+        """Perform the blocks `todo` in forked processes and here, and return a `Done` for each; forks the pool if there is none.
 
-        Where forking is impossible, or all processes died, this process does everything, and goes on alone from then on.
+        Blocks of processes that died are performed again here. Where forking is impossible, or all processes died, this process
+        does the work alone, now and from then on. On any exception, Ctrl-C included, the pool is closed. `message` is the
+        pickled `job`.
         """
         if self.pool is None:
             self.pool = ForkPool.fork(self.size - 1, self.perform)
@@ -101,7 +111,7 @@ class Team:
 
     @staticmethod
     def _pickle_job(job: Any) -> bytes | None:
-        """The job as bytes; None where it cannot be pickled (a lambda in a user's part, say), so that it is done here alone."""
+        """The pickled job; None where it cannot be pickled (a lambda in a user's part, say), so that it is not shared."""
         try:
             return pickle.dumps(job, protocol=5)
         except Exception:                              # a lambda in a user's part, say
@@ -109,9 +119,10 @@ class Team:
 
 
 def run_blocks(perform: Callable[[int], Any], blocks: int, workers: int) -> list[Any]:
-    """The results of `perform(block)` for blocks 0, 1, ..., in this order, torch having one thread meanwhile.
+    """The results of `perform(block)` for block 0 to `blocks` - 1, in this order.
 
-    Up to `workers` processes, this one included, share them if that is worth it; the others are forked for this and end with it.
+    Up to `workers` processes, this one included, share the blocks if that is worth it; the others are forked and ended by this
+    call. Torch computes with one thread meanwhile, unless `workers` is 0. The first exception of a block is raised.
     """
     team, restore = Team(lambda _, block: perform(block), workers), use_one_thread(workers)
     try:
@@ -122,9 +133,10 @@ def run_blocks(perform: Callable[[int], Any], blocks: int, workers: int) -> list
 
 
 def num_workers(device: torch.device, workers: int | None) -> int:
-    """How many processes share work on a device: `workers`, by default one for each core; always 1 where it is not a CPU.
+    """How many processes share work on `device`, this one included: 1 on a GPU, else `workers`, by default one per usable core.
 
-    0 leaves the work to torch's own threads, and is the default where processes cannot be forked. Fewer raise ValueError.
+    0 means that this process works alone with torch's own threads; it is the default where processes cannot be forked. Raises
+    ValueError for a negative number.
     """
     if workers is not None and workers < 0:
         raise ValueError(f"workers must be at least 0, got {workers}. 1 is this process alone, 0 leaves it to torch's threads.")
@@ -136,7 +148,10 @@ def num_workers(device: torch.device, workers: int | None) -> int:
 
 
 def usable_cores() -> int:
-    """Cores this process may use, at least 1: those it is pinned to or its container is granted, at most torch's threads."""
+    """How many cores this process may use, at least 1.
+
+    It is the least of its CPU affinity, its container's quota (cgroup v2) and torch's number of threads.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

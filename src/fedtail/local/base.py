@@ -22,7 +22,7 @@ class Objective(Protocol):
     """The number of each client that risks see: what it minimises. Frozen and hashable: losses are kept by it for a round."""
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """Client: the number of each client that risks see, (clients,), under the broadcast model with this index."""
+        """The number of each client that risks use as its loss, (clients,), under the broadcast model with index `model`."""
         ...
 
 
@@ -55,44 +55,47 @@ class LocalTraining(Part):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Drop an inherited declaration where a subclass has its own `steps` but no `declares`: it was made for other steps."""
+        """Reset `declares` to the default in a subclass that defines its own `steps` but no `declares`.
+
+        An inherited declaration would describe the steps of the parent class.
+        """
         super().__init_subclass__(**options)
         if "steps" in vars(cls) and "declares" not in vars(cls):
             cls.declares = LocalTraining.declares      # type: ignore[method-assign]      # what it inherits is of other steps
 
     @property
     def declares(self) -> LocalDeclaration:
-        """What the part needs of its clients and keeps on them; by default nothing, and some clients may take no step."""
+        """What the part needs of its clients and keeps on them; by default nothing is kept, and some clients may take no step."""
         return LocalDeclaration()
 
     @property
     def objective(self) -> Objective | None:
-        """The number of each client that risks see; None is the mean loss over its examples."""
+        """What risks use as the loss of a client; None, the default, is the mean loss over its examples."""
         return None
 
     def prepare(self, start: RoundStart) -> Conversation[Prepared]:
-        """Server: questions before clients train; returns the part they train by, and what the server keeps for the next round.
+        """Server: a conversation before clients train, which ends in the part they train by and what the server keeps.
 
-        By default there are no questions, clients train by this part, and nothing is kept.
+        By default it asks nothing, clients train by this part, and nothing is kept for the next round.
         """
         return Prepared(self)
         yield
 
     def steps(self, clients: Clients) -> Tensor:
-        """How many steps each client takes in this round, (clients,) int64; those that take none contribute nothing."""
+        """Client: how many steps each client takes in this round, (clients,) int64; one that takes none contributes nothing."""
         raise NotImplementedError
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
-        """Client: the model of each after its steps, (clients, dim).
+        """Client: the local model of each client after its steps, (clients, dim).
 
-        `anchor` (dim,) is the model received; `start` the model to begin with, one for all (dim,) or one for each (clients, dim).
-        `first` are the gradients of the first step, (clients, dim), where they are known already. With `done`, training goes on
-        after so many steps: with the batches that follow them.
+        `anchor` (dim,) is the model received, to which penalties refer; `start` is where training begins, one for all (dim,) or
+        one for each (clients, dim). `first` are the gradients of the first step, (clients, dim), where they are known already.
+        With `done` > 0, training goes on after that many steps, with the batches that follow them.
         """
         raise NotImplementedError
 
     def updates(self, clients: Clients, model: int = 0, first: Tensor | None = None) -> Tensor:
-        """Client: one update per client, w_k - w, (clients, dim), from the broadcast model with index `model`.
+        """Client: the update of each client, w_k - w, (clients, dim), trained from the broadcast model with index `model`.
 
         `first` are the gradients of the first step, (clients, dim), where they are known already.
         """
@@ -102,25 +105,26 @@ class LocalTraining(Part):
         return self.models(clients, anchor, anchor, first).sub_(anchor)
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round; TypeError for local training that has none."""
+        """The learning rate of a round, counted from 0; this default raises TypeError, for local training that has none."""
         raise TypeError(f"{type(self).__name__} has no learning rate. Give the aggregator its lipschitz.")
 
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
-        """Whether a client's first gradient tells its loss, so that both come from one pass over its data; by default not."""
+        """Whether a client's loss and the gradient of its first step come from one pass over its data; False by default."""
         return False
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
-        """Client: losses at the model received, (clients,), and the gradients of the first step, (clients, dim).
+        """Client: losses at the broadcast model with index `model`, (clients,), and gradients of the first step, (clients, dim).
 
-        Losses are float64 of numbers rounded to float32. Called only where `first_gradient_tells_loss`.
+        Losses are rounded to float32 and held as float64. Called only where `first_gradient_tells_loss` is True.
         """
         raise NotImplementedError
 
 
 def full_gradients(clients: Clients, params: Tensor) -> Tensor:
-    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each (clients, dim).
+    """The gradient of each client's mean loss, (clients, dim), at one model (dim,) or at one for each client (clients, dim).
 
-    Where the kernel draws (dropout), each client draws from its own stream, the same at every call in a round.
+    Where the kernel draws (dropout), clients are computed one at a time, each with torch's generators seeded from its own
+    stream, which is the same at every call in a round.
     """
     from fedtail.local.batches import batches
 

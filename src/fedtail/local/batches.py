@@ -25,11 +25,12 @@ class Batch(NamedTuple):
 
 
 def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | None, done: int = 0) -> Iterator[Batch]:
-    """The batches of clients sorted by falling `steps`; `epoch` is the steps of one pass over a client's examples.
+    """An iterator over the mini-batches of training, one `Batch` per step, of the clients that still train at that step.
 
-    There is a batch for each step, of the clients that still train. `batch_size=None` is all examples, in order. Others are
-    shuffled anew each epoch, by each client's own stream. With `done`, the stream goes on after so many steps that all of
-    them have taken: the batches are those of a training without a break.
+    `clients` must be sorted by falling `steps` (clients,), how many steps each takes; `epoch` (clients,) is how many steps one
+    pass over its examples has. Examples are shuffled anew each epoch by each client's own stream; with `batch_size=None` every
+    batch is all examples, in order. `done` steps that all clients have taken already are skipped: the batches are those of a
+    training without a break.
     """
     last = int(steps.max())
     active = (steps[:, None] > torch.arange(last)).sum(0).tolist()
@@ -42,10 +43,10 @@ def batches(clients: Clients, steps: Tensor, epoch: Tensor, batch_size: int | No
 
 
 def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
-    """Batches of clients that are at the same place of their epoch at any time: shuffled once an epoch.
+    """The batches where all clients are at the same place of their epoch at any time, so that all shuffle together.
 
-    One client's examples, and those on a GPU, are gathered then, and a batch is a slice of them; those of many clients side by
-    side are gathered step by step, since all of them would not stay in cache.
+    `active` is how many clients train at each step. For one client, or on a GPU, the examples of an epoch are gathered at once
+    and batches are views of them; for many clients on a CPU they are gathered step by step, to stay in cache.
     """
     length, width = int(epoch.max()), int(clients.sizes.max())
     where = clients.shard.population.targets.device                # examples on a GPU are shuffled there
@@ -63,7 +64,11 @@ def _batches_by_epoch(clients: Clients, epoch: Tensor, batch_size: int, active: 
 
 
 def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active: list[int], done: int) -> Iterator[Batch]:
-    """Batches of clients of different sizes over several epochs: each shuffles anew when its own epoch begins."""
+    """The batches where clients of different sizes train for several epochs: each shuffles anew when its own epoch begins.
+
+    `active` is how many clients train at each step. A batch is as wide as the fullest client's; others are padded with weight
+    zero.
+    """
     sizes, column = clients.sizes, torch.arange(min(batch_size, int(clients.sizes.max())))
     shuffled = permutations(clients.draws("batches", done // epoch), sizes)
     for step, count in enumerate(active, done):
@@ -82,9 +87,10 @@ def _batches_by_client(clients: Clients, epoch: Tensor, batch_size: int, active:
 
 
 def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int | None) -> tuple[Tensor, Tensor]:
-    """An order of all examples, (clients, largest size), padded with their last ones, and the weight of each in its batch.
+    """The example order of each client, and the weight of each example in its batch, both (clients, largest size).
 
-    Weights are (clients, largest size), 1 / the size of the batch and 0 in is_padding; `batch_size=None` is one batch.
+    The first is `order`, its padding replaced by the client's last example. A weight is 1 / (size of the batch that the example
+    is in), and 0 in the padding; `batch_size=None` means one batch.
     """
     sizes = to_device(clients.sizes, order.device)[:, None]
     place = torch.arange(order.shape[1], device=order.device)
@@ -94,7 +100,10 @@ def _padded_order_and_weights(clients: Clients, order: Tensor, batch_size: int |
 
 
 def _slice_batch(gathered: tuple[Examples, Tensor, Tensor], clients: slice, places: slice) -> Batch:
-    """The batch of the first clients at some places of their gathered examples, as views; `clients` is a slice from 0."""
+    """The batch of the first `clients.stop` clients at some `places` of the gathered examples, as views.
+
+    `gathered` are inputs, targets and weights of whole epochs; `clients` is a slice from 0.
+    """
     inputs, targets, weight = gathered
     some = (clients, places)
     return Batch(clients.stop, rows_of(inputs, some), targets[some], weight[some])

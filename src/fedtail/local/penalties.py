@@ -18,14 +18,18 @@ class Penalty(Part):
     adds: ClassVar[bool] = True      # False: `add_gradient` gives back what it is given, so that a kernel may step in place
 
     def of(self, clients: Clients, anchor: Tensor) -> Penalty:
-        """The penalty for these clients and the model received, `anchor` (dim,); made once, before they step. By default itself.
+        """The penalty to use for these clients, by default itself; called once, before they step.
 
-        One that depends on their data returns a penalty with a row for each; the clients that still train are always the first.
+        `anchor` (dim,) is the model received. A penalty that depends on the clients' data returns one with a row for each
+        client; when some have finished, those that still train are the first rows.
         """
         return self
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """Gradients (clients, dim) plus the penalty's, given the local models (clients, dim) and the model received (dim,)."""
+        """Gradients (clients, dim) plus the penalty's gradient at the local models `params` (clients, dim).
+
+        `anchor` (dim,) is the model received.
+        """
         raise NotImplementedError
 
 
@@ -36,7 +40,7 @@ class NoPenalty(Penalty):
     adds: ClassVar[bool] = False
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """The gradients as they are."""
+        """The gradients as they are: the same tensor."""
         return gradients
 
 
@@ -47,10 +51,10 @@ class Proximal(Penalty):
     strength: float
 
     def __post_init__(self) -> None:
-        """Refuse a strength that is negative or not finite."""
+        """Raise ValueError for a strength that is negative or not finite."""
         if not 0 <= self.strength < math.inf:
             raise ValueError(f"strength (mu) must be at least 0 and finite, got {self.strength:g}. 0 is FedAvg.")
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """Gradients with strength * (w - received) added, in a new tensor."""
+        """gradients + strength * (params - anchor), (clients, dim), in a new tensor."""
         return gradients + self.strength * (params - anchor)

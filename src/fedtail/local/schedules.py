@@ -13,7 +13,7 @@ class Schedule(Protocol):
     """A factor of the learning rate for each round."""
 
     def __call__(self, round: int) -> float:
-        """The factor of a round, counted from 0."""
+        """The factor by which the learning rate is multiplied in a round, counted from 0."""
         ...
 
 
@@ -22,7 +22,7 @@ class Constant(Part):
     """The same in every round."""
 
     def __call__(self, round: int) -> float:
-        """The factor 1 in every round."""
+        """The factor of the learning rate: 1.0 in every round."""
         return 1.0
 
 
@@ -37,12 +37,12 @@ class StepDecay(Part):
     every: int
 
     def __post_init__(self) -> None:
-        """Refuse a factor outside (0, 1], and fewer than one round between steps."""
+        """Raise ValueError for a `factor` outside (0, 1] or `every` below 1."""
         if not 0 < self.factor <= 1 or self.every < 1:
             raise ValueError(f"StepDecay needs a factor in (0, 1] and every >= 1, got {self.factor:g} and {self.every}.")
 
     def __call__(self, round: int) -> float:
-        """`factor` to the number of whole periods of `every` rounds before this round, counted from 0."""
+        """The factor of the learning rate, `factor` ** (round // every), with rounds counted from 0."""
         return self.factor ** (round // self.every)
 
 
@@ -54,11 +54,11 @@ class Cosine(Part):
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse fewer than one round, and a final factor outside [0, 1]."""
+        """Raise ValueError for `num_rounds` below 1 or `final` outside [0, 1]."""
         if self.num_rounds < 1 or not 0 <= self.final <= 1:
             raise ValueError(f"Cosine needs num_rounds >= 1 and final in [0, 1], got {self.num_rounds}, {self.final:g}.")
 
     def __call__(self, round: int) -> float:
-        """The factor of a round, counted from 0; `final` from round `num_rounds` on."""
+        """The factor of the learning rate in a round, counted from 0: 1 in round 0, `final` from round `num_rounds` on."""
         done = min(round / self.num_rounds, 1.0)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2

@@ -44,7 +44,10 @@ class LocalSGD(LocalTraining):
     work: Work = FullWork()
 
     def __post_init__(self) -> None:
-        """Refuse both `epochs` and `local_steps`, and numbers or parts out of range, by the name of the field."""
+        """Raise ValueError where both `epochs` and `local_steps` are given or a number is out of range.
+
+        Raises TypeError where `schedule`, `penalty` or `work` is a number, text or class instead of a part.
+        """
         if self.epochs is not None and self.local_steps is not None:
             raise ValueError(f"epochs={self.epochs} and local_steps={self.local_steps} both say how long to train. Give one.")
         for name in ("batch_size", "epochs", "local_steps"):
@@ -66,25 +69,34 @@ class LocalSGD(LocalTraining):
 
     @cached_property
     def declares(self) -> LocalDeclaration:
-        """What composition checks need to know: every client trains, unless `work` leaves stragglers out."""
+        """The declaration that composition checks read: every client trains, unless `work` may leave some out."""
         return LocalDeclaration(everyone_trains=self.work.everyone_trains)
 
     def steps(self, clients: Clients) -> Tensor:
-        """Steps each client takes in this round, (clients,): `local_steps`, or `epochs` times its batches, less by `work`."""
+        """Steps each client takes in this round, (clients,) int64.
+
+        That is `local_steps`, or `epochs` times the batches of one epoch, or less where `work` says so.
+        """
         epoch = self._steps_per_epoch(clients.sizes)
         full = torch.full_like(epoch, self.local_steps) if self.local_steps else (self.epochs or 1) * epoch
         return self.work.steps(clients, full, epoch)
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round: `learning_rate` times its schedule, rounds being counted from 0."""
+        """The learning rate of a round, counted from 0: `learning_rate` times the factor of the schedule."""
         return self.learning_rate * self.schedule(round)
 
     def first_gradient_tells_loss(self, kernel: Kernel) -> bool:
-        """Whether the first gradient is of all a client's examples at the model received, and the kernel gives its loss too."""
+        """Whether loss and first gradient come from one pass over a client's data.
+
+        True where `batch_size` is None (all examples) and the kernel returns evaluation losses together with gradients.
+        """
         return self.batch_size is None and kernel.tells_losses
 
     def losses_and_first_gradients(self, clients: Clients, model: int = 0) -> tuple[Tensor, Tensor]:
-        """Losses (clients,), rounded once to float32 and held as float64, and full gradients (clients, dim), from one pass."""
+        """Losses (clients,) and full gradients (clients, dim) at the broadcast model with index `model`, from one pass.
+
+        Losses are rounded once to float32 and held as float64 on the CPU.
+        """
         one = torch.ones(len(clients), dtype=torch.int64)
         batch = next(iter(batches(clients, one, one, None)))
         params = clients.params(model).expand(len(clients), -1)
@@ -92,7 +104,12 @@ class LocalSGD(LocalTraining):
         return losses.cpu().float().double(), gradients
 
     def models(self, clients: Clients, anchor: Tensor, start: Tensor, first: Tensor | None = None, done: int = 0) -> Tensor:
-        """Local models (clients, dim), trained in stacks of at most `kernel.stack` clients; `start` is not changed."""
+        """Local models (clients, dim) after each client's steps, trained in stacks of at most `kernel.stack` clients.
+
+        `anchor` (dim,) is the model received, `start` where training begins, (dim,) or (clients, dim), which is not changed.
+        `first` are known gradients of the first step; with `done` > 0, batches go on after that many steps. Seeds torch's
+        generators for a kernel that draws.
+        """
         if len(clients) > clients.kernel.stack:
             parts = torch.arange(len(clients)).split(clients.kernel.stack)
             return torch.cat([self.models(clients.take(part), anchor, start if start.ndim == 1 else start[part],
@@ -116,7 +133,10 @@ class LocalSGD(LocalTraining):
 
     def _step(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, batch: Batch,
               penalty: Penalty) -> None:
-        """One step of the `batch.active` first clients, whose models `local` are changed in place."""
+        """One training step of the first `batch.active` clients on `batch`.
+
+        Changes `local` (active, dim), their models, and `velocity` in place; `velocity` is None without momentum.
+        """
         rate, kernel = self.rate(clients.round), clients.kernel
         if velocity is None and not self.weight_decay and not penalty.adds:
             kernel.descend(local, batch.inputs, batch.targets, batch.weight, rate)
@@ -126,7 +146,11 @@ class LocalSGD(LocalTraining):
 
     def _step_along(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
                     penalty: Penalty) -> None:
-        """A step along these gradients, with penalty, momentum and weight decay; `local` and `velocity` are changed in place."""
+        """One step along `gradients` (clients, dim), with penalty, momentum and weight decay.
+
+        Changes `local` (clients, dim) and `velocity` in place. `velocity` may have more rows than `local`; without momentum it
+        is None.
+        """
         rate, gradients = self.rate(clients.round), penalty.add_gradient(gradients, local, anchor)
         if velocity is not None:
             gradients = velocity[: len(local)].mul_(self.momentum).add_(gradients)
@@ -135,5 +159,8 @@ class LocalSGD(LocalTraining):
         local.sub_(gradients, alpha=rate)
 
     def _steps_per_epoch(self, sizes: Tensor) -> Tensor:
-        """Batches in one pass over so many examples, (clients,), the last one perhaps smaller; 1 for full gradients."""
+        """Steps in one pass over `sizes` (clients,) examples, int64: the number of batches, the last one perhaps smaller.
+
+        It is 1 for full gradients.
+        """
         return torch.ones_like(sizes) if self.batch_size is None else (sizes + self.batch_size - 1) // self.batch_size

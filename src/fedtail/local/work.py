@@ -18,11 +18,14 @@ class Work(Protocol):
 
     @property
     def everyone_trains(self) -> bool:
-        """Whether every client takes at least one step, whatever it draws."""
+        """Whether every client is sure to take at least one step, whatever is drawn."""
         ...
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """Steps each client takes, (clients,), given the full number and those of one epoch, (clients,) each; 0 leaves it out."""
+        """How many steps each client takes, (clients,) int64; 0 leaves it out of the round.
+
+        `full` and `epoch` (clients,) are its steps without stragglers, and the steps of one epoch.
+        """
         ...
 
 
@@ -33,7 +36,7 @@ class FullWork(Part):
     everyone_trains: ClassVar[bool] = True
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """The full number of steps for every client."""
+        """All steps for every client: returns `full` (clients,)."""
         return full
 
 
@@ -50,17 +53,21 @@ class Stragglers(Part):
     drop: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a fraction outside [0, 1]."""
+        """Raise ValueError for a fraction outside [0, 1]."""
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction of stragglers must be in [0, 1], got {self.fraction:g}.")
 
     @property
     def everyone_trains(self) -> bool:
-        """Whether no client is left out: stragglers keep their partial work, or there are none."""
+        """Whether no client is left out: True unless `drop` is set and `fraction` is positive."""
         return not self.drop or self.fraction == 0
 
     def steps(self, clients: Clients, full: Tensor, epoch: Tensor) -> Tensor:
-        """Steps each client takes, (clients,); a straggler takes none with `drop`, else some epochs, or batches of one epoch."""
+        """Steps each client takes, (clients,): `full` or, for a straggler, 0 with `drop` and otherwise a random part of `full`.
+
+        That part is a uniform number of epochs, at least 1, or of steps where `full` is one epoch or less. Who is a straggler is
+        drawn from each client's own stream.
+        """
         late = uniform(clients.draws("straggler")) < self.fraction
         if self.drop:
             return torch.where(late, 0, full)

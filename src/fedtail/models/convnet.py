@@ -22,14 +22,17 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, classes: int = 62, channels: int = 1) -> None:
-        """Layers for images of so many channels, with PyTorch's default weights from its global generator."""
+        """Make the layers for images of `channels` channels, with PyTorch's default weights, drawn from its global generator."""
         super().__init__()
         self.first = nn.Conv2d(channels, 32, kernel_size=5)
         self.second = nn.Conv2d(32, 64, kernel_size=5)
         self.linear = nn.Linear(FLAT, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores (examples, classes) of images; ValueError where their shape is not the one the model is for."""
+        """Class scores (examples, classes) of images (examples, channels, 28, 28); (examples, 28, 28) is taken as one channel.
+
+        Raises ValueError for images of another shape.
+        """
         images = images.unsqueeze(1) if images.dim() == 3 else images
         if images.shape[1:] != (self.first.in_channels, SIDE, SIDE):
             raise ValueError(f"ConvNet needs images of shape (examples, {self.first.in_channels}, {SIDE}, {SIDE}), "

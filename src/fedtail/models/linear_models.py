@@ -18,7 +18,7 @@ class SoftmaxRegression(nn.Module):
     """
 
     def __init__(self, features: int, classes: int, bias: bool = True) -> None:
-        """All parameters start at zero, so nothing is drawn; FieldError for fewer than one feature or class."""
+        """Make the linear layer, with all parameters zero; nothing is drawn. FieldError for fewer than one feature or class."""
         super().__init__()
         self.linear = _zero_linear(features, classes, bias)
 
@@ -36,7 +36,7 @@ class LogisticRegression(nn.Module):
     """
 
     def __init__(self, features: int, bias: bool = True) -> None:
-        """All parameters start at zero, so nothing is drawn; FieldError for fewer than one feature."""
+        """Make the linear layer, with all parameters zero; nothing is drawn. FieldError for fewer than one feature."""
         super().__init__()
         self.linear = _zero_linear(features, 1, bias)
 
@@ -54,18 +54,18 @@ class LeastSquares(nn.Module):
     """
 
     def __init__(self, features: int, outputs: int = 1, bias: bool = True) -> None:
-        """All parameters start at zero, so nothing is drawn; FieldError for fewer than one feature or output."""
+        """Make the linear layer, with all parameters zero; nothing is drawn. FieldError for fewer than one feature or output."""
         super().__init__()
         self.linear = _zero_linear(features, outputs, bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Predictions (examples,), or (examples, outputs) where there are several outputs; inputs are flattened."""
+        """Predictions of inputs (examples, ...), which are flattened: (examples,) for one output, else (examples, outputs)."""
         predicted = self.linear(inputs.flatten(1))
         return predicted.squeeze(1) if self.linear.out_features == 1 else predicted
 
 
 def _zero_linear(features: int, outputs: int, bias: bool) -> nn.Linear:
-    """A linear layer that starts at zero and draws nothing; FieldError for fewer than one feature or output."""
+    """An `nn.Linear` with all parameters zero, made without random draws; FieldError for fewer than one feature or output."""
     if features < 1 or outputs < 1:
         text = f"a linear model needs at least one feature and one output, got {features} and {outputs}."
         raise FieldError("features" if features < 1 else "", "at least 1", min(features, outputs), text=text)

@@ -30,8 +30,9 @@ class LSTMClassifier(nn.Module):
         self, embedding: Tensor | tuple[int, int] | None = None, hidden: int = 50, classes: int = 2, layers: int = 1,
         frozen_embedding: bool = True, dimension: int | None = None,
     ) -> None:
-        """Other weights than a given table start at PyTorch's default, from its global generator: seed that before.
+        """Make the layers; weights other than a given table are drawn from PyTorch's global generator, so seed that before.
 
+        The table of word vectors is a buffer that is not trained or, with `frozen_embedding=False`, a trained parameter. Raises
         ValueError where neither `embedding` nor `dimension` is given, or the two do not fit.
         """
         super().__init__()
@@ -46,9 +47,10 @@ class LSTMClassifier(nn.Module):
         self.linear = nn.Linear(hidden, classes)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Class scores (examples, classes) of padded sequences; `lengths=None` takes all positions as real.
+        """Class scores (examples, classes) of sequences that are padded at the end.
 
-        Sequences are tokens (examples, time) with an embedding, else word vectors (examples, time, dimension).
+        They are tokens (examples, time) where the model has an embedding, else word vectors (examples, time, dimension).
+        `lengths` (examples,) is how many positions are real; None means all. ValueError for word vectors of another shape.
         """
         sequence = _blank_padding(sequence, lengths)
         vectors = sequence if self.embedding is None else look_up(sequence, self.embedding)
@@ -68,31 +70,35 @@ class CharacterGRU(nn.Module):
     """
 
     def __init__(self, vocabulary: int = 53, hidden: int = 128, every_position: bool = False) -> None:
-        """Weights start at PyTorch's default, from its global generator: seed that before."""
+        """Make the layers, with PyTorch's default weights, drawn from its global generator: seed that before."""
         super().__init__()
         self.every_position = every_position
         self.gru = nn.GRU(vocabulary, hidden, batch_first=True)
         self.linear = nn.Linear(hidden, vocabulary)
 
     def forward(self, sequence: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Scores of the next character: (examples, vocabulary), with `every_position` (examples, time, vocabulary).
+        """Scores of the character after the last, (examples, vocabulary), or with `every_position` of that after each position.
 
-        `lengths` (examples,) says how many characters are real; None is all.
+        The latter are (examples, time, vocabulary). `sequence` (examples, time) holds characters as integers, padded at the end;
+        `lengths` (examples,) is how many are real, None all.
         """
         states, _ = self.gru(_one_hot(_blank_padding(sequence, lengths).long(), self.gru.input_size, self.linear.weight))
         return self.linear(states if self.every_position else _last_states(states, lengths))
 
 
 def _one_hot(characters: Tensor, vocabulary: int, like: Tensor) -> Tensor:
-    """Characters as rows of the identity, (examples, time, vocabulary), in dtype and on device of `like`.
+    """One-hot vectors (examples, time, vocabulary) of integers (examples, time), in the dtype and on the device of `like`.
 
-    Torch's `one_hot` reads values, which a stack of clients forbids.
+    Unlike `torch.nn.functional.one_hot` it does not read values, which `torch.func.vmap` forbids.
     """
     return look_up(characters, torch.eye(vocabulary, dtype=like.dtype, device=like.device))
 
 
 def _vector_dimension(table: Tensor | None, dimension: int | None) -> int:
-    """The dimension of a word vector: the table's, or the one given where there is no table; ValueError where they do not fit."""
+    """The dimension of a word vector: the second axis of `table`, or `dimension` where there is no table.
+
+    Raises ValueError where neither is given, the table does not have two axes, or the two disagree.
+    """
     if table is None and dimension is None:
         raise ValueError("LSTMClassifier needs word vectors: pass embedding (a table, or its shape), or dimension for "
                          "sequences that are embedded already.")
@@ -105,14 +111,14 @@ def _vector_dimension(table: Tensor | None, dimension: int | None) -> int:
 
 
 def _check_vectors(vectors: Tensor, dimension: int) -> None:
-    """ValueError for sequences that are not word vectors (examples, time, dimension)."""
+    """Raise ValueError where `vectors` do not have the shape (examples, time, dimension)."""
     if vectors.dim() != 3 or vectors.shape[2] != dimension:
         raise ValueError(f"after embedding, sequences must have shape (examples, time, {dimension}), got "
                          f"{tuple(vectors.shape)}. Pass tokens with an embedding, word vectors without.")
 
 
 def _blank_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
-    """The sequence with zeros behind the real positions; as it is without `lengths`."""
+    """A copy of the sequence with zeros from position `lengths` (examples,) on; the sequence itself if `lengths` is None."""
     if lengths is None:
         return sequence
     beyond = torch.arange(sequence.shape[1], device=sequence.device) >= lengths[:, None]      # (examples, time)
@@ -120,7 +126,10 @@ def _blank_padding(sequence: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _last_states(states: Tensor, lengths: Tensor | None) -> Tensor:
-    """The state at the last real position, (examples, hidden); zero, the state at the start, for an empty sequence."""
+    """The hidden state at each sequence's last real position, (examples, hidden), from those of all positions.
+
+    It is zero for a sequence of length 0; `lengths=None` takes the last position of all.
+    """
     if lengths is None:
         return states[:, -1]
     place = (lengths - 1).clamp(min=0).long()[:, None, None].expand(-1, 1, states.shape[2])

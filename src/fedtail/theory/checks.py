@@ -9,20 +9,20 @@ from fedtail.risk.base import check_tail_fraction
 
 
 def check_cohort(tail_fraction: float, cohort_size: int) -> None:
-    """ValueError for a tail fraction outside (0, 1], and for a cohort of fewer than one client."""
+    """Raise ValueError for a tail fraction outside (0, 1], and FieldError (a ValueError) for a cohort size below 1."""
     check_tail_fraction(tail_fraction)
     if cohort_size < 1:
         raise FieldError("cohort_size", "at least 1", cohort_size, symbol="m")
 
 
 def check_local_steps(local_steps: int) -> None:
-    """ValueError (a FieldError) for fewer than one local step."""
+    """Raise FieldError (a ValueError) for fewer than one local step."""
     if local_steps < 1:
         raise FieldError("local_steps", "at least 1", local_steps, symbol="tau")
 
 
 def check_all_positive(**quantities: float) -> None:
-    """ValueError (a FieldError) that names the first argument that is not positive and finite."""
+    """Raise FieldError (a ValueError) that names the first keyword whose value is not positive and finite."""
     for name, value in quantities.items():
         if not 0 < value < math.inf:
             raise FieldError(name, "positive and finite", value)

@@ -12,10 +12,11 @@ from fedtail.theory.checks import check_all_positive, check_cohort
 
 
 def expected_minibatch_superquantile(losses: Tensor, cohort_size: int, tail_fraction: float) -> Tensor:
-    r"""What a cohort optimises: E_S[F_{theta,S}], the mean superquantile over cohorts, [PLMH23, section 5.1].
+    """What a cohort optimises: E_S[F_{theta,S}], the mean superquantile over cohorts, a scalar, [PLMH23, section 5.1].
 
-    S is uniform over the subsets of `cohort_size` (m) of the n losses, every client has the same mass. Differentiable:
-    fixed weights times the sorted losses. Never more than the superquantile of all losses, less by at most (12).
+    S is uniform over the subsets of `cohort_size` (m) of the n losses, `losses` (n,); every client has the same mass.
+    Differentiable: fixed weights times the sorted losses. Never more than the superquantile of all losses, less by at most
+    B / sqrt(theta m) for losses in [0, B]. ValueError where m > n, theta is outside (0, 1] or `losses` has more axes.
 
     >>> expected_minibatch_superquantile(torch.tensor([1., 2., 3.]), 2, 0.5)    # the larger of two: 2, 3 and 3
     tensor(2.6667)
@@ -27,14 +28,15 @@ def expected_minibatch_superquantile(losses: Tensor, cohort_size: int, tail_frac
 
 
 def expected_minibatch_weights(num_clients: int, cohort_size: int, tail_fraction: float) -> Tensor:
-    r"""Expected weight of the largest, second largest, ... of n losses in the superquantile of a cohort of m.
+    """Expected weights, (n,) float64, of the largest, second largest, ... of n losses in the superquantile of a cohort of m.
 
     A client with i larger losses is drawn, behind j of those, with probability m/n P(H_i = j), where H_i is
     hypergeometric (m - 1 draws from n - 1 with i marked); its weight is then min(1, theta m - j)_+ / (theta m). So
 
         w_i = (P(H_i < k) + (theta m - k) P(H_i = k)) / (theta n),  k = floor(theta m).
 
-    No sampling; O(n). m = n gives the superquantile, theta = 1 the mean, theta m <= 1 the largest of m draws.
+    No sampling; O(n). m = n gives the superquantile, theta = 1 the mean, theta m <= 1 the largest of m draws. ValueError
+    where m (`cohort_size`) exceeds n (`num_clients`) or theta (`tail_fraction`) is outside (0, 1].
 
     >>> expected_minibatch_weights(4, 2, 0.5)              # P(the i-th largest is the larger of two) = 3/6, 2/6, 1/6
     tensor([0.5000, 0.3333, 0.1667, 0.0000], dtype=torch.float64)
@@ -51,9 +53,10 @@ def expected_minibatch_weights(num_clients: int, cohort_size: int, tail_fraction
 
 
 def _probability_fewer_larger(num_clients: int, cohort_size: int, count: int) -> np.ndarray:
-    """P(H_i < count) for i = 0, ..., n - 1, in O(n): fewer than `count` of the i clients with larger losses are in the cohort.
+    """P(H_i < `count`) for i = 0, ..., n - 1, as an array (n,): fewer than `count` of i given clients are in the cohort.
 
-    The client itself is in it; that the count-th largest of the other m - 1 has rank i or more is the same event.
+    H_i is how many of the i clients with larger losses are among the other m - 1 of a cohort that holds client i, n and m being
+    `num_clients` and `cohort_size`. O(n): the event is that the count-th largest of these m - 1 has rank i or more.
     """
     if count in (0, cohort_size):
         return np.full(num_clients, float(count > 0))
@@ -63,7 +66,10 @@ def _probability_fewer_larger(num_clients: int, cohort_size: int, count: int) ->
 
 
 def _hypergeometric_probability(count: int, total: int, marked: np.ndarray, draws: int) -> np.ndarray:
-    """P(`count` marked among `draws` from `total`), one for each number in `marked`; by logarithms, which scipy does best."""
+    """P(`count` marked among `draws` draws without replacement from `total`), an array with one entry for each of `marked`.
+
+    `marked` are numbers of marked ones among the `total`. Computed from logarithms, by scipy; a `total` of 0 is taken as 1.
+    """
     from scipy.stats import hypergeom
 
     return np.exp(hypergeom.logpmf(count, max(total, 1), marked, draws))    # an empty urn is one nobody draws from
@@ -72,7 +78,8 @@ def _hypergeometric_probability(count: int, total: int, marked: np.ndarray, draw
 def bias_bound(loss_bound: float, tail_fraction: float, cohort_size: int) -> float:
     """Bound on the distance of the expected cohort superquantile from that of all clients: B / sqrt(theta m), [PLMH23, eq. (12)].
 
-    `loss_bound` (B): every loss lies in [0, B]. The sign is known too: F_theta - B/sqrt(theta m) <= E_S <= F_theta.
+    `loss_bound` (B): every loss lies in [0, B]; theta is `tail_fraction`, m `cohort_size`. The sign is known too:
+    F_theta - B/sqrt(theta m) <= E_S <= F_theta. ValueError for constants out of range.
 
     >>> bias_bound(1.0, 0.25, 100)
     0.2
@@ -85,7 +92,8 @@ def bias_bound(loss_bound: float, tail_fraction: float, cohort_size: int) -> flo
 def variance_bound(lipschitz: float, tail_fraction: float, cohort_size: int) -> float:
     """Bound on the mean squared distance of a cohort's gradient from its expectation: 8 G^2 / (theta m), [PLMH23, Property 9].
 
-    `lipschitz` (G) bounds the norms of all clients' gradients.
+    `lipschitz` (G) bounds the norms of all clients' gradients; theta is `tail_fraction`, m `cohort_size`. ValueError for
+    constants out of range.
 
     >>> variance_bound(1.0, 0.5, 100)
     0.16

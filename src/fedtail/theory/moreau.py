@@ -15,7 +15,7 @@ def moreau_gradient(
     objective: Callable[[Tensor], Tensor], point: Tensor, strength: float, weak_convexity: float = 0.0,
     tolerance: float = 1e-8, max_cuts: int = 200,
 ) -> Tensor:
-    r"""Gradient of the Moreau envelope of `objective` at `point`: mu (w - prox(w)), [PLMH23, eq. (13), (21)].
+    """Gradient of the Moreau envelope of `objective` at `point`: mu (w - prox(w)), [PLMH23, eq. (13), (21)]; (dim,) float64.
 
     prox(w) minimises h(z) = objective(z) + (mu/2) |z - w|^2 with mu = `strength`. The objective is a torch function of
     a flat vector, perhaps nonsmooth (a superquantile of client losses), convex once (weak_convexity/2) |z|^2 is added
@@ -23,7 +23,8 @@ def moreau_gradient(
 
     A bundle of cuts with the curvature sigma = mu - weak_convexity bounds h from below, a quadratic program over the
     simplex finds where that bound is least, the next cut is made there or on the way. It ends when the best value found
-    is within `tolerance` of the bound, so that |z - prox(w)| <= sqrt(2 tolerance / sigma). Works in float64.
+    is within `tolerance` of the bound, so that |z - prox(w)| <= sqrt(2 tolerance / sigma). Works in float64. Raises RuntimeError
+    if `max_cuts` evaluations do not suffice, and ValueError if the objective is not finite or weak_convexity is too small for it.
 
     >>> moreau_gradient(lambda z: z.abs().sum(), torch.tensor([3.0, 0.25]), strength=2.0).round(decimals=3)
     tensor([1.0000, 0.5000], dtype=torch.float64)
@@ -41,9 +42,11 @@ def _proximal_move(
     objective: Callable[[Tensor], Tensor], centre: Tensor, strength: float, weak_convexity: float,
     tolerance: float, max_cuts: int,
 ) -> Tensor:
-    """prox(w) - w with w = `centre`, within `tolerance` in value; RuntimeError if `max_cuts` evaluations do not suffice.
+    """prox(w) - w with w = `centre`, (dim,), within `tolerance` in value, by a bundle of cuts.
 
-    After a trial that did not help, the next stays nearer the best one.
+    After a trial point that did not improve on the best one, the next lies a third of the way from the best to the minimiser of
+    the cuts. Raises RuntimeError if `max_cuts` evaluations do not suffice, and ValueError if the objective is not finite or is
+    less convex than `weak_convexity` says.
     """
     curvature, best = strength - weak_convexity, torch.zeros_like(centre)
     trial, lower, upper = best, -math.inf, math.inf
@@ -66,7 +69,10 @@ def _proximal_move(
 
 
 def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity: float) -> None:
-    """ValueError for a lower bound that lies above a value: the objective is less convex than `weak_convexity` says."""
+    """Raise ValueError where the lower bound exceeds the best value by more than `tolerance` and rounding.
+
+    Then the objective is less convex than `weak_convexity` says; that number is used only in the message.
+    """
     if upper - lower < -tolerance - 1e-9 * abs(upper):
         raise ValueError(f"a cut lies {lower - upper:.3g} above the objective, so weak_convexity={weak_convexity} is "
                          "too small for it. Raise weak_convexity, and strength above it.")
@@ -75,7 +81,10 @@ def _check_bracket(lower: float, upper: float, tolerance: float, weak_convexity:
 def _convexified_value_and_slope(
     objective: Callable[[Tensor], Tensor], centre: Tensor, move: Tensor, weak_convexity: float
 ) -> tuple[Tensor, Tensor]:
-    """Value and subgradient of objective(w + y) + weak_convexity/2 |y|^2 at y = `move`; ValueError where they are not finite."""
+    """Value (a scalar) and subgradient (dim,) of objective(w + y) + weak_convexity/2 |y|^2 at y = `move`, with w = `centre`.
+
+    Raises ValueError where either is not finite.
+    """
     place = (centre + move).requires_grad_()
     value = objective(place)
     (slope,) = torch.autograd.grad(value, place)
@@ -85,9 +94,9 @@ def _convexified_value_and_slope(
 
 
 def _simplex_minimiser(gram: Tensor, linear: Tensor, precision: float) -> Tensor:
-    """The minimiser of x'Gx/2 - c'x over the simplex, to `precision` in value; G is `gram`, c is `linear`.
+    """The minimiser of x'Gx/2 - c'x over the probability simplex, (cuts,), to `precision` in value; G is `gram`, c is `linear`.
 
-    Mehrotra's interior point method: what it returns is feasible, also where 50 steps do not reach the precision.
+    Mehrotra's interior point method. The result is feasible even where 50 steps do not reach the precision.
     """
     size = len(linear)
     ridge = size * torch.finfo(linear.dtype).eps * gram.diagonal()    # rounding may leave the matrix indefinite
@@ -110,9 +119,9 @@ def _simplex_minimiser(gram: Tensor, linear: Tensor, precision: float) -> Tensor
 
 
 def _newton_step(factor: Tensor, x: Tensor, slack: Tensor, target: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps of x and slack, (cuts,) each, that keep sum x, move x * slack by `target` to first order and even out `error`.
+    """Newton steps of x and slack, (cuts,) each, that keep sum(x) and change x * slack by `target` to first order.
 
-    `factor` is the Cholesky factor of the Newton matrix.
+    They also make `error` (cuts,), the dual residual, constant. `factor` is the Cholesky factor of the Newton matrix.
     """
     both = torch.cholesky_solve(torch.stack([target / x - error + error.mean(), torch.ones_like(x)], 1), factor)
     step = both[:, 0] - both[:, 1] * both[:, 0].sum() / both[:, 1].sum()
@@ -120,6 +129,6 @@ def _newton_step(factor: Tensor, x: Tensor, slack: Tensor, target: Tensor, error
 
 
 def _longest_step(x: Tensor, slack: Tensor, step: Tensor, slack_step: Tensor) -> Tensor:
-    """The largest length, at most one, of the given steps that keeps x and slack nonnegative."""
+    """The largest length in [0, 1], a scalar tensor, at which neither x + length * step nor the moved slack is negative."""
     values, moves = torch.cat([x, slack]), torch.cat([step, slack_step])
     return torch.where(moves < 0, values / -moves, 1.0).amin().clamp(max=1)

@@ -11,15 +11,17 @@ from fedtail.theory.checks import check_all_positive, check_cohort, check_local_
 def nonconvex_step_size(
     smoothness: float, lipschitz: float, local_steps: int, num_rounds: int, initial_gap: float
 ) -> float:
-    r"""Learning rate (gamma) for smooth, not necessarily convex clients, [PLMH23, Theorem 7, the full Theorem 4].
+    """Learning rate (gamma) for smooth, not necessarily convex clients, [PLMH23, Theorem 7, the full Theorem 4].
 
-    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `local_steps` is tau, `num_rounds` T; all positive.
-    The proof ends, for the envelope (13) with mu = 2L and the gap Delta F_0 (`initial_gap`) of (13) at the start, in
+    `smoothness` (L) and `lipschitz` (G) are constants of every client's loss, `local_steps` is tau, `num_rounds` T; a ValueError
+    where one is not positive. For the envelope (13) with mu = 2L, whose gap at the start is `initial_gap` (Delta F_0), the proof
+    ends in the bound
 
-        E |grad Phi|^2 <= 4 Delta F_0 / (tau gamma T) + 4 tau gamma L G^2 (1 + 8 L gamma (tau - 1)),
+        E |grad Phi|^2 <= 4 Delta F_0 / (tau gamma T) + 4 tau gamma L G^2 (1 + 8 L gamma (tau - 1)).
 
-    and Lemma 14 minimises this over (0, 1/(4 tau L)]. We depart from the print in the third term of the minimum, where
-    Theorem 7 has 32 L^2 G^2 (1 - 1/tau): Lemma 14 at A = 4 Delta F_0 / tau, C = 32 tau^2 L^2 G^2 (1 - 1/tau) has 8.
+    Lemma 14 minimises it over gamma in (0, 1/(4 tau L)], up to a constant, by the smallest of three rates, which is returned. In
+    the third we depart from the print, where Theorem 7 has 32 L^2 G^2 (1 - 1/tau): Lemma 14 at A = 4 Delta F_0 / tau,
+    C = 32 tau^2 L^2 G^2 (1 - 1/tau) has 8.
 
     >>> nonconvex_step_size(smoothness=1.0, lipschitz=1.0, local_steps=1, num_rounds=100, initial_gap=1.0)
     0.1
@@ -85,7 +87,10 @@ def convex_step_size(
 
 
 def _condition_number(smoothness: float, strength: float, num_rounds: int) -> float:
-    """kappa = (L + lambda) / lambda; ValueError where lambda >= L or T < 16 kappa^1.5, for which Theorem 8 says nothing."""
+    """kappa = (L + lambda) / lambda, with L `smoothness` and lambda `strength`.
+
+    Raises ValueError where lambda >= L or `num_rounds` (T) < 16 kappa^1.5: Theorem 8 does not cover these.
+    """
     if strength >= smoothness:
         raise ValueError(f"strength (lambda) must be below smoothness (L) = {smoothness}, got {strength}. "
                          "A larger smoothness is also a valid constant: pass that, or regularise less.")
@@ -98,16 +103,20 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
 
 
 def _log_rate(numerator: float, denominator: float) -> float:
-    """max(1, log(numerator / denominator)); infinite for denominator 0, where a term of the bound is absent (m = 1, tau = 1)."""
+    """max(1, log(numerator / denominator)); 1 where the numerator is 0.
+
+    Infinite for denominator 0, where the term of the bound is absent (cohort of one, one local step).
+    """
     if denominator == 0:
         return math.inf
     return max(1.0, math.log(numerator / denominator)) if numerator > 0 else 1.0
 
 
 def averaging_contraction(learning_rate: float, strength: float, local_steps: int) -> float:
-    """Ratio of successive weights in the averaged iterate: beta_j = contraction^-(1+j), [PLMH23, Theorem 5].
+    """Ratio of successive weights in the averaged iterate, 1 - gamma lambda tau / 2: beta_j = ratio^-(1+j), [PLMH23, Theorem 5].
 
-    It is 1 - gamma lambda tau / 2; one (all iterates alike) where `strength` is zero.
+    gamma is `learning_rate`, lambda `strength`, tau `local_steps`. It is 1 (equal weights) where `strength` is 0. Raises
+    ValueError where gamma lambda tau is not in [0, 2).
 
     >>> averaging_contraction(learning_rate=0.1, strength=0.5, local_steps=4)
     0.9

@@ -40,7 +40,7 @@ class Window:
     dilation: Pair = (1, 1)
 
     def output_size(self, height: int, width: int) -> Pair:
-        """Rows and columns of the outputs for an image of this height and width."""
+        """(rows, columns) of the output for an image of this height and width."""
         one, two = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in
                     zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True))
         return one, two
@@ -50,7 +50,7 @@ class Stacked(TorchFunctionMode):
     """Within it, convolutions, max-pooling, LSTMs and GRUs of a stack of clients are computed as this package does."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Compute convolutions, max-pooling, LSTMs and GRUs by this package where it can; all other calls by PyTorch."""
+        """Compute 2-D convolutions and max-pooling, LSTMs and GRUs by this package where it supports the call; else by `func`."""
         found: Any = None
         if func is torch.lstm or func is torch.gru:
             found = self.run_recurrence(lstm if func is torch.lstm else gru, *args, **(kwargs or {}))
@@ -62,9 +62,10 @@ class Stacked(TorchFunctionMode):
 
     def _conv2d(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                 dilation: Any = 1, groups: int = 1) -> Tensor | None:
-        """The convolution that `torch.conv2d` was called for, in the dtype of an autocast; None for what is left to PyTorch.
+        """The result of a call of `torch.conv2d` with these arguments, computed by `convolve`; under autocast, in its dtype.
 
-        Left to it are other than four axes, groups, padding given as text, and weights of another dtype than the input.
+        None, so that PyTorch computes it, for inputs without four axes, groups, padding given as text, weights of another dtype
+        than the input, and where `convolve` returns None.
         """
         if input.ndim != 4 or groups != 1 or isinstance(padding, str):
             return None
@@ -77,9 +78,10 @@ class Stacked(TorchFunctionMode):
 
     def _max_pool2d(self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
                     ceil_mode: bool = False, return_indices: bool = False) -> Tensor | None:
-        """The pooling that `max_pool2d` was called for; None for what is left to PyTorch.
+        """The result of a call of `max_pool2d` with these arguments, computed by `max_pool`.
 
-        Left to it are CPUs, overlapping windows, padding, dilation, `ceil_mode` and indices.
+        None, so that PyTorch computes it, on a CPU or without Triton, for inputs without four axes, overlapping windows,
+        padding, dilation, `ceil_mode` and `return_indices`.
         """
         kernel, pace = _pair(kernel_size), _pair(stride or kernel_size)
         apart = all(k <= s for k, s in zip(kernel, pace, strict=True))      # each number is in one window at most
@@ -89,15 +91,21 @@ class Stacked(TorchFunctionMode):
         return self.max_pool(input, Window(kernel, pace))
 
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        """The convolution of one client's images, differentiable, which vmap computes for a stack; None leaves it to PyTorch."""
+        """Convolve images (batch, channels, height, width) of one client, differentiably; under vmap all clients at once.
+
+        Returns (batch, outputs, rows, columns); a subclass may return None to leave the call to PyTorch.
+        """
         return _Convolution.apply(images, weight, bias, window)
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
-        """The max-pooling of one client's images, differentiable, which vmap computes for a stack."""
+        """Max-pool images (batch, channels, height, width) of one client, differentiably; under vmap all clients at once."""
         return _MaxPool.apply(images, window)[0]
 
     def run_recurrence(self, cell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The LSTM or GRU of one client, `cell`, with torch's arguments; None leaves it to PyTorch."""
+        """Call `cell`, this package's `lstm` or `gru`, with the arguments of `torch.lstm` or `torch.gru`.
+
+        Returns what these return, or None for a kind that is left to PyTorch.
+        """
         return cell(*args, **kwargs)
 
 
@@ -105,33 +113,36 @@ class Flat(Stacked):
     """Within it, convolutions and max-pooling of one model on many examples, without gradients; the rest is left to PyTorch."""
 
     def run_recurrence(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the recurrence of one model to PyTorch, by returning None."""
+        """Return None, which leaves LSTMs and GRUs of a single model to PyTorch."""
 
     def convolve(self, images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-        """One model's convolution by a Triton kernel, without gradients; None leaves to PyTorch what that does not take."""
+        """Convolve images (batch, channels, height, width) with one model's weights by a Triton kernel, without gradients.
+
+        None, so that PyTorch computes it, on a CPU, without Triton, in float64, and for 2^31 or more numbers.
+        """
         if not _reads_windows_in_place(images, len(images) * len(weight) * math.prod(window.output_size(*images.shape[2:]))):
             return None
         return _convolve_stack(images[None], weight[None], None if bias is None else bias[None], window)[0]
 
     def max_pool(self, images: Tensor, window: Window) -> Tensor:
-        """One model's max-pooling by a Triton kernel, without gradients, so that places of the largest are not stored."""
+        """Max-pool images (batch, channels, height, width) by a Triton kernel, without gradients and the indices they need."""
         return triton_kernels.max_pool(images, window, keep=False)[0]
 
 
 def _pair(value: Any) -> Pair:
-    """A size as (height, width), from one number or a sequence of one or two."""
+    """A size as (height, width), from one number or a sequence of one or two numbers; one number stands for both."""
     first, *rest = value if isinstance(value, (tuple, list)) else (value,)
     return int(first), int(rest[0] if rest else first)
 
 
 def _triton_module(images: Tensor) -> Any:
-    """The module of Triton kernels, for floating-point images on a GPU where Triton compiles; else None."""
+    """The module `triton_kernels` if `images` are floating-point numbers on a GPU and Triton compiles there; else None."""
     return triton_kernels if images.is_cuda and images.is_floating_point() and _triton_compiles() else None
 
 
 @cache
 def _triton_compiles() -> bool:
-    """Whether Triton compiles a kernel here, tried once: it may be installed without the C compiler it needs."""
+    """Whether Triton can compile and run a kernel here, tried once: it may be installed without the C compiler it needs."""
     try:
         triton_kernels.max_pool(torch.zeros(1, 1, 2, 2, device="cuda"), Window((2, 2), (2, 2)))
     except Exception:      # whatever is missing
@@ -140,12 +151,19 @@ def _triton_compiles() -> bool:
 
 
 def _reads_windows_in_place(images: Tensor, written: int) -> bool:
-    """Whether a Triton kernel multiplies windows where they lie: not in float64, nor beyond 2^31 numbers read or `written`."""
+    """Whether to convolve these images by a Triton kernel, which reads windows from the images without a copy of them.
+
+    False on a CPU, without Triton, in float64, and where 2^31 or more numbers are read or `written` (how many are written).
+    """
     return _triton_module(images) is not None and images.dtype != torch.float64 and max(images.numel(), written) < INDEXABLE
 
 
 def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-    """Outputs (clients, batch, channels, rows, columns) of images and weights of each client; channels innermost in memory."""
+    """Convolve images (clients, batch, channels, height, width) with weights (clients, outputs, channels, kernel...).
+
+    `bias` is (clients, outputs) or None. Returns (clients, batch, outputs, rows, columns), with the outputs' axis innermost in
+    memory. By a Triton kernel where it can, else by a matrix product with the windows as rows.
+    """
     matrix, shape = weight.permute(0, 1, 3, 4, 2).flatten(2), (images.shape[1], *window.output_size(*images.shape[3:]))
     if _reads_windows_in_place(images, matrix.shape[0] * matrix.shape[1] * math.prod(shape)):
         return triton_kernels.convolve(images, matrix, bias, window)
@@ -155,7 +173,10 @@ def _convolve_stack(images: Tensor, weight: Tensor, bias: Tensor | None, window:
 
 
 def _window_rows(images: Tensor, window: Window) -> Tensor:
-    """The windows as rows: (clients, batch, channels, height, width) -> (clients, batch * places, kernel * channels)."""
+    """All windows of images (clients, batch, channels, height, width) as rows of a matrix for each client.
+
+    Returns (clients, batch * places, kernel * channels), a place being where a window stands in the image. Padding is zeros.
+    """
     (high, wide), (down, across) = window.kernel, window.dilation
     images = F.pad(images, (window.padding[1],) * 2 + (window.padding[0],) * 2)
     views = images.unfold(3, down * (high - 1) + 1, window.stride[0]).unfold(4, across * (wide - 1) + 1, window.stride[1])
@@ -163,9 +184,10 @@ def _window_rows(images: Tensor, window: Window) -> Tensor:
 
 
 def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
-    """Add what all windows have for a pixel: (clients, batch, rows, columns, kernel..., channels) -> images.
+    """Sum, for each pixel, the values that all windows hold for it: the transpose of `_window_rows`.
 
-    These are (clients, batch, channels, height, width), with height and width `size`.
+    `columns` is (clients, batch, rows, columns, kernel..., channels). Returns images (clients, batch, channels, height, width)
+    with height and width `size`.
     """
     clients, batch, rows, across, high, wide, channels = columns.shape
     if _triton_module(columns) and columns.numel() < INDEXABLE:
@@ -181,15 +203,19 @@ def _fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
 
 
 def _pixels_of_tap(k: int, places: int, window: Window, axis: int) -> slice:
-    """Which pixels of a padded image, along one axis, are the k-th number of the windows at so many `places`."""
+    """Which pixels of a padded image, along `axis`, the k-th entry of the kernel meets at `places` successive window positions.
+
+    `axis` is 0 for height, 1 for width.
+    """
     first, stride = k * window.dilation[axis], window.stride[axis]
     return slice(first, first + (places - 1) * stride + 1, stride)
 
 
 def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Window) -> tuple[Tensor, Tensor]:
-    """Gradients with respect to the weights, (clients, outputs, inputs, kernel...), and to the bias, (clients, outputs).
+    """Gradients with respect to the weights, (clients, outputs, channels, kernel...), and to the bias, (clients, outputs).
 
-    `outputs` are the gradients with respect to the outputs; where there is no bias (not `biased`), ignore the second.
+    `outputs` are the gradients with respect to the outputs, (clients, batch, outputs, rows, columns). If there is no bias (not
+    `biased`), the second tensor has no meaning and may be empty.
     """
     if _reads_windows_in_place(images, outputs.numel()):
         return triton_kernels.weight_gradient(images, outputs, window, biased)
@@ -204,8 +230,9 @@ def _weight_gradient(images: Tensor, outputs: Tensor, biased: bool, window: Wind
 def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair) -> Tensor:
     """Gradients with respect to images of height and width `size`, (clients, batch, channels, height, width).
 
-    `outputs` are the gradients with respect to the outputs. With strides of one that is a convolution, the kernel turned
-    round; else the gradient of every window, folded.
+    `outputs` are the gradients with respect to the outputs. For stride one and padding less than the kernel's extent, where it
+    pays and a Triton kernel can do it, they are a convolution of `outputs` with the kernel turned by 180 degrees; else the
+    gradients of all windows are computed and summed for each pixel.
     """
     clients, batch, wide, *places = outputs.shape
     channels, pixels = weight.shape[2], math.prod(size)
@@ -225,7 +252,7 @@ def _input_gradient(outputs: Tensor, weight: Tensor, window: Window, size: Pair)
 
 
 def _output_rows(outputs: Tensor) -> Tensor:
-    """Outputs as rows: (clients, batch, channels, rows, columns) -> (clients, batch * places, channels)."""
+    """Reorder outputs (clients, batch, channels, rows, columns) to matrices (clients, batch * rows * columns, channels)."""
     return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
 
 
@@ -240,19 +267,22 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
-        """One client's convolution; under vmap that of all clients at once."""
+        """Outputs (batch, outputs, rows, columns) of one client's convolution; under vmap those of all clients at once."""
         return (convolve if bias is None else convolve_with_bias)(images, weight, bias, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save images and weights for the gradients."""
+        """Save images, weights, the window, and whether there is a bias for `backward`."""
         images, weight, bias, ctx.window = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(images, weight)
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor) -> Any:
-        """Gradients with respect to images, weights and bias, from those with respect to the outputs; None where not needed."""
+        """Gradients with respect to images, weights, bias and window, from `outputs`, those with respect to the outputs.
+
+        Gradients that are not needed are None, and so are that of an absent bias and that of the window.
+        """
         images, weight = ctx.saved_tensors
         by_images = input_gradient(outputs, weight, ctx.window, tuple(images.shape[2:])) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[1:3]):
@@ -262,15 +292,15 @@ class _Convolution(torch.autograd.Function):
 
 
 def _max_pool_stack(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """The largest number of each window, (clients, batch, channels, rows, columns), and its place within the window."""
+    """The largest number of each window and its index within the window, both (clients, batch, channels, rows, columns)."""
     largest, place = triton_kernels.max_pool(images.flatten(0, 1), window)
     return largest.unflatten(0, images.shape[:2]), place.unflatten(0, images.shape[:2])
 
 
 def _max_pool_gradient(outputs: Tensor, place: Tensor, window: Window, size: Pair) -> Tensor:
-    """Gradients with respect to images of height and width `size`, from those with respect to the pooled numbers, `outputs`.
+    """Gradients with respect to images of height and width `size`, from `outputs`, those with respect to the pooled numbers.
 
-    Each goes to the pixel that was largest in its window.
+    Each goes to the pixel that was largest in its window, given by its index `place` there; other pixels get zero.
     """
     images = triton_kernels.max_unpool(outputs.flatten(0, 1), place.flatten(0, 1), window, size)
     return images.unflatten(0, outputs.shape[:2])
@@ -286,12 +316,12 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        """One client's largest numbers and their places; under vmap those of all clients at once."""
+        """One client's largest number of each window, and its index in the window; under vmap those of all clients at once."""
         return max_pool(images, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save the places of the largest numbers, which are not differentiable, and the size of the images."""
+        """Save the window, the image size and the indices of the largest numbers, which are marked as not differentiable."""
         images, ctx.window = inputs
         ctx.size = tuple(images.shape[2:])
         ctx.mark_non_differentiable(output[1])
@@ -299,5 +329,8 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outputs: Tensor, _: Any) -> Any:
-        """Gradients with respect to the images, from those with respect to the largest numbers."""
+        """Gradients with respect to images and window, from `outputs`, those with respect to the largest numbers.
+
+        The gradient of the window is None.
+        """
         return max_pool_gradient(outputs, ctx.saved_tensors[0], ctx.window, ctx.size), None

@@ -40,7 +40,11 @@ class Replayed:
     """
 
     def __init__(self, function: Step, device: torch.device, grain: int = 0, seen: int = SEEN):
-        """Nothing is recorded yet; on a GPU recordings share one memory pool and one stream."""
+        """Wrap `function`; nothing is recorded yet. On a GPU all recordings of this object share one memory pool and one stream.
+
+        Batches are padded to a multiple of `grain` examples, or by a few where that is 0; a shape is recorded at its `seen`-th
+        call.
+        """
         self.function, self.device, self.grain, self.seen = function, device, grain, seen
         self.refused: str | None = None
         self._steps: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
@@ -51,13 +55,15 @@ class Replayed:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __len__(self) -> int:
-        """How many recordings there are."""
+        """The number of shapes for which a recording is held now."""
         return len(self._steps)
 
     def __call__(self, params: Tensor, inputs: Examples, *rest: Tensor) -> Tensor:
-        """The function's result, (clients, ...): from a recording of this shape, or directly until it has come often enough.
+        """The function's result, (clients, ...), by a replay where this shape is recorded, else by a direct call.
 
-        `rest` are targets and weights (clients, batch, ...); without them, the result has an axis of examples after the clients.
+        `rest` are targets and weights (clients, batch, ...), and the result has one row per client; without them it is (clients,
+        examples, ...). It may be a view of a buffer that the next call overwrites. A shape is recorded when it has come `seen`
+        times; once recording has failed twice, all calls are direct.
         """
         if self.refused is not None:
             return self.function(params, inputs, *rest)
@@ -77,7 +83,10 @@ class Replayed:
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
     def _padded_width(self, active: int, batch: int) -> int:
-        """How many examples a batch of `active` clients is padded to; the widest batch so far is remembered."""
+        """How many examples to pad a batch to, where `active` clients have `batch` examples each; at least `batch`.
+
+        Remembers the widest batch so far: where few clients are left, their batches are padded to it.
+        """
         self._widest = max(self._widest, batch)
         if self.grain:
             return -(-batch // self.grain) * self.grain
@@ -85,7 +94,11 @@ class Replayed:
 
     def _record_shape(self, key: tuple[Any, ...], clients: int, width: int, given: dict[str, Tensor],
                   inputs: Examples) -> _Recorded | None:
-        """Record a step of this shape and store it under `key`, replacing the one unused for longest; None where that fails."""
+        """Make buffers for `clients` clients with `width` examples each, record a step on them, and store it under `key`.
+
+        `given` are the arguments by buffer name. Evicts the recording unused for longest when there are 64. Returns the
+        recording, or None where CUDA could not record it; on a CPU the step has buffers but no graph.
+        """
         buffers = {name: self._arena.view(name, (clients, *((width,) if name != "params" else ()), *item_shape(name, t)), t.dtype)
                    for name, t in given.items()}
         step = _Recorded(self.function, self._arena, buffers, list(inputs) if isinstance(inputs, dict) else None)
@@ -99,7 +112,10 @@ class Replayed:
         return step
 
     def _capture(self, step: _Recorded) -> bool:
-        """Run the step once to warm up, since a recording must not load or tune anything, then record it; False on failure."""
+        """Run the step once to warm up, then record it as a CUDA graph and set `step.graph`; True on success.
+
+        On an exception it cleans up, counts the failure, and returns False.
+        """
         assert self._stream is not None
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
@@ -116,7 +132,11 @@ class Replayed:
         return True
 
     def _recover_from_failure(self, reason: str) -> None:
-        """Clean up after a failed recording, which PyTorch still takes to go on; after `TRIES` failures record no more."""
+        """Clean up after a failed recording: end PyTorch's allocation to the pool, synchronise, and take a new pool.
+
+        At the second failure `refused` is set to `reason`, and all recordings and buffers are dropped, so that none is made
+        again.
+        """
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool or (0, 0))
         torch.cuda.synchronize(self.device)
@@ -140,9 +160,9 @@ class _Recorded:
     graph: Any = None
 
     def fill(self, given: dict[str, Tensor], active: int, batch: int) -> None:
-        """Copy the arguments of a step into the buffers of the first `active` clients.
+        """Copy a step's arguments into the buffers of the first `active` clients.
 
-        Examples beyond its `batch` repeat the first one and weigh nothing.
+        Examples from position `batch` on are padding: they repeat the client's first example, with weight zero.
         """
         for name, source in given.items():
             buffer = self.buffers[name][:active]
@@ -153,7 +173,10 @@ class _Recorded:
             buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
 
     def run(self) -> None:
-        """Compute `result` from what is in the buffers: replay the graph, or call the function where there is none."""
+        """Compute `result` from the values in the buffers: replay the graph or, where there is none, call the function.
+
+        The first call makes the buffer that `result` is, and later calls overwrite it.
+        """
         if self.graph is not None:
             self.graph.replay()
             return
@@ -170,12 +193,15 @@ class _Arena:
     """Memory at fixed addresses, by name. It grows by being replaced; what was recorded keeps what it was recorded with."""
 
     def __init__(self, device: torch.device):
-        """No memory is taken before it is asked for."""
+        """Buffers on `device`; no memory is allocated before `view` is called."""
         self.device = device
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A buffer of this shape and type, at the start of the memory held under this name; zeros where it is new."""
+        """A buffer of this shape and dtype, at the start of the memory held under `name`; earlier views of it share that memory.
+
+        New memory, which is zero, is allocated where there is too little; earlier views then keep their old memory.
+        """
         size, key = math.prod(shape), (name, dtype)
         old = self._held.get(key)
         if old is None or old.numel() < size:
@@ -186,12 +212,14 @@ class _Arena:
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all recordings on a device, always the same: cuBLAS keeps memory for every stream it was called on."""
+    """The CUDA stream on which everything is recorded on `device`, made once: cuBLAS keeps memory for every stream it ran on."""
     return torch.cuda.Stream(device)
 
 
 def recorded_size(count: int, exact: int = 1) -> int:
-    """The size a count is padded to: by quarters of powers of two up to 16, then by sixteenths; every count up to `exact` is one.
+    """The size to which `count` is padded, at least `count`: a few sizes per power of two, so that few shapes are recorded.
+
+    With P the next power of two, it is a multiple of P / 4 up to P = 16 and of P / 16 beyond. A count up to `exact` is kept.
 
     >>> [recorded_size(n) for n in (1, 5, 9, 17, 50, 100)]
     [1, 6, 12, 18, 52, 104]
@@ -205,7 +233,10 @@ def recorded_size(count: int, exact: int = 1) -> int:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """A context in which Python collects no garbage: freeing an old recording while a new one is made spoils it."""
+    """A context in which Python collects no garbage; enabled again afterwards if it was.
+
+    Freeing an old CUDA graph while another is being recorded would spoil the recording.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -216,11 +247,14 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def item_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """The shape of one client's parameters where `name` is "params", else of one example: without axes of clients and batch."""
+    """The shape of one client's part where `name` is "params" (without axis 0), else of one example (without axes 0 and 1)."""
     return tuple(tensor.shape[1 if name == "params" else 2 :])
 
 
 def _arguments_by_name(params: Tensor, inputs: Examples, *rest: Tensor) -> dict[str, Tensor]:
-    """The arguments of a step by the names of their buffers: "params", "input" or "input NAME", "targets", "weight"."""
+    """The arguments of a step as a dict by buffer name: "params", "input", and from `rest` "targets" and "weight".
+
+    Where inputs come by name there is one "input NAME" for each instead of "input".
+    """
     parts = {f"input {name}": t for name, t in inputs.items()} if isinstance(inputs, dict) else {"input": inputs}
     return {"params": params, **parts, **dict(zip(("targets", "weight"), rest, strict=False))}

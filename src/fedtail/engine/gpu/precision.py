@@ -13,12 +13,12 @@ Precision = Literal["full", "tf32", "bf16"]
 
 @contextmanager
 def use_precision(precision: Precision, device: torch.device, activations: bool = True) -> Iterator[None]:
-    """A context in which a GPU multiplies and convolves in this precision; the settings before are restored. Nothing on a CPU.
+    """A context in which a GPU multiplies and convolves in `precision`; on a CPU it does nothing. Former settings are restored.
 
-    "full": the model's own, which PyTorch by default does not keep to in convolutions. Those of this package split a factor of
-    float32 in two of ten bits of mantissa and add three products: about as exact. "tf32": factors of float32 are rounded to
-    ten bits. "bf16": factors and activations have eight. Parameters, sums of products and losses stay as they are.
-    Without `activations`, for backward passes and closed forms, "bf16" is "full".
+    "full" keeps float32 products at about float32 accuracy: TF32 is off, which PyTorch by default leaves on in convolutions, and
+    this package's convolutions split each factor in two TF32 numbers and add three products. "tf32" rounds float32 factors to
+    ten bits of mantissa. "bf16" turns on autocast to bfloat16 for factors and activations, unless `activations` is False
+    (backward passes, closed forms): then it is "full". Parameters, sums of products and losses keep their dtype.
     """
     if device.type != "cuda":
         yield
@@ -35,6 +35,6 @@ def use_precision(precision: Precision, device: torch.device, activations: bool 
 
 
 def check_precision(precision: str) -> None:
-    """ValueError for a precision other than "full", "tf32" and "bf16"."""
+    """Raise ValueError if `precision` is not "full", "tf32" or "bf16"."""
     if precision not in get_args(Precision):
         raise ValueError(f'precision must be "full", "tf32" or "bf16", got {precision!r}.')

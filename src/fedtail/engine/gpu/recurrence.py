@@ -20,18 +20,20 @@ from fedtail.engine.gpu.stackable import make_stackable
 
 
 def lstm(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
-    """`torch.lstm` for clients that vmap stacks: takes its arguments, and returns outputs, last hidden and last cell states.
+    """`torch.lstm` for a client under vmap, with weights of its own: same arguments, differentiable, all clients at once.
 
-    None for the kinds that are left to PyTorch: packed, both directions, projected, with dropout.
+    Returns outputs, last hidden states and last cell states. None for what is left to PyTorch: packed sequences, bidirectional
+    or projected LSTMs, dropout in training, inputs without three axes.
     """
     packed = isinstance(state, Tensor)      # it is the sizes of batches then, and the state comes third
     return None if packed else _run_layers(_lstm_layer, input, state, weights, *kind)
 
 
 def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ...] | None:
-    """`torch.gru` for clients that vmap stacks: takes its arguments, and returns outputs and last hidden states.
+    """`torch.gru` for a client under vmap, with weights of its own: same arguments, differentiable, all clients at once.
 
-    None for the kinds that are left to PyTorch: packed, both directions, with dropout.
+    Returns outputs and last hidden states. None for what is left to PyTorch: packed sequences, bidirectional GRUs, dropout in
+    training, inputs without three axes.
     """
     packed = isinstance(weights, Tensor)      # it is the state then, and the sizes of batches come second
     return None if packed else _run_layers(_gru_layer, input, (state,), weights, *kind)
@@ -40,9 +42,11 @@ def gru(input: Tensor, state: Any, weights: Any, *kind: Any) -> tuple[Tensor, ..
 def _run_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor],
              biased: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
              batch_first: bool = False) -> tuple[Tensor, ...] | None:
-    """Outputs of the last layer, and the last states of all layers; None for kinds that no `layer` computes.
+    """Run all layers; returns the outputs of the last layer, and each last state of all layers, (layers, batch, width).
 
-    Arguments are those of `torch.lstm` and `torch.gru`: `weights` holds those of all layers, `state` (layers, batch, width).
+    `layer` is `_lstm_layer` or `_gru_layer`; the other arguments are those of `torch.lstm` and `torch.gru`, `weights` being
+    those of all layers in order. None for kinds that are left to PyTorch: bidirectional, projected, dropout in training,
+    unbatched.
     """
     each = 4 if biased else 2
     if bidirectional or len(weights) != each * layers or (dropout and train) or input.ndim != 3:
@@ -59,28 +63,35 @@ def _run_layers(layer: Callable[..., Sequence[Tensor]], input: Tensor, state: Se
 
 
 def _cast_for_autocast(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """All in the dtype of an active autocast, as PyTorch's recurrences take them; as they are without one."""
+    """The tensors in the dtype of autocast where it is active on their device, as PyTorch's recurrences do; else as they are."""
     kind = values[0].device.type
     return [value.to(torch.get_autocast_dtype(kind)) for value in values] if torch.is_autocast_enabled(kind) else values
 
 
 def _lstm_layer(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
                 *biases: Tensor) -> Sequence[Tensor]:
-    """One layer of LSTMs: outputs of all times (time, batch, width), last hidden state, last cell state."""
+    """One LSTM layer of one client: outputs (time, batch, width), last hidden state and last cell state, (batch, width) each.
+
+    `inputs` is (time, batch, features), `of_input` and `of_hidden` are the weights, `biases` the two biases.
+    """
     return _LSTM.apply(inputs, hidden, cell, of_input, of_hidden, torch.add(*biases))[:3]
 
 
 def _gru_layer(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, *biases: Tensor) -> Sequence[Tensor]:
-    """One layer of GRUs: outputs of all times (time, batch, width), last hidden state."""
+    """One GRU layer of one client: outputs (time, batch, width) and last hidden state (batch, width).
+
+    `inputs` is (time, batch, features), `of_input` and `of_hidden` are the weights, `biases` the two biases.
+    """
     outputs = _GRU.apply(inputs, hidden, of_input, of_hidden, *biases)[0]
     return outputs, outputs[-1]
 
 
 def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor, of_hidden: Tensor,
                   bias: Tensor) -> tuple[Tensor, ...]:
-    """Stacks of (time, batch, ...) -> hidden states of all times, the last hidden and cell state, all gates, all cell states.
+    """LSTM layer of all clients: `inputs` (clients, time, batch, features), states (clients, batch, width), weights and bias.
 
-    Loops over time, which therefore comes first in memory: (time, clients, batch, ...), handed out with the clients first.
+    Returns hidden states of all times, the last hidden and the last cell state, all gates, and all cell states, the first
+    included; clients come first. The loop is over time, so in memory time is outermost.
     """
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
@@ -105,9 +116,10 @@ def _lstm_forward(inputs: Tensor, hidden: Tensor, cell: Tensor, of_input: Tensor
 
 def _lstm_backward(by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor,
                    gates: Tensor, cells: Tensor, of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gradients with respect to inputs, first hidden and cell state, input weights, hidden weights and bias, clients first.
+    """Gradients of an LSTM layer of all clients, from those with respect to its outputs, last hidden and last cell state.
 
-    `by_output`, `by_hidden`, `by_cell` are those with respect to all outputs, the last hidden and the last cell state.
+    Returns those with respect to inputs, first hidden state, first cell state, input weights, hidden weights and bias, clients
+    first. `outputs`, `gates` and `cells` are what `_lstm_forward` returned.
     """
     _, times, batch, width = by_output.shape
     gates, cells, by_output = (stack.transpose(0, 1) for stack in (gates, cells, by_output))          # time first
@@ -140,12 +152,15 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
-        """One client's LSTM layer; under vmap that of all clients at once."""
+        """One client's LSTM layer, with the arguments of `_lstm_forward`; under vmap those of all clients at once.
+
+        Returns hidden states of all times, last hidden state, last cell state, all gates and all cell states.
+        """
         return lstm_forward(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save what the gradients need; gates and cell states are no outputs to differentiate."""
+        """Save inputs, weights and results for `backward`; gates and cell states are marked as not differentiable."""
         sequence, hidden, _, of_input, of_hidden, _ = inputs
         outputs, _, _, gates, cells = output
         ctx.mark_non_differentiable(gates, cells)
@@ -153,13 +168,17 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, *_: Any) -> Any:
-        """Gradients with respect to the six inputs of `forward`, from those with respect to its first three outputs."""
+        """Gradients with respect to the six arguments of `forward`, from those with respect to its first three results."""
         return lstm_backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
 
 
 def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Tensor, input_bias: Tensor,
                  hidden_bias: Tensor) -> tuple[Tensor, ...]:
-    """Stacks of (time, batch, ...) -> hidden states of all times, all gates, and what the hidden state adds to the new gate."""
+    """GRU layer of all clients: `inputs` (clients, time, batch, features), first state (clients, batch, width), weights, biases.
+
+    Returns hidden states and gates of all times, and the hidden state's part of the new gate before the reset gate scales it;
+    clients come first.
+    """
     clients, times, batch, _ = inputs.shape
     width = of_hidden.shape[2]
     gates = torch.baddbmm(input_bias[:, None], inputs.flatten(1, 2), of_input.mT)
@@ -179,9 +198,10 @@ def _gru_forward(inputs: Tensor, hidden: Tensor, of_input: Tensor, of_hidden: Te
 
 def _gru_backward(by_output: Tensor, inputs: Tensor, hidden: Tensor, outputs: Tensor, gates: Tensor, said: Tensor,
                   of_input: Tensor, of_hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gradients with respect to inputs, the first hidden state, the two weights and the two biases, clients first.
+    """Gradients of a GRU layer of all clients, from `by_output`, those with respect to its outputs.
 
-    `by_output` are those with respect to all outputs, `said` is what the hidden state added to the new gate.
+    Returns those with respect to inputs, first hidden state, input weights, hidden weights, input bias and hidden bias, clients
+    first. `outputs`, `gates` and `said` are what `_gru_forward` returned.
     """
     _, times, batch, width = by_output.shape
     before = torch.cat([hidden[:, None], outputs[:, :-1]], 1)
@@ -211,12 +231,16 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, ...]:
-        """One client's GRU layer; under vmap that of all clients at once."""
+        """One client's GRU layer, with the arguments of `_gru_forward`; under vmap those of all clients at once.
+
+        Returns hidden states of all times, all gates, and the hidden state's part of the new gate before the reset gate scales
+        it.
+        """
         return gru_forward(*given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save what the gradients need; gates and what the hidden state added are no outputs to differentiate."""
+        """Save inputs, weights and results for `backward`; all results but the hidden states are marked as not differentiable."""
         sequence, hidden, of_input, of_hidden, _, _ = inputs
         outputs, gates, said = output
         ctx.mark_non_differentiable(gates, said)
@@ -224,5 +248,5 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, *_: Any) -> Any:
-        """Gradients with respect to the six inputs of `forward`, from those with respect to its first output."""
+        """Gradients with respect to the six arguments of `forward`, from those with respect to its first result."""
         return gru_backward(by_output, *ctx.saved_tensors)

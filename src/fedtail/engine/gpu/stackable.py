@@ -9,25 +9,30 @@ import torch
 
 
 def make_stackable(operation: Callable[..., Any], tensors: int) -> Callable[..., Any]:
-    """A function on single tensors that computes `operation`, which takes `tensors` stacks (clients, ...), then plain arguments.
+    """Make a function on single tensors from `operation`, which works on stacks (clients, ...) of them.
 
-    Under `torch.func.vmap` the operation is called once with the whole stacks; it must not be differentiated twice.
+    `operation` takes `tensors` stacks, then plain arguments, and returns a stack or a tuple of stacks. Outside `torch.func.vmap`
+    the new function computes a stack of one; under it, `operation` is called once with the whole stacks. It has no gradient of
+    its own: use it within the forward and backward of an autograd Function.
     """
 
     class Operation(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Any:
-            """Compute one client as a stack of one."""
+            """Compute one client as a stack of one; that axis is removed from the result, or from each member of a tuple."""
             result = operation(*(t[None] for t in args[:tensors]), *args[tensors:])
             return tuple(t[0] for t in result) if isinstance(result, tuple) else result[0]
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            """Save nothing: gradients of gradients are not needed."""
+            """Save nothing: this operation is never differentiated itself."""
 
         @staticmethod
         def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-            """Compute the whole stack; tensors that vmap does not stack are repeated, and results have clients first."""
+            """Compute the whole stack by one call of `operation`; tensors that vmap does not stack are expanded to all clients.
+
+            Returns the result, a stack or a tuple of stacks, and the axis of the clients in each: 0.
+            """
             stacks = (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
                       for t, d in zip(args[:tensors], in_dims, strict=False))
             result = operation(*stacks, *args[tensors:])

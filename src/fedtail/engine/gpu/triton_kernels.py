@@ -27,13 +27,19 @@ EXACT = "tf32x3"     # a factor of float32 as the sum of two of TF32, in three p
 
 
 def jit(function: Any) -> Any:
-    """Compile a kernel with Triton, anew for other layouts but not for other numbers of examples; as it is without Triton."""
+    """Decorator that compiles a kernel by `triton.jit`; without Triton it returns `function` unchanged.
+
+    A kernel is compiled anew for other constants and layouts, but not for other values of `batch`, `parts` and `share`.
+    """
     return triton.jit(function, do_not_specialize=["batch", "parts", "share"]) if triton else function
 
 
 @jit
 def _round_to_tf32(x):
-    """Float32 numbers rounded to the nearest TF32, for tensor cores, which would cut them off after ten bits."""
+    """Device function: float32 numbers, half a TF32 unit larger in magnitude, so that cutting off after ten bits rounds them.
+
+    Tensor cores do the cutting. Infinities and NaN stay what they are.
+    """
     # Tensor cores cut a factor of float32 off after ten bits. With half of the last of them added first, that is to the nearest;
     # infinities and what is not a number stay what they are, which adding to the bits themselves would not do.
     power = (x.to(tl.int32, bitcast=True) & -0x800000).to(tl.float32, bitcast=True)
@@ -42,7 +48,7 @@ def _round_to_tf32(x):
 
 @jit
 def _round_all_kernel(given, out, numbers, BLOCK: tl.constexpr):
-    """Write `numbers` of float32 to `out`, rounded to TF32; one program rounds BLOCK of them."""
+    """Kernel: write the first `numbers` float32 entries of `given`, rounded to TF32, to `out`; one program writes BLOCK."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, _round_to_tf32(tl.load(given + at, mask=at < numbers)), mask=at < numbers)
 
@@ -53,10 +59,12 @@ def _convolve_kernel(images, matrix, bias, out, batch, by_image, by_channel, by_
                      SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
                      OUTPUTS: tl.constexpr, BIASED: tl.constexpr, TURNED: tl.constexpr, HOW: tl.constexpr, ROWS: tl.constexpr,
                      WIDTH: tl.constexpr, DEPTH: tl.constexpr):
-    """One program writes ROWS by WIDTH numbers of the outputs (clients * batch * OH * OW, OUTPUTS) of a client.
+    """Kernel of `convolve`: one program computes ROWS by WIDTH entries of one client's output matrix (batch * OH * OW, OUTPUTS).
 
-    Names: C channels, H W image, KH KW kernel, OH OW output, SH SW stride, PH PW padding, DH DW dilation. `matrix` is
-    (clients, OUTPUTS, KH * KW * C); `by_...` are strides of `images`; DEPTH numbers of a window are multiplied at once.
+    C is the number of channels; pairs are heights and widths: H W image, KH KW kernel, OH OW output, SH SW stride, PH PW
+    padding, DH DW dilation. `matrix` holds the weights, (clients, OUTPUTS, KH * KW * C); with TURNED the kernel is turned by 180
+    degrees. `bias` is read if BIASED. `by_...` are strides of `images`. DEPTH entries of a window are multiplied at once, in
+    precision HOW.
     """
     length: tl.constexpr = KH * KW * C
     rows = batch * OH * OW
@@ -104,10 +112,12 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
                             PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, OUTPUTS: tl.constexpr,
                             BIASED: tl.constexpr, HOW: tl.constexpr, WIDTH: tl.constexpr, ACROSS: tl.constexpr,
                             DEPTH: tl.constexpr):
-    """One program writes ACROSS by WIDTH numbers of the weight gradient of a client, summed over one of `parts` of its rows.
+    """Kernel of `weight_gradient`: one program sums ACROSS by WIDTH entries of a client's weight gradient over part of its rows.
 
-    `outputs` are gradients with respect to the outputs; a part is `share` rows. The bias is one more number of every window,
-    which is 1. Capital letters are as in `_convolve_kernel`.
+    `outputs` are gradients with respect to the outputs. A client's rows (batch * OH * OW) are cut into `parts` of `share` rows
+    each; `weights` and `biases` get one partial sum per part. If BIASED, every window has one more entry, 1, whose gradient is
+    the bias's. C is channels; H W image, KH KW kernel, OH OW output, SH SW stride, PH PW padding, DH DW dilation; `by_...` are
+    strides of `images`; DEPTH rows are multiplied at once, in precision HOW.
     """
     length: tl.constexpr = KH * KW * C
     tiles: tl.constexpr = (length + BIASED + ACROSS - 1) // ACROSS
@@ -148,7 +158,11 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
 def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                  OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
                  DH: tl.constexpr, DW: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
-    """One program writes BLOCK pixels of images, channels innermost: the sum, of type SUM, of what all windows have for each."""
+    """Kernel of `fold_windows`: one program writes BLOCK pixels, each the sum, in dtype SUM, of what all windows hold for it.
+
+    Images have their channels innermost. C is channels; H W image, KH KW kernel, OH OW output, SH SW stride, PH PW padding,
+    DH DW dilation; `numbers` is how many pixels there are, all channels counted.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
     x, y, image = pixel % W, (pixel // W) % H, pixel // (W * H)
@@ -170,7 +184,11 @@ def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.
 def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, by_column,
                      C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                      SW: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
-    """One program writes BLOCK outputs, channels innermost: a window's largest number and, with KEEP, its place to `which`."""
+    """Kernel of `max_pool`: one program writes the largest number of BLOCK windows to `out` and, with KEEP, its index to `which`.
+
+    Of equal numbers the first is taken, and NaN is the largest. Outputs have channels (C) innermost; KH KW is the window,
+    OH OW the output, SH SW the stride; `by_...` are strides of `images`.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, place = at % C, at // C
     x, y, image = place % OW, (place // OW) % OH, place // (OW * OH)
@@ -190,7 +208,11 @@ def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, 
 def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_row, by_column, C: tl.constexpr, H: tl.constexpr,
                        W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                        SW: tl.constexpr, BLOCK: tl.constexpr):
-    """One program writes BLOCK pixels, channels innermost: the output if the pixel was the largest of its window, else zero."""
+    """Kernel of `max_unpool`: one program writes BLOCK pixels; a pixel that was largest gets its window's number, others 0.
+
+    `outputs` are the numbers of the windows, and `which` the index of the largest pixel in each. Pixels have channels (C)
+    innermost; H W is the image, KH KW the window, OH OW the output, SH SW the stride; `by_...` are strides of `outputs`.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
     x, y, image = pixel % W, (pixel // W) % H, pixel // (W * H)
@@ -203,10 +225,11 @@ def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_ro
 
 
 def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window, turned: bool = False) -> Tensor:
-    """Convolve images (clients, batch, channels, height, width), in any layout -> (clients, batch, outputs, rows, columns).
+    """Convolve images (clients, batch, channels, height, width), of any strides, with weights of each client, on a GPU.
 
-    `matrix` holds the weights, (clients, outputs, kernel * channels), `bias` is (clients, outputs) or None; `turned` takes the
-    kernel by 180 degrees. The result has its channels innermost in memory.
+    `matrix` holds the weights, (clients, outputs, kernel height * width * channels), channels fastest; `bias` is (clients,
+    outputs) or None. With `turned` the kernel is turned by 180 degrees. Returns (clients, batch, outputs, rows, columns), in the
+    dtype of the images and with the axis of outputs innermost in memory.
     """
     clients, batch, channels, *size = images.shape
     places, outputs = window.output_size(*size), matrix.shape[1]
@@ -225,8 +248,8 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor | None, window: Window
 def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: bool) -> tuple[Tensor, Tensor]:
     """Gradients with respect to the weights, (clients, outputs, channels, kernel...), and to the bias, (clients, outputs).
 
-    `outputs` are the gradients with respect to the outputs. Without a bias (not `biased`) the second is empty. Where there are
-    few clients, parts of a client's rows are added up on their own, so that the GPU is full.
+    `outputs` are the gradients with respect to the outputs, (clients, batch, outputs, rows, columns). If there is no bias (not
+    `biased`) the second tensor is (clients, 0). Where clients are few, each one's sum is split into parts to keep the GPU busy.
     """
     clients, batch, channels, *size = images.shape
     wide, places, flat = outputs.shape[2], outputs.shape[3:], images.flatten(0, 1)
@@ -250,10 +273,11 @@ def weight_gradient(images: Tensor, outputs: Tensor, window: Window, biased: boo
 
 def convolution_tile(clients: int, rows: int, outputs: int, length: int, channels: int,
                      factors: str) -> tuple[int, int, int, int, int]:
-    """(rows, outputs, depth, warps, stages) of a program of `_convolve_kernel`: the best of those tried on an H200.
+    """Tile of `_convolve_kernel`: (rows, outputs, depth, warps, stages) per program, the best of those tried on an H200.
 
-    `length` is the numbers of a window, of which `depth` are multiplied at once. Those of TF32 are rounded in registers, which
-    hold no more than 32 of them well.
+    `length` is the number of entries of a window, of which `depth` are multiplied at once; `rows` that of output pixels per
+    client. `factors` is "narrow" (16 bits), "tf32" or "tf32x3". With TF32, whose rounding takes registers, the depth is at most
+    32.
     """
     wide = max(16, min(64, triton.next_power_of_2(outputs)))
     if length <= SHALLOW:
@@ -264,17 +288,26 @@ def convolution_tile(clients: int, rows: int, outputs: int, length: int, channel
 
 
 def gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int, int]:
-    """(outputs, numbers of a window, rows, warps, stages) of a program of `_weight_gradient_kernel`."""
+    """Tile of `_weight_gradient_kernel`: (outputs, entries of a window, rows, warps, stages) per program.
+
+    `outputs` is the number of output channels, `length` that of entries of a window, a bias included.
+    """
     return max(16, min(64, triton.next_power_of_2(outputs))), 32, 64, 1 if length <= SHALLOW else 4, 3
 
 
 def product_precision(images: Tensor) -> str:
-    """How Triton multiplies: "tf32" where that is allowed or factors are narrow, else `EXACT`, with about float32's own error."""
+    """Triton's `input_precision` for products of these images: "tf32" or "tf32x3", which is about as exact as float32.
+
+    It is "tf32" where cuDNN's `allow_tf32` is set or the images are not float32.
+    """
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
 
 
 def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
-    """Float32 weights rounded to TF32 once for all programs that read them; as they are where products are not to be in TF32."""
+    """A copy of float32 weights rounded to TF32, once for all programs that read them, where products are to be in TF32.
+
+    Otherwise, and for other dtypes, `matrix` itself.
+    """
     if product_precision(matrix) == EXACT or matrix.dtype != torch.float32:
         return matrix
     out = torch.empty_like(matrix)
@@ -283,9 +316,10 @@ def round_matrix_to_tf32(matrix: Tensor) -> Tensor:
 
 
 def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
-    """Add what all windows have for a pixel: (images, rows, columns, kernel..., channels) -> (images, channels, height, width).
+    """Sum, for each pixel, the values that all windows hold for it, on a GPU.
 
-    `size` is the height and width.
+    `columns` is (images, rows, columns, kernel..., channels). Returns (images, channels, height, width) with height and width
+    `size`, channels innermost in memory.
     """
     count, *places, _, _, channels = columns.shape
     out = columns.new_empty(count, *size, channels)
@@ -295,9 +329,10 @@ def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
 
 
 def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor, Tensor]:
-    """The largest number of each window, (images, channels, rows, columns), and its place in the window, counted along its rows.
+    """The largest number of each window, and its index in the window (row by row), both (images, channels, rows, columns).
 
-    Without `keep` places are not computed, and the second tensor is the first.
+    `images` is (images, channels, height, width). Indices are uint8, or int32 for windows of 256 pixels or more. If not `keep`
+    they are not computed, and the second tensor is the first.
     """
     count, channels, height, width = images.shape
     places = window.output_size(height, width)
@@ -310,7 +345,11 @@ def max_pool(images: Tensor, window: Window, keep: bool = True) -> tuple[Tensor,
 
 
 def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Tensor:
-    """Each number of `outputs` at the pixel that was largest in its window, zero elsewhere: (images, channels, height, width)."""
+    """Put each number of `outputs` at the pixel that was largest in its window, and zero elsewhere.
+
+    `which` holds that pixel's index in the window, as from `max_pool`; windows must not overlap. Returns (images, channels,
+    height, width) with height and width `size`.
+    """
     count, channels, *places = outputs.shape
     out = outputs.new_empty(count, *size, channels)
     which = which.permute(0, 2, 3, 1).contiguous()
@@ -320,6 +359,6 @@ def max_unpool(outputs: Tensor, which: Tensor, window: Window, size: Pair) -> Te
 
 
 def _launch(numbers: int, kernel: Any, *args: Any) -> None:
-    """Run a Triton kernel that writes so many numbers, on the device of its arguments: one program for each BLOCK of them."""
+    """Run a Triton kernel on the device of its first tensor argument: one program for each BLOCK of the `numbers` it writes."""
     with torch.cuda.device(next(a.device for a in args if isinstance(a, Tensor))):
         kernel[(triton.cdiv(numbers, BLOCK),)](*args, BLOCK=BLOCK)

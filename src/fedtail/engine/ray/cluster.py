@@ -18,17 +18,20 @@ _ours: list[str] = []          # its address, if it was started here
 
 
 def check_ray_installed() -> None:
-    """ImportError that says how to install Ray, where it is not; Ray itself is not imported."""
+    """Raise ImportError, with the command that installs Ray, where it is not installed; Ray itself is not imported."""
     if importlib.util.find_spec("ray") is None:
         raise ImportError("this needs Ray, which is not installed. Write pip install 'fedtail[ray]', or compute on this machine "
                           "alone: LocalFleet, engine.kind = \"local\".")
 
 
 def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]:
-    """Use the Ray of this process, the one at an address, or a new one here with so many cores and bytes of `memory`.
+    """Connect this process to a Ray cluster, starting one if needed, and return a function to call when it is no longer used.
 
-    Call what is returned to leave it: with its last user, a Ray that was started here ends, and one at an address is
-    disconnected. One that this process used before is left alone.
+    A cluster that this process is connected to already is used. Otherwise `address` is joined or, if that is None, a Ray is
+    started on this machine, with `cores` cores and an object store of `memory` bytes plus 256 MiB. When all its users have
+    called the returned functions, a Ray started here is shut down and one at an address is disconnected; a connection that was
+    made elsewhere in this process is left alone. Raises ValueError where this process is connected to another address, and
+    ConnectionError where none answers.
     """
     if _is_running():
         _check_same_cluster(address)
@@ -44,19 +47,20 @@ def join_ray(address: str | None, cores: int, memory: int) -> Callable[[], None]
 
 
 def was_started_here() -> bool:
-    """Whether the Ray in use was started by this process, so that nobody else wants its cores."""
+    """Whether this process is connected to a Ray that `join_ray` started here, so that nobody else uses its cores."""
     return _is_running() and sys.modules["ray"].get_runtime_context().gcs_address in _ours
 
 
 def _is_running() -> bool:
-    """Whether this process uses a Ray; without importing it."""
+    """Whether Ray is imported and initialised in this process; does not import it."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _start_or_connect(address: str | None, cores: int, memory: int) -> None:
-    """Start a Ray on this machine where `address` is None, else connect to the one there; ConnectionError where none answers.
+    """Start a Ray on this machine where `address` is None, else connect to the cluster there; ConnectionError if none answers.
 
-    Sets environment variables that are unset: no usage statistics, and a token for the ports of a Ray that is started here.
+    A new Ray gets `cores` cores and an object store of `memory` bytes plus 256 MiB. Sets environment variables that are unset:
+    no usage statistics, and token authentication for a Ray that is started here before `ray` was ever imported.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None and "ray" not in sys.modules:       # it is read once, when Ray is imported
@@ -76,7 +80,7 @@ def _start_or_connect(address: str | None, cores: int, memory: int) -> None:
 
 
 def check_address_form(address: str | None) -> None:
-    """ValueError for an address other than None, "auto" and HOST:PORT."""
+    """Raise ValueError for an address that is not None, "auto" or HOST:PORT; nothing is contacted."""
     _, colon, port = (address or "").rpartition(":")
     if address in (None, "auto") or ("//" not in str(address) and colon and port.isdigit()):
         return
@@ -85,7 +89,7 @@ def check_address_form(address: str | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """ConnectionError where nothing listens at HOST:PORT within `PATIENCE` seconds; Ray alone would try for ten minutes."""
+    """Raise ConnectionError where nothing listens at HOST:PORT within 5 s; Ray itself would try for ten minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
@@ -94,13 +98,13 @@ def _check_reachable(address: str) -> None:
 
 
 def _unreachable_error(address: str, reason: Exception) -> ConnectionError:
-    """The error for an address at which no Ray answers, to be raised by the caller."""
+    """A ConnectionError, for the caller to raise, that says that no Ray answers at `address`, why, and what to do."""
     return ConnectionError(f"no Ray answers at {address!r} ({reason}). Start one with `ray start --head`, or leave address out "
                            "to use the cores of this machine. If it asks for a token, set RAY_AUTH_MODE=token here too.")
 
 
 def _check_same_cluster(address: str | None) -> None:
-    """ValueError where `address` is another than that of the Ray which this process uses already."""
+    """Raise ValueError where `address` is neither None nor "auto" nor that of the Ray this process is connected to."""
     import ray
 
     ours = ray.get_runtime_context().gcs_address
@@ -110,7 +114,7 @@ def _check_same_cluster(address: str | None) -> None:
 
 
 def _leave_ray(user: object) -> None:
-    """Take `user` off the list of users, and shut Ray down with the last one; nothing for one that has left."""
+    """Remove `user` from the users of Ray, and shut Ray down if it was the last; nothing for a user that was removed before."""
     if user in _users:
         _users.remove(user)
         if not _users and _is_running():
@@ -119,4 +123,4 @@ def _leave_ray(user: object) -> None:
 
 
 def _leave_running() -> None:
-    """Leave a Ray that somebody else started: nothing to do, it goes on."""
+    """Do nothing: the Ray in use was started by somebody else and goes on."""

@@ -49,7 +49,8 @@ class RayFleet(SimulatedFleet):
                  own: Sequence[ModuleType] = (), folder: Path | str | None = None):
         """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
 
-        ImportError without Ray, ValueError for fewer than one shard or chunk, and for an address that is none.
+        Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT,
+        and a `kernel` that is unknown or cannot compute the task.
         """
         check_ray_installed()
         check_address_form(address)
@@ -67,17 +68,20 @@ class RayFleet(SimulatedFleet):
         self._end: Callable[[], object] = _end_nothing
 
     def __enter__(self) -> RayFleet:
-        """The fleet itself: Ray and the actors are started when the first round is opened."""
+        """Return the fleet; Ray and the actors are started when the first round is opened."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the actors, and Ray if it was started here; a later round starts both anew."""
+        """End the actors, end Ray if it was started here, and unlock the folder for large rows; a later round starts over."""
         self._end()
         self._handles, self._end = [], _end_nothing
         self.unlock_folder()
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Begin a round: start the actors if there are none, and put what they need to know into Ray's store, once for all."""
+        """Begin a round for this cohort: start the actors if there are none, and put the broadcast into Ray's object store.
+
+        In round 0 what clients remember is deleted first. Torch has one thread in this process until `close`.
+        """
         ray = self._start_actors()
         (memory, large), places = self._memory_of_cohort(cohort, broadcast), self._row_places(cohort)
         clients = self.population.select(cohort.ids)
@@ -88,10 +92,10 @@ class RayFleet(SimulatedFleet):
         self._use_one_thread(1)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over all shards, or the encoded rows in the order of the cohort.
+        """One tensor for each question: the encoded sum over all shards, or the encoded rows in cohort order if it asks for rows.
 
-        Shards without clients in the cohort are not called. Warns of actors that were lost and restarted. RuntimeError where no
-        round is open, or where an actor was lost too often.
+        Shards without a client in the cohort are not called. What shards report on their clients is added to the round. Warns of
+        actors that were lost and restarted. RuntimeError where no round is open, or where an actor was lost four times.
         """
         if self._cohort is None or self._shard is None:
             raise RuntimeError("the fleet was asked before a round was opened. Ask through Channel.open.")
@@ -111,9 +115,15 @@ class RayFleet(SimulatedFleet):
                 for k, question in enumerate(questions)]
 
     def _ask_shards(self, called: list[tuple[_ActorHandle, Tensor]], packed_questions: bytes) -> list[Reply]:
-        """The replies of the called shards, in their order. An actor that cannot read the files of large rows is sent them."""
+        """The replies of the called shards, in order; `called` holds their actors and their clients' positions in the cohort.
+
+        An actor that cannot read the files of large rows is called again with these rows, and marked (`sees`) for later calls.
+        """
         def ask(handle: _ActorHandle, place: Tensor) -> Any:
-            """Call one actor, with the large rows of its clients if it is known not to see the files."""
+            """Call one actor without waiting, and return Ray's reference to its reply.
+
+            Large rows of its clients are sent too if it is known not to see the files.
+            """
             messages = [self._message] if handle.sees else [self._message, self._put_large_rows(place)]
             return handle.actor.answer.remote(handle.held, self._rounds, messages, packed_questions)
 
@@ -126,7 +136,11 @@ class RayFleet(SimulatedFleet):
         return replies
 
     def _put_large_rows(self, place: Tensor) -> Any:
-        """A reference to large rows of the clients at these positions of the cohort, for an actor that does not see the files."""
+        """Read the large rows of the clients at these positions of the cohort, and put them into Ray's object store.
+
+        Returns a reference to a dict: by name, the rows and which clients have one, as arrays. For actors that cannot read the
+        files.
+        """
         import ray
 
         assert self._shard is not None
@@ -134,12 +148,15 @@ class RayFleet(SimulatedFleet):
         return ray.put({name: (to_array(found.rows), to_array(found.has)) for name, found in read.items()})
 
     def close(self, finished: bool) -> None:
-        """End the round and release what was put into Ray's store for it."""
+        """End the round, and release the broadcast in Ray's object store; what clients remembered is kept only if `finished`."""
         self._message = None
         super().close(finished)
 
     def _start_actors(self) -> Any:
-        """The module `ray`, after an actor for every shard was started if there were none; ends them all if one fails."""
+        """Start or join Ray and start an actor for every shard, unless they are there already; returns the module `ray`.
+
+        Waits until all actors have loaded their clients. If anything fails, the actors are ended and the exception is raised.
+        """
         if not self._handles:
             memory = int(1.1 * bytes_to_send(self.population)) + 64 * self.kernel.dim
             leave = join_ray(self.address, self.shards or usable_cores(), memory)
@@ -154,7 +171,11 @@ class RayFleet(SimulatedFleet):
         return ray
 
     def _create_actors(self) -> None:
-        """Start an actor for every shard, and put its clients and the task into Ray's store; waits for none of them."""
+        """Cut the population into shards, put them and the task into Ray's object store, and start an actor for every shard.
+
+        Adds a handle for each actor to `self._handles`; does not wait for them. Registers the user's `own` modules to be sent by
+        value.
+        """
         import ray
 
         for module in self.own:
@@ -172,7 +193,7 @@ class RayFleet(SimulatedFleet):
             self._handles.append(_ActorHandle(block, make.remote(*block, settings), held))
 
     def _await_actors(self) -> None:
-        """Wait until every actor has loaded its clients; warns after `PATIENCE` seconds, and raises what goes wrong in one."""
+        """Wait until every actor has loaded its clients; a RuntimeWarning after 60 s. An exception in an actor is raised here."""
         import ray
 
         waiting = [handle.actor.load_shard.remote(handle.held) for handle in self._handles]
@@ -188,12 +209,15 @@ class _ActorHandle:
     """An actor, which clients it holds, and references to them and to the task, without which they would be gone."""
 
     def __init__(self, block: tuple[int, int], actor: Any, held: list[Any]):
-        """An actor that holds clients `block`; it is taken to see the files of large rows until it says otherwise."""
+        """A handle for an actor with clients `block` = [low, high); `held` are Ray's references to these clients and the task.
+
+        Until it replies otherwise, the actor is taken to read the files of large rows (`sees`).
+        """
         self.block, self.actor, self.held, self.life = block, actor, held, ""
         self.sees = True             # the files of what clients remember
 
     def warn_if_restarted(self, life: str) -> None:
-        """Remember which life of the actor has answered, and warn where it is another than before: it was lost and restarted."""
+        """Store `life`, which an actor draws anew at each start, and issue a RuntimeWarning if it differs from the one before."""
         if self.life and life != self.life:
             warnings.warn(f"the actor with clients {self.block[0]} to {self.block[1] - 1} was lost (out of memory?) and started "
                           "again; its work was redone, and results are the same.", RuntimeWarning, stacklevel=4)
@@ -201,7 +225,10 @@ class _ActorHandle:
 
 
 def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], parts: list[Tensor]) -> Tensor:
-    """The shards' sums added in their order, or their rows in the order of the cohort, where a question gathers them."""
+    """The shards' sums added in order or, for a question that gathers, their rows in the order of the cohort.
+
+    `parts` are the shards' sums or rows, `places` the positions of their clients in the cohort.
+    """
     if question.gather:
         return torch.cat(parts)[torch.cat(places).argsort()]
     total = parts[0].clone()
@@ -211,7 +238,10 @@ def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], p
 
 
 def _get_results(calls: list[Any]) -> list[Any]:
-    """What the actors returned, in the order of the calls; waits for all. What one raised is raised as if it came from here."""
+    """Wait for all calls of actors and return their results in order; an exception of an actor is raised with its own type.
+
+    Raises RuntimeError where an actor was lost more often than its call is retried.
+    """
     import ray
 
     try:
@@ -224,7 +254,10 @@ def _get_results(calls: list[Any]) -> list[Any]:
 
 
 def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leave: Callable[[], None]) -> None:
-    """Kill the actors, leave Ray, and undo that it sends the user's `own` modules; nothing fails where Ray has ended already."""
+    """Unregister the user's `own` modules, kill the actors, and call `leave`, which leaves Ray.
+
+    Nothing is raised where Ray has ended already.
+    """
     import ray
 
     for module in own:
@@ -237,4 +270,4 @@ def _release_actors(handles: list[_ActorHandle], own: Sequence[ModuleType], leav
 
 
 def _end_nothing() -> None:
-    """What ends a fleet whose actors were never started."""
+    """Do nothing: the default for `_end`, which ends a fleet, while no actors have been started."""

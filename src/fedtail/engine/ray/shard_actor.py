@@ -49,7 +49,10 @@ class Reply:
 
     @property
     def report(self) -> Report:
-        """Who contributed and failed in this shard, and the small rows its clients are to remember, as tensors."""
+        """Who contributed (models, clients) and failed (clients,) in this shard, and the small rows its clients are to remember.
+
+        The arrays become tensors on the same memory, which must not be written to.
+        """
         return Report(to_tensor(self.contributed), to_tensor(self.failed),
                       {name: to_tensor(rows) for name, rows in self.remembered.items()})
 
@@ -61,21 +64,28 @@ class ShardActor:
     """
 
     def __init__(self, low: int, high: int, settings: dict[str, Any]):
-        """Hold no clients yet: they are fetched with the first call. `settings` are keywords of `LocalFleet`."""
+        """An actor for clients `low` to `high` - 1 of the population; they are loaded at the first call, not here.
+
+        `settings` are keywords for the `LocalFleet` that computes for them. Draws a new `life`, by which a restart is noticed.
+        """
         self.low, self.high, self.settings = low, high, settings
         self.life, self.number, self.sees = uuid.uuid4().hex, 0, True
         self.fleet: LocalFleet | None = None
 
     def load_shard(self, held: References) -> str:
-        """Fetch clients and task if they are not here yet; returns a name that is new whenever the actor was restarted."""
+        """Fetch clients and task, if they are not here yet, and return this actor's `life`: a name, new after every restart.
+
+        `held` are references to a `Holding` and to the pickled task.
+        """
         self._load_fleet(held)
         return self.life
 
     def answer(self, held: References, number: int, messages: References, packed_questions: bytes) -> Reply | None:
-        """Answer pickled questions for this shard's clients; the first call of round `number` opens it, from `messages`.
+        """Answer pickled questions for this shard's clients; the first call of round `number` opens the round from `messages`.
 
-        These are references to a pickled `RoundMessage` and perhaps to large rows. Returns None where the actor does not see the
-        files of large rows and the second reference is missing: call again with it.
+        `packed_questions` are questions and encoding; `messages` are references to a pickled `RoundMessage` and perhaps to large
+        rows. Returns None where large rows are needed and this actor neither sees their files nor was sent them: call again with
+        them. `held` are references to clients and task, which are fetched if they are not here yet.
         """
         fleet = self._load_fleet(held)
         if number != self.number:
@@ -91,16 +101,20 @@ class ShardActor:
                      written)
 
     def _load_fleet(self, held: References) -> LocalFleet:
-        """The fleet of this shard's clients, made at the first call from `held`: references to a holding and the pickled task."""
+        """The fleet that computes for this shard's clients; made at the first call and stored.
+
+        `held` are references to a `Holding` and to the pickled task; later calls ignore them.
+        """
         if self.fleet is None:
             holding, task = fetch_objects(held)
             self.fleet = LocalFleet(population_from_holding(holding), pickle.loads(task), workers=1, **self.settings)
         return self.fleet
 
     def _open_round(self, fleet: LocalFleet, messages: References) -> bool:
-        """Begin the round of a `RoundMessage` for this shard's part of the cohort; False where its large rows are missing.
+        """Begin a round for this shard's part of the cohort; True if it was opened.
 
-        They come from files that are seen here, or as the second reference.
+        `messages` are references to a pickled `RoundMessage` and perhaps to large rows. Sets `sees`, whether the files of large
+        rows can be read here. Where they cannot and no large rows were sent, nothing is opened and the result is False.
         """
         message: RoundMessage = pickle.loads(fetch_objects(messages[:1])[0])
         self.sees = message.site.is_visible()
@@ -117,12 +131,12 @@ class ShardActor:
 
 
 def fetch_objects(references: References) -> list[Any]:
-    """The objects that references of Ray stand for, in their order; waits for them."""
+    """The objects that Ray's references stand for, in order; waits until all have arrived."""
     import ray
 
     return ray.get(references)
 
 
 def positions_in_shard(cohort: Cohort, low: int, high: int) -> Tensor:
-    """Positions in the cohort, (clients,), of the clients `low` to `high` of the population."""
+    """Positions in the cohort, int64 in rising order, of those of its clients that are `low` to `high` - 1 in the population."""
     return ((cohort.ids >= low) & (cohort.ids < high)).nonzero().flatten()

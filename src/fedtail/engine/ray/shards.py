@@ -29,7 +29,11 @@ class Holding:
 
 
 def make_holding(population: Population, low: int, high: int) -> Holding:
-    """Clients `low` to `high` as arrays to be sent; examples are copied only where the population is not in a folder."""
+    """Clients `low` to `high` - 1 of the population as a `Holding` of arrays that can be sent.
+
+    Where the population was opened from a folder, the holding has its path and no examples; else it has the examples of these
+    clients only, one client's after the other's.
+    """
     few = population.select(torch.arange(low, high))
     known = {"start": few.start, "size": few.size, "mass": few.mass, "key": few.key, "group": few.group}
     if population.folder is not None:
@@ -42,9 +46,9 @@ def make_holding(population: Population, low: int, high: int) -> Holding:
 
 
 def population_from_holding(holding: Holding) -> Population:
-    """The population of a shard, on the memory of the arrays, or on files that are mapped from a folder of this machine.
+    """The population of a shard, on the memory of the holding's arrays or, if it names a folder, on files mapped from there.
 
-    ValueError where that folder has fewer examples than the clients need.
+    Raises ValueError where the folder on this machine has fewer examples than the clients need.
     """
     clients: dict[str, Any] = {name: to_tensor(values) for name, values in holding.clients.items()}
     if holding.folder is None:
@@ -59,7 +63,7 @@ def population_from_holding(holding: Holding) -> Population:
 
 
 def bytes_to_send(population: Population) -> int:
-    """How many bytes of examples are sent to all shards together; 0 where they are mapped from a folder."""
+    """How many bytes of examples are sent to all shards together; 0 where the population is in a folder that nodes open."""
     if population.folder is not None:
         return 0
     each = sum(values[:1].nbytes for values in (*tensors_of(population.inputs), population.targets))
@@ -67,7 +71,7 @@ def bytes_to_send(population: Population) -> int:
 
 
 def to_array(values: Tensor) -> Any:
-    """A tensor as an array on the CPU; one of a type that NumPy lacks (bfloat16) stays a tensor."""
+    """The tensor as a NumPy array, on the same memory if it is on the CPU; a tensor of a dtype NumPy lacks stays a tensor."""
     try:
         return values.detach().cpu().numpy()
     except TypeError:
@@ -75,7 +79,7 @@ def to_array(values: Tensor) -> Any:
 
 
 def to_tensor(values: Any) -> Tensor:
-    """An array as a tensor on the same memory, which others see too: it must not be written to. Tensors stay as they are."""
+    """A tensor on the memory of a NumPy array, which may be shared and read-only: do not write to it. Tensors stay as is."""
     if isinstance(values, Tensor):
         return values
     with warnings.catch_warnings():
@@ -84,7 +88,7 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def _example_rows(people: Population) -> Any:
-    """Rows of a population's examples: a slice if they lie one after the other, else their numbers, (examples,)."""
+    """Row indices of the population's examples, clients in order: a slice if they are consecutive, else (examples,) int64."""
     start, size = people.start, people.size
     if bool((start[1:] == (start + size)[:-1]).all()):
         return slice(int(start[0]), int(start[-1] + size[-1]))
