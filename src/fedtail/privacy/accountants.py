@@ -279,9 +279,10 @@ def _exchange_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 @contextmanager
 def _silence_order_warnings() -> Iterator[None]:
-    """Disable absl's log for the duration of a `with` block.
+    """Disable absl's log for the duration of a `with` block, and then restore it as it was.
 
-    dp-accounting warns of every fractional order at which its series does not converge; it takes such an order as infinite.
+    dp-accounting warns of every fractional order at which its series does not converge, and treats the divergence there as
+    infinite.
     """
     log = logging.getLogger("absl")
     before, log.disabled = log.disabled, True

@@ -53,7 +53,7 @@ class Guarantee:
 
     @property
     def is_experimental(self) -> bool:
-        """Whether any of `notes` begins with "experimental": a part of the accounting is less tested than the rest."""
+        """Whether any of `notes` begins with "experimental", as that on amplification by cohorts of fixed size does."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
@@ -197,9 +197,9 @@ def _count_affordable(others: tuple[tuple[RoundEvent, int], ...], following: Rou
 
 
 def _largest_fitting(fits: Callable[[int], bool], low: int, most: int) -> int:
-    """The largest count up to `most` for which `fits` holds, given that it holds for `low` and for no count above a failing one.
+    """The largest count up to `most` for which `fits` holds; `fits(low)` must hold, and no count above a failing one may fit.
 
-    Tries growing steps first, then halves the interval.
+    Tries growing steps first, then bisects. `fits` is not called with `low`.
     """
     step, high = max(1, low // 4), most + 1
     while low < most and high > most:

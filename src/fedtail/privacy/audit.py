@@ -47,7 +47,10 @@ class Attack:
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
-        """Turn the scores into float64 arrays; a ValueError for a confidence outside [0.5, 1), too few scores, or a NaN."""
+        """Replace the scores by float64 arrays; a ValueError for a confidence outside [0.5, 1).
+
+        A ValueError also for scores that are not one-dimensional, fewer than 20 with or without the client, or NaN.
+        """
         if not 0.5 <= self.confidence < 1:
             raise ValueError(f"confidence must be in [0.5, 1), got {self.confidence:g}. For one wrong bound in a hundred "
                              "write 0.99.")

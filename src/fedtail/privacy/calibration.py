@@ -42,6 +42,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, qua
     `discrete` is for integer noise (`DiscreteNoise`). A ValueError where no noise up to 10^6 times the sensitivity is enough.
     """
     def event(noise: float) -> RoundEvent:
+        """One round whose releases compose to the noise multiplier `noise`, for pricing."""
         return round_event(noise, sampling, quantile_ratio, models, discrete)
 
     noise = smallest_noise(event, rounds, epsilon, delta, adjacency, accountant)
@@ -117,7 +118,10 @@ def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: f
     from scipy.optimize import brentq
 
     def excess(log_noise: float) -> float:
-        """The logarithm of epsilon over its target, clamped to 1e-9 and 1e9; positive where this noise is too small."""
+        """log(epsilon spent / epsilon allowed) at noise exp(`log_noise`); positive where that noise is too small.
+
+        The ratio is clamped to [1e-9, 1e9].
+        """
         spent = epsilon_at([(event(math.exp(log_noise)), rounds)], delta, adjacency, accountant)
         return math.log(min(max(spent / epsilon, 1e-9), 1e9))
 

@@ -261,7 +261,10 @@ def _check_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    """Raise a TypeError for an unknown kind of sampling, a ValueError for a rate, probability or cohort out of range."""
+    """Raise a TypeError for an unknown kind of sampling, a ValueError for a rate or `revealed` outside [0, 1].
+
+    A ValueError also for a fixed cohort that is empty or larger than the population.
+    """
     if type(sampling) not in NAMES:
         raise TypeError(f"no accountant knows {sampling!r}. Cohorts are sampled by PoissonSampling, FixedSampling or NoSampling.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:

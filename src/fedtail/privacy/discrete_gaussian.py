@@ -260,7 +260,10 @@ def _reach(variance: Fraction, bits: int) -> int:
 
 
 def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
-    """P(X <= x | |X| <= reach) for x = -reach, ..., reach, in the precision of the current decimal context."""
+    """P(X <= x | |X| <= reach), for the discrete Gaussian X of this variance, at x = -reach, ..., reach, in that order.
+
+    Computed in the precision of the current decimal context.
+    """
     weights = _weights(variance, reach)
     total, running, result = weights[0] + 2 * sum(weights[1:]), Decimal(0), []
     for x in range(-reach, reach + 1):
@@ -270,7 +273,7 @@ def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def _weights(variance: Fraction, reach: int) -> list[Decimal]:
-    """exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach, each computed from the one before, in the current decimal context."""
+    """[exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach], each computed from the one before, in the current decimal context."""
     inverse = Decimal(variance.denominator) / Decimal(variance.numerator)
     step, ratio = (-inverse / 2).exp(), (-inverse).exp()
     weights = [Decimal(1)]

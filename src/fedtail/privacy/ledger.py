@@ -36,7 +36,10 @@ class PrivacyBudget:
     randomness: Literal["seed", "os"] = "seed"
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for an epsilon, delta, adjacency or randomness out of range, and for epsilon without delta."""
+        """Raise a ValueError for an epsilon that is not positive, a delta outside (0, 1), or epsilon without delta.
+
+        A ValueError also for an unknown adjacency or source of randomness.
+        """
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon:g}. Between 1 and 10 is usual.")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -113,7 +116,7 @@ class Ledger:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The numbers of all rounds that were opened or skipped."""
+        """The round numbers of all rounds that were opened or skipped, the open one included."""
         return frozenset(self._record.numbers)
 
     @property
@@ -128,7 +131,7 @@ class Ledger:
 
     @property
     def non_private(self) -> tuple[str, ...]:
-        """Names of what was released without a mechanism, each once, in the order of release."""
+        """Names of what these rounds released without a mechanism, each once, in the order of release; empty if nothing was."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
@@ -286,7 +289,7 @@ class Ledger:
                               f"{self.budget.epsilon:g}")
 
     def _fits_budget(self, *rounds: tuple[RoundEvent, int]) -> bool:
-        """Whether `rounds`, pairs of a round and its count, stay within the epsilon and delta of the budget."""
+        """Whether `rounds`, pairs of a round and its count, stay within the budget, which must have an epsilon and a delta."""
         from fedtail.privacy.accounting import fits_budget
 
         assert self.budget.epsilon is not None

@@ -72,7 +72,7 @@ class NoPrivacy(Part):
 
     @property
     def reveals_exact_sum(self) -> bool:
-        """True: nothing is added to the sum."""
+        """True: no noise is added, so the server receives the exact sum."""
         return True
 
     def bound(self, width: int) -> float | None:
@@ -144,7 +144,7 @@ class NoisySum(Part):
         return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry of a clipped row of `width` entries with its share of noise, as it is sent."""
+        """A bound on the absolute entries of a clipped row of `width` entries with its client's noise, as it is sent."""
         return self.noise.bound(width, self.clip_norm, self.whole)
 
     def release(self, width: int, what: str) -> Release:

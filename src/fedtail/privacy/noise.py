@@ -27,7 +27,10 @@ class Noise(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """The standard deviation of the noise over the sensitivity (z)."""
+        """The noise multiplier (z): standard deviation of the noise in the sum over the sensitivity.
+
+        The sensitivity is how far the sum moves at most if one row is zeroed.
+        """
         ...
 
     @property
@@ -215,7 +218,7 @@ def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
 
 
 def check_multiplier(noise_multiplier: float) -> None:
-    """Raise a ValueError unless the noise multiplier is positive and finite."""
+    """Raise a ValueError unless `noise_multiplier` (z) is positive and finite."""
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "
                          "which one a budget needs; without noise leave the private part out.")

@@ -64,7 +64,7 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
 
     `trial` are the rounds of one trial. `score` are the releases, by clients that train in no trial, by which a trial is scored.
     `trials` is the number of trials or, where `stopping` makes that random, its expectation. Infinite where something is released
-    without noise. A ValueError unless `delta` is in (0, 1) and `trials` is at least 1.
+    without noise. A ValueError unless `delta` is in (0, 1), and for an expectation below 1.
     """
     check_delta(delta)
     if stopping == "composition":

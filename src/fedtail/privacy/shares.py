@@ -44,7 +44,7 @@ class NoiseShares:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, in each coordinate, of the sum of `honest` shares."""
+        """Standard deviation of the noise in each coordinate of the sum, from `honest` shares: sqrt(n) sigma."""
         return math.sqrt(self.honest * self.variance)
 
     @property

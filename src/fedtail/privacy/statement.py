@@ -29,7 +29,8 @@ def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charg
     is the guarantee in one line, and the other values are its parts: `epsilon` with amplification by secret sampling and
     `without_amplification`, both at `delta` (by default the budget's), the protected `unit`, the neighbouring relation
     (`adjacency`), the `observer`, and `only`: what is left out because the rounds began with a model trained elsewhere. `rounds`
-    and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments.
+    and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
+    where neither `delta` nor the budget gives one.
     """
     exposed, mark = ledger.non_private, ledger.mark()
     about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],

@@ -57,7 +57,7 @@ class Edges:
 
     @property
     def bins(self) -> int:
-        """The number of bins (b)."""
+        """The number of bins (b), one less than that of the edges."""
         return len(self.values) - 1
 
     @cached_property

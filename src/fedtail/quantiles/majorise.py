@@ -60,7 +60,7 @@ class MajoriseMinimise(Part):
     steps: int = 100
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for fewer than one step."""
+        """Raise a ValueError unless `steps` is at least 1."""
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}. Dozens find the right client, a hundred four digits.")
 

@@ -68,12 +68,12 @@ class QuantileRelease:
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that this release spent, at `delta`."""
+        """The epsilon of the plan, which this release has spent, at `delta`."""
         return self.plan.epsilon
 
     @property
     def delta(self) -> float:
-        """The delta at which epsilon is stated."""
+        """The delta of the plan, at which `epsilon` is stated."""
         return self.plan.delta
 
     @property
