@@ -23,7 +23,7 @@ def delta_from_rho(rho: float, epsilon: float) -> float:
     if rho == 0:
         return 0.0
     def slope(u: float) -> float:                                  # u = alpha - 1
-        """Derivative of the logarithm of that bound at u = alpha - 1."""
+        """Derivative in alpha of the logarithm of the bound on delta, at alpha = 1 + `u`; increases with `u`."""
         return (1 + 2 * u) * rho - epsilon - math.log1p(1 / u)
     top = 1.0
     while slope(top) < 0:

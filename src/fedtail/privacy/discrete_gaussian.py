@@ -140,8 +140,8 @@ def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) 
 def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
     """One independent draw for each numerator: True with probability exp(-ratio), ratio = numerator / denominator in [0, 1].
 
-    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. (draws,) int64 to (draws,)
-    bool.
+    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. `numerator` is (draws,) int64,
+    the result (draws,) bool.
     """
     k, going = np.ones(len(numerator), dtype=np.int64), np.arange(len(numerator))
     while len(going):
