@@ -52,7 +52,7 @@ class Accountant(Protocol):
 
     @property
     def steps(self) -> Steps:
-        """The composed steps, each with how often it was taken."""
+        """The composed steps: a tuple of pairs (step, how many rounds took it)."""
         ...
 
     def epsilon(self, delta: float) -> float:
@@ -78,9 +78,10 @@ class PrivacyLosses:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, of which the probability that a round reveals participation is subtracted first.
+        """The smallest epsilon at which privacy loss distributions show the steps (epsilon, `delta`)-private.
 
-        Infinite where nothing is left of delta.
+        `reveal_probability` is subtracted from `delta` first; epsilon is infinite where nothing is left of it. A closed form is
+        used where no step is sampled.
         """
         if (delta := delta - self.reveal_probability) <= 0:
             return math.inf
@@ -91,7 +92,10 @@ class PrivacyLosses:
         return float(_compose_losses(self.steps, _grid_interval(self.steps)).get_epsilon_for_delta(delta))
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon`, with the probability that a round reveals participation added; 1 at most."""
+        """The smallest delta at which privacy loss distributions show the steps (`epsilon`, delta)-private; 1 at most.
+
+        `reveal_probability` is added, except where no step is sampled and a closed form is used.
+        """
         if self._has_closed_form:
             return _gaussian_delta(composed_multiplier(self.steps), epsilon)
         losses = _compose_losses(self.steps, _grid_interval(self.steps))
@@ -99,12 +103,15 @@ class PrivacyLosses:
 
     @property
     def reveal_probability(self) -> float:
-        """A bound on the probability that the minimum-cohort rule reveals participation in any of the rounds."""
+        """A bound on the probability that the minimum-cohort rule reveals participation in any of the rounds.
+
+        It is the sum of `revealed` over all rounds (a union bound), and may exceed 1.
+        """
         return math.fsum(count * step.revealed for step, count in self.steps)
 
     @property
     def _has_closed_form(self) -> bool:
-        """Whether no step is sampled: then privacy losses are normal, so is their sum, and no grid is needed."""
+        """Whether no step is sampled: then the privacy losses are normal, their sum is normal too, and no grid is needed."""
         return all(step.scheme == "none" for step, _ in self.steps)
 
 
@@ -118,9 +125,10 @@ def _gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 
 def _grid_interval(steps: Steps) -> float:
-    """Width of the grid on which privacy losses are rounded: a power of two, near 1/16 of the deviation of one step's loss.
+    """Width of the grid on which privacy losses are rounded: 1/16 of the typical standard deviation of one step's loss.
 
-    A finer grid changes epsilon little and costs time, a coarser one overstates epsilon. At most `CELLS` cells for one step.
+    That width is clamped to [2^-18, 2^-10], raised to 1/`CELLS` of the largest loss of a step where this is more, and rounded
+    down to a power of two. A finer grid changes epsilon little and costs time; a coarser one overstates epsilon.
     """
     deviations = [(count, step.rate * math.sqrt(math.expm1(min(step.multiplier**-2, 100.0)))) for step, count in steps]
     typical = sum(count * d**2 for count, d in deviations) / sum(count * d for count, d in deviations)
@@ -130,7 +138,7 @@ def _grid_interval(steps: Steps) -> float:
 
 
 def _largest_loss(step: Step) -> float:
-    """About the largest privacy loss of `step` that the grid has to hold: that of an outcome 10.5 standard deviations out."""
+    """About the largest privacy loss of `step` that the grid has to hold: its loss 10.5 standard deviations from the mean."""
     shift = (2.0 if step.scheme == "poisson-exchange" else 1.0) / step.multiplier
     full = shift**2 / 2 + 10.5 * shift
     return math.log1p(step.rate * math.expm1(full)) if full < 50 else full
@@ -138,7 +146,10 @@ def _largest_loss(step: Step) -> float:
 
 @lru_cache(maxsize=16)
 def _compose_losses(steps: Steps, interval: float) -> Any:
-    """The privacy loss distribution of all `steps` composed, on a grid of width `interval`, as dp-accounting's object. Cached."""
+    """A dp-accounting `PrivacyLossDistribution` of all `steps` composed, each as often as its count says.
+
+    `interval` is the width of the grid of losses. Cached.
+    """
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     total = losses.identity(interval)
@@ -149,12 +160,12 @@ def _compose_losses(steps: Steps, interval: float) -> Any:
 
 @lru_cache(maxsize=64)
 def _step_losses(step: Step, interval: float) -> Any:
-    """The privacy loss distribution of one step, as dp-accounting's object, on a grid of width `interval`. Cached.
+    """A dp-accounting `PrivacyLossDistribution` of one step under its sampling scheme, on a grid of width `interval`. Cached.
 
     Under replace-one adjacency a client of a Poisson sample adds x or x', of norm at most 1/z each, or nothing. Among all
     such pairs x' = -x of full norm dominates: with U = <x, y> and V = <x', y> for standard normal y the hockey-stick
     divergence is E (e^{U - |x|^2/2} - a - b e^{V - |x'|^2/2})_+, whose mixed derivative in U and V is negative, so that it is
-    largest at the smallest covariance. This is the pair that dp-accounting takes; it doubles the sensitivity by itself.
+    largest at the smallest covariance. dp-accounting uses this pair, and doubles the sensitivity itself.
     """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as losses
@@ -168,10 +179,11 @@ def _step_losses(step: Step, interval: float) -> Any:
 
 
 def _fixed_cohort_losses(step: Step, interval: float) -> Any:
-    """The privacy loss distribution of one step with a cohort of fixed size under replace-one adjacency, on a grid.
+    """A dp-accounting `PrivacyLossDistribution` of one step with a cohort of fixed size, under replace-one adjacency.
 
-    The dominating pair has delta'(epsilon') = q delta(epsilon) with epsilon' = log(1 + q (e^epsilon - 1)) >= 0, delta being that
-    of the unsampled sum, and is symmetric: delta'(-epsilon') = 1 - e^-epsilon' + e^-epsilon' delta'(epsilon').
+    `interval` is the width of the grid of losses. The dominating pair has delta'(epsilon') = q delta(epsilon) with
+    epsilon' = log(1 + q (e^epsilon - 1)) >= 0, delta being that of the unsampled sum, and is symmetric:
+    delta'(-epsilon') = 1 - e^-epsilon' + e^-epsilon' delta'(epsilon').
     """
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 
@@ -193,23 +205,24 @@ class RenyiDivergences:
     whole: bool = False
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, the smallest over all orders."""
+        """Epsilon at `delta`: the composed Rényi divergence of each order is converted, and the smallest result is returned."""
         from dp_accounting.rdp import compute_epsilon
 
         orders, divergences = self.curve()
         return float(compute_epsilon(orders, divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon`, the smallest over all orders."""
+        """Delta at `epsilon`: the composed Rényi divergence of each order is converted, and the smallest result is returned."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         orders, divergences = self.curve()
         return float(compute_delta(orders, divergences, epsilon)[0])
 
     def curve(self, at: tuple[float, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(orders, divergences): two arrays of one length, the divergence of all steps composed at each order.
+        """(orders, divergences): two arrays of one length, the Rényi divergence of all steps composed at each order.
 
-        The orders are those in `at`, or without it those that suit the sampling of the steps.
+        The orders are those in `at`. By default they are half-integers where a step is "poisson-exchange", few integers where one
+        is "fixed", otherwise integers with `whole`, and fractions as well without it.
         """
         schemes = {step.scheme for step, _ in self.steps}
         orders = at or (HALF_ORDERS if "poisson-exchange" in schemes else FEW_ORDERS if "fixed" in schemes else
@@ -219,7 +232,10 @@ class RenyiDivergences:
 
 @lru_cache(maxsize=256)
 def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """The Rényi divergence of one step at each of `orders`, float64, (orders,); rounded up where it is amplified. Cached."""
+    """The Rényi divergence of one step at each of `orders`: a float64 array of the length of `orders`. Cached.
+
+    Where sampling amplifies the step, a small margin for rounding is added.
+    """
     if step.scheme == "poisson-exchange":
         return _exchange_divergences(step, orders)
     if step.revealed:
@@ -240,7 +256,7 @@ def _divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _mixed_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """Rényi divergences of a step that is not amplified with probability `step.revealed`, at each of `orders`.
+    """Rényi divergences, one for each of `orders`, of a step that is not amplified with probability `step.revealed` (not 0).
 
     Whether a round was amplified is public, so the moments of the two cases are averaged with that probability.
     """
@@ -250,7 +266,7 @@ def _mixed_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _exchange_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
-    """Rényi divergences of a Poisson-sampled step under replace-one adjacency, at each of `orders` (multiples of 1/2).
+    """Rényi divergences of a Poisson-sampled step under replace-one adjacency, one for each of `orders` (multiples of 1/2).
 
     Exchanging a client's data is zeroing them and then filling in others, so the weak triangle inequality bounds it:
     D_a(P, R) <= (a - 1/2) / (a - 1) D_2a(P, Q) + D_{2a-1}(Q, R).
@@ -263,9 +279,10 @@ def _exchange_divergences(step: Step, orders: tuple[float, ...]) -> np.ndarray:
 
 @contextmanager
 def _silence_order_warnings() -> Iterator[None]:
-    """Disable absl's log for the duration of a `with` block.
+    """Disable absl's log for the duration of a `with` block, and then restore it as it was.
 
-    dp-accounting warns of every fractional order at which its series does not converge; it takes such an order as infinite.
+    dp-accounting warns of every fractional order at which its series does not converge, and treats the divergence there as
+    infinite.
     """
     log = logging.getLogger("absl")
     before, log.disabled = log.disabled, True
@@ -283,14 +300,17 @@ class Concentrated:
     steps: Steps
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta` of rho added over all steps."""
+        """The smallest epsilon at `delta` that follows from the rho of all steps composed.
+
+        Infinite for infinite rho; a ValueError unless `delta` is in (0, 1).
+        """
         return epsilon_from_rho(self._rho, delta)
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon` of rho added over all steps."""
+        """The smallest delta at `epsilon` that follows from the rho of all steps composed; 0 without steps."""
         return delta_from_rho(self._rho, epsilon)
 
     @property
     def _rho(self) -> float:
-        """rho of all steps composed, 1 / (2 z^2) for their composed noise multiplier z."""
+        """The zCDP parameter rho of all steps composed: 1 / (2 z^2) for their composed noise multiplier z; 0 without steps."""
         return composed_multiplier(self.steps) ** -2 / 2

@@ -53,22 +53,22 @@ class Guarantee:
 
     @property
     def is_experimental(self) -> bool:
-        """Whether a note says that a part of the accounting is experimental."""
+        """Whether any of `notes` begins with "experimental", as that on amplification by cohorts of fixed size does."""
         return any(note.startswith("experimental") for note in self.notes)
 
     def __str__(self) -> str:
-        """The privacy statement in one line, with the names of what was released without noise."""
+        """The privacy statement in one line, followed by the names of what was released without noise, if anything was."""
         found = guarantee_in_words(self.epsilon, self.delta, self.adjacency, self.sampling, self.without_amplification, self.only)
         return found + (f"; released without noise: {', '.join(self.non_private)}" if self.non_private else "")
 
 
 def guarantee_in_words(epsilon: float | str, delta: float, adjacency: str, sampling: str, without_amplification: float | str,
                        only: str = "") -> str:
-    """The privacy statement in one line: epsilon, the protected unit, the neighbouring relation and the observer.
+    """The privacy statement in one line: epsilon, delta, protected unit, neighbouring relation, sampling and observer.
 
-    Then epsilon without amplification by sampling, where it differs, and `only`: what is known of the model that the rounds
-    began with. `sampling` names the kinds of sampling as `Guarantee.sampling` does; an infinite epsilon may be the word
-    "infinity".
+    Epsilon without amplification follows where it differs. `sampling` is "none", "poisson", "fixed" or several joined by " and ".
+    `only`, if not empty, says what is known of the model that the rounds began with, and limits the statement to these rounds.
+    An infinite epsilon may be given as the word "infinity".
 
     >>> guarantee_in_words(5.0, 1e-4, "replace-one", "none", 5.0)
     'epsilon 5 at delta 0.0001 (client-level, replace-one-client; no sampling), against an observer of all releases'
@@ -85,16 +85,18 @@ def guarantee_in_words(epsilon: float | str, delta: float, adjacency: str, sampl
 
 
 def _format_epsilon(epsilon: float | str) -> str:
-    """Epsilon with four significant digits; the word "infinity" where it is infinite or already that word."""
+    """`epsilon` as text with four significant digits; "infinity" where it is infinite or already that word."""
     return "infinity" if epsilon in ("infinity", math.inf) else f"{epsilon:.4g}"
 
 
 def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
               accountant: AccountantName | None = None) -> Guarantee:
-    """The privacy guarantee of `rounds`, pairs of a round and how often it was held, at `delta`.
+    """The privacy guarantee at `delta` of `rounds`, pairs of a round and how often it was held.
 
-    Continuous noise is priced by privacy loss distributions, integer noise by Rényi divergences at whole orders or, where
-    nothing was sampled, by concentrated privacy. `accountant` chooses another one; a ValueError where it would not be valid.
+    Without `accountant`, integer noise is priced by "zcdp", or by "rdp" where cohorts were sampled; continuous noise by "pld", or
+    by "rdp" for sampled rounds where `delta` is below 1e-12, or below 1000 times the probability that the minimum-cohort rule
+    reveals participation. A ValueError for a `delta` outside (0, 1), for an `accountant` that is not valid here, and where
+    inexact noise alone exceeds `delta`.
     """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
@@ -111,23 +113,31 @@ def guarantee(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
 
 def epsilon_at(rounds: Rounds, delta: float, adjacency: Adjacency = "zero-out",
                accountant: AccountantName | None = None) -> float:
-    """The epsilon of `rounds` at `delta`, with amplification by sampling: `guarantee(...).epsilon` without its other numbers."""
+    """The epsilon of `rounds`, pairs of a round and its count, at `delta`, with the amplification that their sampling earns.
+
+    Infinite where something was released without noise. `accountant` is "pld", "rdp", "zcdp" or None: the best valid one. A
+    ValueError for one that is not valid here, for a `delta` outside (0, 1), and where inexact noise alone exceeds `delta`.
+    """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     return mechanism.epsilon(mechanism.accountant(accountant, delta), delta)
 
 
 def fits_budget(rounds: Rounds, epsilon: float, delta: float, adjacency: Adjacency = "zero-out") -> bool:
-    """Whether `rounds` are (`epsilon`, `delta`)-private, by the accountant that `guarantee` chooses."""
+    """Whether `rounds`, pairs of a round and its count, are (`epsilon`, `delta`)-private with amplification by sampling.
+
+    The accountant is chosen by the noise and sampling of the rounds. A ValueError unless `delta` is in (0, 1).
+    """
     check_delta(delta)
     mechanism = compose_rounds(tuple(rounds), adjacency)
     return mechanism.delta(mechanism.accountant(None, delta), epsilon) <= delta
 
 
 def describe_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: float, adjacency: Adjacency = "zero-out") -> str:
-    """What a guarantee for `rounds` leaves out of the history of the model, as part of a sentence; empty if `before` is.
+    """Words on the model that `rounds` began with, which a guarantee for `rounds` does not cover; "" if `before` is empty.
 
-    Where all earlier rounds are known and private, it gives epsilon at `delta` of those and `rounds` together.
+    The text starts with "they began with". If the model was trained without privacy, it says what was released; if all earlier
+    rounds are known and private, it gives epsilon at `delta` of those and `rounds` together; otherwise it names what is unknown.
     """
     if not before:
         return ""
@@ -144,9 +154,10 @@ def describe_earlier(rounds: Rounds, before: Sequence[EarlierHistory], delta: fl
 
 def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",
              accountant: AccountantName | None = None) -> float:
-    """The delta at which `rounds` are (`epsilon`, delta)-private; 1 where something was released without noise.
+    """The delta at which `rounds`, pairs of a round and its count, are (`epsilon`, delta)-private.
 
-    A ValueError for a negative epsilon, and for an `accountant` that is not valid for the noise and sampling of the rounds.
+    It is 0 for an infinite epsilon, otherwise 1 where something was released without noise. A ValueError for a negative epsilon,
+    and for an `accountant` ("pld", "rdp", "zcdp") that is not valid for the noise and sampling of the rounds.
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon:g}.")
@@ -156,9 +167,9 @@ def delta_at(rounds: Rounds, epsilon: float, adjacency: Adjacency = "zero-out",
 
 def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta: float, adjacency: Adjacency = "zero-out",
                       most: int = MOST) -> int:
-    """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`.
+    """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`; 0 if none does.
 
-    Called again after one of those rounds it returns one less, from a cache.
+    `done` are pairs of a round and its count. Results are cached, so that calling it after every round of a run is cheap.
     """
     check_delta(delta)
     others = tuple((event, count) for event, count in done if event != following)
@@ -172,9 +183,10 @@ def _count_affordable(others: tuple[tuple[RoundEvent, int], ...], following: Rou
                       adjacency: Adjacency, most: int) -> int:
     """How many rounds like `following` fit in (`epsilon`, `delta`) beside `others`, up to `most`; 0 where `others` exceed it.
 
-    Cached, so that a run which asks after every round computes it once.
+    `others` are pairs of a round and its count. Cached, so that a run which asks after every round computes it once.
     """
     def fits(count: int, accountant: AccountantName | None = None) -> bool:
+        """Whether `others` and `count` rounds like `following` fit the budget by `accountant` (None: the best valid one)."""
         mechanism = compose_rounds((*others, (following, count)), adjacency)
         return mechanism.delta(mechanism.accountant(accountant, delta), epsilon) <= delta
 
@@ -185,9 +197,9 @@ def _count_affordable(others: tuple[tuple[RoundEvent, int], ...], following: Rou
 
 
 def _largest_fitting(fits: Callable[[int], bool], low: int, most: int) -> int:
-    """The largest count up to `most` for which `fits` holds, given that it holds for `low` and for no count above a failing one.
+    """The largest count up to `most` for which `fits` holds; `fits(low)` must hold, and no count above a failing one may fit.
 
-    Tries growing steps first, then halves the interval.
+    Tries growing steps first, then bisects. `fits` is not called with `low`.
     """
     step, high = max(1, low // 4), most + 1
     while low < most and high > most:

@@ -47,7 +47,10 @@ class Attack:
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
-        """Turn the scores into float64 arrays; a ValueError for a confidence outside [0.5, 1), too few scores, or a NaN."""
+        """Replace the scores by float64 arrays; a ValueError for a confidence outside [0.5, 1).
+
+        A ValueError also for scores that are not one-dimensional, fewer than 20 with or without the client, or NaN.
+        """
         if not 0.5 <= self.confidence < 1:
             raise ValueError(f"confidence must be in [0.5, 1), got {self.confidence:g}. For one wrong bound in a hundred "
                              "write 0.99.")
@@ -59,18 +62,19 @@ class Attack:
             object.__setattr__(self, name, scores)
 
     def mu(self) -> float:
-        """A lower bound on mu, however the scores are distributed.
+        """A lower bound on mu, at least 0, that holds with probability `confidence` however the scores are distributed.
 
-        By Clopper and Pearson's bounds on the two errors of one threshold, which is chosen on every other run and tested on
-        the rest.
+        A threshold is chosen on every other run; Clopper and Pearson's bounds on its two error rates, from the remaining runs,
+        give mu >= Phi^-1(1 - alpha) - Phi^-1(beta).
         """
         return max(0.0, float(_apart(*self._errors(_apart))))
 
     def mu_if_normal(self) -> float:
-        """A lower bound on mu from several times fewer runs, given normal scores of one variance with the client and without.
+        """A lower bound on mu, at least 0, if scores with and without the client are normal with one variance.
 
-        Scores are normal where an attack adds up Gaussian sums, and a client contributes the same in every run. The bound is
-        that of a noncentral t distribution, and exact; scores more than 100 standard deviations apart are taken as 100.
+        It holds with probability `confidence` and needs several times fewer runs than `mu`. Scores are normal where an attack
+        adds up Gaussian sums, and a client contributes the same in every run. The bound is exact, by the noncentral t
+        distribution; mean scores more than 100 standard deviations apart are treated as 100 apart.
         """
         from scipy.optimize import brentq
         from scipy.stats import nct
@@ -83,41 +87,47 @@ class Attack:
         found = gap / deviation / scale if gap > 0 else 0.0
 
         def excess(distance: float) -> float:
+            """P(t <= found) less the confidence, for noncentral t with noncentrality `distance`; decreases in `distance`."""
             return float(nct.cdf(found, freedom, distance)) - self.confidence
 
         return float(brentq(excess, 0.0, found + 10.0)) * scale if excess(0.0) > 0 else 0.0
 
     def epsilon(self, delta: float) -> float:
-        """A lower bound on epsilon at `delta`, for a mechanism that is as easy to test as two normal distributions.
+        """A lower bound on epsilon at `delta` from `mu`, for mechanisms that are mu-GDP, such as unsampled Gaussian sums.
 
-        It refutes noise of a claimed size. Of other mechanisms, sampled ones say, mu is one point only of a curve of another
-        shape: use `epsilon_of_any_shape`.
+        If it is above the claimed epsilon, the noise is smaller than claimed. It is not valid for other mechanisms, such as
+        sampled ones, whose trade-off between the two errors is not Gaussian: use `epsilon_of_any_shape` for those.
         """
         return gaussian_epsilon(self.mu(), delta)
 
     def epsilon_if_normal(self, delta: float) -> float:
-        """A lower bound on epsilon at `delta` by `mu_if_normal`: for normal scores and mechanisms of Gaussian shape."""
+        """A lower bound on epsilon at `delta` from `mu_if_normal`.
+
+        It is valid for normal scores of one variance and mechanisms that are mu-GDP, such as unsampled Gaussian sums.
+        """
         return gaussian_epsilon(self.mu_if_normal(), delta)
 
     def epsilon_of_any_shape(self, delta: float) -> float:
-        """A lower bound on epsilon at `delta` for any mechanism: 1 - beta <= e^epsilon alpha + delta, and with the two exchanged.
+        """A lower bound on epsilon at `delta`, at least 0, for any mechanism; a ValueError unless `delta` is in [0, 1).
 
-        Events as rare as a usual delta do not happen in as many runs as one has, so that this is far from tight there. Compare
-        at a large delta, such as 0.05.
+        From 1 - beta <= e^epsilon alpha + delta and 1 - alpha <= e^epsilon beta + delta. It is far from tight at a usual delta,
+        because events that rare do not occur in an affordable number of runs. Compare at a large delta, such as 0.05.
         """
         if not 0 <= delta < 1:
             raise ValueError(f"delta must be in [0, 1), got {delta:g}.")
 
         def worth(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
+            """The epsilon, elementwise and at least 0, that error rates of at most `alarms` (alpha) and `misses` (beta) prove."""
             ratio = np.maximum((1 - misses - delta) / alarms, (1 - alarms - delta) / misses)
             return np.log(np.maximum(ratio, 1.0))
 
         return float(worth(*self._errors(worth)))
 
     def _errors(self, worth: Worth) -> tuple[np.ndarray, np.ndarray]:
-        """Upper bounds on alpha and beta that hold jointly, for the threshold at which `worth` of such bounds is largest.
+        """(alpha, beta): upper bounds on the rates of false alarms and of misses at one threshold, as arrays of no dimension.
 
-        The threshold is chosen on every other run, and the bounds come from the rest.
+        Both hold at once with probability `confidence`. The threshold is chosen on every other run, as the one whose bounds there
+        have the largest `worth`; the returned bounds come from the remaining runs.
         """
         choosing, testing = ((self.without[k::2], self.present[k::2]) for k in (0, 1))
         pooled = np.concatenate(choosing)
@@ -129,9 +139,10 @@ class Attack:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon at `delta` of two normal distributions of variance one at distance `mu`: that of a Gaussian sum with z = 1 / mu.
+    """Epsilon at `delta` of two unit normal distributions at distance `mu`, which is that of a Gaussian sum with z = 1 / mu.
 
-    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+    Solves delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu). It is 0 for mu <= 0 and infinite for infinite mu. A
+    ValueError unless `delta` is in (0, 1).
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
@@ -148,9 +159,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarray,
                   confidence: float) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds on false alarms and on misses at each `threshold`, an alarm being a score at or above it.
+    """(alpha, beta): upper bounds on the rates of false alarms and of misses, each in the shape of `threshold`.
 
-    For any one threshold both hold at once with probability `confidence`.
+    A score at or above the threshold is an alarm. At any one threshold both hold at once with probability `confidence`.
     """
     alarms = len(without) - np.searchsorted(np.sort(without), threshold)
     misses = np.searchsorted(np.sort(present), threshold)
@@ -159,9 +170,9 @@ def _error_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarra
 
 
 def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
-    """Clopper and Pearson's upper bound on a probability, from how often it `happened` in `runs`.
+    """Clopper and Pearson's upper bound on the probability of an event that `happened` so many times in `runs` independent runs.
 
-    It is wrong with probability `risk` at most.
+    Elementwise; each bound is too small with probability `risk` at most.
     """
     from scipy.special import betaincinv
 
@@ -170,7 +181,10 @@ def _at_most(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
 
 
 def _apart(alarms: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Phi^-1(1 - alpha) - Phi^-1(beta): the distance mu at which two normal distributions have these errors."""
+    """Phi^-1(1 - `alarms`) - Phi^-1(`misses`), elementwise.
+
+    It is the distance mu of two unit normal distributions for which a threshold has these rates of false alarms and misses.
+    """
     from scipy.special import ndtri
 
     return -ndtri(alarms) - ndtri(misses)

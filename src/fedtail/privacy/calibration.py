@@ -35,13 +35,14 @@ class NoiseLevels:
 def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
               models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None,
               discrete: bool = False) -> NoiseLevels:
-    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private for one client.
+    """The smallest noise at which `rounds` rounds are (`epsilon`, `delta`)-private for one client, split between releases.
 
     `quantile_ratio` (r) is the cost of a quantile over that of an update, rho_q = r rho_w [PLMH23, section 7.7]; 0 or None
-    is no quantile. A family of `models` releases so many histograms and updates in every round. `discrete` is for noise in
-    integers (`DiscreteNoise`), which other accountants price. A ValueError where no noise reaches the budget.
+    means no quantile. Every round releases one update, and one histogram if there is a quantile, for each of `models` models.
+    `discrete` is for integer noise (`DiscreteNoise`). A ValueError where no noise up to 10^6 times the sensitivity is enough.
     """
     def event(noise: float) -> RoundEvent:
+        """One round whose releases compose to the noise multiplier `noise`, for pricing."""
         return round_event(noise, sampling, quantile_ratio, models, discrete)
 
     noise = smallest_noise(event, rounds, epsilon, delta, adjacency, accountant)
@@ -51,9 +52,10 @@ def noise_for(epsilon: float, delta: float, rounds: int, sampling: Sampling, qua
 def noise_levels(noise: float, delta: float, rounds: int, sampling: Sampling, quantile_ratio: float | None = None,
                  models: int = 1, adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None,
                  discrete: bool = False) -> NoiseLevels:
-    """The noise multipliers of rounds whose releases compose to `noise` (z), and the guarantee of `rounds` such rounds.
+    """The noise multipliers of rounds whose releases compose to the given `noise` (z), and the guarantee of `rounds` such rounds.
 
-    The other arguments are those of `noise_for`, which finds `noise` for a budget; here it is given.
+    `quantile_ratio` (r) is the cost of a quantile over that of an update; 0 or None means no quantile. Every round releases one
+    update, and one histogram if there is a quantile, for each of `models` models. `discrete` is for integer noise.
     """
     quantile, update = split_noise(noise, quantile_ratio, models)
     event = round_event(noise, sampling, quantile_ratio, models, discrete)
@@ -62,9 +64,10 @@ def noise_levels(noise: float, delta: float, rounds: int, sampling: Sampling, qu
 
 
 def split_noise(noise: float, quantile_ratio: float | None, models: int = 1) -> tuple[float | None, float]:
-    """(z of a histogram, z of an update) that compose to `noise` over a family of `models`: sum of 1/z^2 = 1/noise^2.
+    """(z of a histogram, z of an update) such that the releases of `models` models compose to `noise`: sum of 1/z^2 = 1/noise^2.
 
     z_w = z sqrt(models (1 + r)), z_q = z sqrt(models (1 + r) / r). The first is None where `quantile_ratio` (r) is 0 or None.
+    A ValueError for an argument out of range.
 
     >>> split_noise(1.0, 0.25)
     (2.23606797749979, 1.118033988749895)
@@ -83,9 +86,10 @@ def split_noise(noise: float, quantile_ratio: float | None, models: int = 1) -> 
 
 def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None = None, models: int = 1,
                 discrete: bool = False) -> RoundEvent:
-    """The event of one round whose releases compose to `noise` (z), for pricing.
+    """A round for accountants to price, whose releases compose to the noise multiplier `noise` (z).
 
-    It releases for each of `models` an update and, with a quantile ratio, a flat histogram; with `discrete` sums of integers.
+    For each of `models` it releases an update and, where `quantile_ratio` is not 0 or None, a flat histogram. The noise is
+    continuous, or with `discrete` discrete Gaussian.
     """
     quantile, update = split_noise(noise, quantile_ratio, models)
     release = _integer_release if discrete else GaussianRelease
@@ -96,25 +100,28 @@ def round_event(noise: float, sampling: Sampling, quantile_ratio: float | None =
 def _integer_release(noise: float, exchange: float, what: str) -> LatticeRelease:
     """A release with discrete Gaussian noise of multiplier `noise` (z), for pricing only.
 
-    Its one share is so large that the sum of shares is a discrete Gaussian to all digits, so the price does not depend on the
-    number of clients.
+    It has a single share on so fine a grid that the price does not depend on the number of clients. `exchange` is how many times
+    further the sum moves if a client's data are exchanged than if its row is zeroed; `what` names the release.
     """
     return LatticeRelease(LARGE, as_fraction((LARGE * noise) ** 2), 1, 1, exchange, what=what, constant=True)
 
 
 def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: float, delta: float,
                    adjacency: Adjacency = "zero-out", accountant: AccountantName | None = None) -> float:
-    """The smallest z at which `rounds` rounds of `event(z)` are (`epsilon`, `delta`)-private: at most 2e-5 of it too large.
+    """The smallest noise multiplier z at which `rounds` rounds of `event(z)` are (`epsilon`, `delta`)-private.
 
-    For any mechanism whose cost falls as z grows; it costs a few calls of an accountant. A ValueError where even z = 10^6 does
-    not reach the budget.
+    It is too large by a fraction of about 2e-5 at most, and never too small; 0.01 is the least that is tried. The cost of
+    `event(z)` must fall as z grows. A ValueError where even z = 10^6 does not reach the budget, or an argument is out of range.
     """
     check_target(epsilon, delta)
     check_rounds(rounds)
     from scipy.optimize import brentq
 
     def excess(log_noise: float) -> float:
-        """The logarithm of epsilon over its target, clamped to 1e-9 and 1e9; positive where this noise is too small."""
+        """log(epsilon spent / epsilon allowed) at noise exp(`log_noise`); positive where that noise is too small.
+
+        The ratio is clamped to [1e-9, 1e9].
+        """
         spent = epsilon_at([(event(math.exp(log_noise)), rounds)], delta, adjacency, accountant)
         return math.log(min(max(spent / epsilon, 1e-9), 1e9))
 
@@ -128,9 +135,10 @@ def smallest_noise(event: Callable[[float], RoundEvent], rounds: int, epsilon: f
 
 
 def _bracket_noise(excess: Callable[[float], float]) -> tuple[float, float]:
-    """(low, high): logarithms of a noise multiplier that is too small and of one, at most four times it, that is not.
+    """(low, high): logarithms of a noise multiplier that is too small and of one, at most four times it, that is enough.
 
-    Both are the smallest that is tried where that is enough already. A ValueError where even the largest is too small.
+    `excess` of such a logarithm is positive where the noise is too small. Where the smallest multiplier that is tried (0.01) is
+    enough, both are its logarithm. A ValueError where even the largest (10^6) is too small.
     """
     low, high, factor = math.log(LEAST), 0.0, math.log(4.0)
     while excess(high) > 0:
@@ -145,13 +153,13 @@ def _bracket_noise(excess: Callable[[float], float]) -> tuple[float, float]:
 
 
 def check_rounds(rounds: int) -> None:
-    """Raise a ValueError unless `rounds` is an integer from 1 on."""
+    """Raise a ValueError unless `rounds` is an int of at least 1."""
     if not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"there must be one round or more, got rounds={rounds!r}.")
 
 
 def check_population(population: int) -> None:
-    """Raise a ValueError where `population` has fewer than 100 clients: noise that hides one of them drowns their sum."""
+    """Raise a ValueError where `population` is below 100 clients: noise that hides one of so few would drown their sum."""
     if population < FEWEST:
         raise ValueError(f"a guarantee for each of {population} clients will be useless: noise that hides one of them, in every "
                          f"round, drowns the sum over so few. It takes {FEWEST} clients or more, better a "
@@ -159,7 +167,10 @@ def check_population(population: int) -> None:
 
 
 def questionable_settings(population: int, sampling: Sampling, delta: float) -> list[str]:
-    """Warnings, in words, about privacy settings that are valid but probably not meant; an empty list where there are none."""
+    """Warnings, as texts, about privacy settings that are valid but probably not meant; an empty list where there are none.
+
+    They are a delta of 1 / `population` or more, and an average cohort of fewer than 25 clients.
+    """
     found, cohort = [], sampling_rate(sampling) * population
     if delta >= 1 / population:
         found.append(f"delta = {delta:g} is not below 1 / population = {1 / population:.2g}: publishing all data of a client "

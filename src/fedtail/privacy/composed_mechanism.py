@@ -60,8 +60,10 @@ class ComposedMechanism:
     notes: tuple[str, ...]
 
     def accountant(self, wanted: AccountantName | None = None, delta: float = 1.0) -> Accountant:
-        """The accountant for this mechanism: `wanted`, or the sharpest that is valid for its noise, its sampling and `delta`.
+        """The accountant named `wanted` ("pld", "rdp" or "zcdp") over the amplified steps; by default the sharpest valid one.
 
+        For integer noise that is zcdp, or rdp where rounds are sampled. For continuous noise it is pld, or rdp where rounds are
+        sampled and `delta` is below 1e-12 or below 1000 times the probability that the minimum-cohort rule reveals participation.
         A ValueError where `wanted` is not valid: pld for integer noise, zcdp for sampled rounds, or an unknown name.
         """
         sampled = any(step.scheme != "none" for step, _ in self.steps)
@@ -81,20 +83,27 @@ class ComposedMechanism:
         return PrivacyLosses(self.steps) if wanted == "pld" else Concentrated(self.steps)
 
     def second_accountant(self, first: str) -> Accountant | None:
-        """Another accountant than the one named `first`, for a second opinion; None where no other is valid."""
+        """Another accountant than the one named `first`, for a second opinion: rdp, or pld where `first` is rdp.
+
+        None where `first` is rdp and some noise is in integers, for which pld is not valid.
+        """
         if first != "rdp":
             return RenyiDivergences(self.steps, self.whole)
         return None if self.whole else PrivacyLosses(self.steps)
 
     @property
     def without_amplification(self) -> Accountant:
-        """The accountant against an observer who knows the cohorts, from whom sampling hides nothing."""
+        """The accountant that prices the rounds without amplification, against an observer who knows the cohorts.
+
+        zCDP where some noise is in integers, otherwise privacy loss distributions.
+        """
         return Concentrated(self.full) if self.whole else PrivacyLosses(self.full)
 
     def worst_round(self, delta: float) -> float:
         """Epsilon at `delta` of the most expensive single round, against an observer who knows that the client participated.
 
-        Infinite where something was released without noise; 0 without rounds.
+        Infinite where something was released without noise, or where inexact draws of noise alone exceed `delta`; 0 without
+        rounds.
         """
         once = [ComposedMechanism(((step, 1),), ((step, 1),), self.whole, error, (error,), "none", self.non_private, ())
                 for (step, _), error in zip(self.full, self.errors, strict=True)]
@@ -102,9 +111,11 @@ class ComposedMechanism:
         return max(epsilons, default=math.inf if self.non_private else 0.0)
 
     def epsilon(self, accountant: Accountant, delta: float, if_none: float | None = None) -> float:
-        """The smallest epsilon whose delta, with (1 + e^epsilon) times the error of the draws, is within `delta`.
+        """Epsilon at `delta` of this mechanism by `accountant`; inexact draws of integer noise are charged to `delta`.
 
-        Where that error alone exceeds delta there is no such epsilon: then `if_none`, or a ValueError.
+        That error adds (1 + e^epsilon) times its total variation distance to delta. Where no epsilon can pay for it, returns
+        `if_none` or, without it, raises a ValueError. Infinite where something was released without noise; 0 where the accountant
+        has no steps.
         """
         if self.non_private:
             return math.inf
@@ -123,7 +134,10 @@ class ComposedMechanism:
                          f"that leaves nothing of delta = {delta:g}. Draw exactly, draw less, or allow a larger delta.")
 
     def delta(self, accountant: Accountant, epsilon: float) -> float:
-        """The delta at `epsilon`, with the error of the draws added; 1 where something was released without noise."""
+        """Delta at `epsilon` of this mechanism by `accountant`, at most 1; the error of inexact integer noise is added.
+
+        It is 0 for an infinite `epsilon`, otherwise 1 where something was released without noise.
+        """
         if math.isinf(epsilon) or self.non_private:
             return 0.0 if math.isinf(epsilon) else 1.0
         exact = accountant.delta(epsilon) if accountant.steps else 0.0
@@ -136,9 +150,10 @@ class ComposedMechanism:
 
 @lru_cache(maxsize=256)
 def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjacency) -> ComposedMechanism:
-    """One mechanism from pairs of a round and its count: the releases of each composed, each round amplified once. Cached.
+    """One mechanism from `rounds`, pairs of a round and its count: releases are composed per round, then amplified once. Cached.
 
-    Releases without noise are named and not priced. A TypeError or ValueError where something is no round that accountants know.
+    A round with a release without noise is not priced: `non_private` names that release. A ValueError for an unknown adjacency,
+    and a TypeError or ValueError for a round, release or sampling that no accountant can price.
     """
     if adjacency not in ("zero-out", "replace-one"):
         raise ValueError(f"adjacency must be zero-out or replace-one, got {adjacency!r}.")
@@ -165,12 +180,20 @@ def compose_rounds(rounds: tuple[tuple[RoundEvent, int], ...], adjacency: Adjace
 
 
 def round_multiplier(releases: Iterable[Release], adjacency: Adjacency) -> float:
-    """The noise multiplier of all releases of one cohort composed, z_eff = (sum of z^-2)^(-1/2); none may be without noise."""
+    """The noise multiplier of all `releases` of one round composed, z_eff = (sum of z^-2)^(-1/2); infinite without releases.
+
+    Every release must have noise.
+    """
     return composed_multiplier(tuple((Step(_noise_multiplier(release, adjacency)), 1) for release in releases))
 
 
 def amplified_step(event: RoundEvent, adjacency: Adjacency) -> Step:
-    """A round as one step of an accountant, with the amplification that its sampling provably earns, and no more."""
+    """A round as one step of an accountant, with the amplification that its sampling provably earns, and no more.
+
+    Poisson sampling amplifies, unless integer noise may depend on the size of the cohort or `sampling.revealed` is 1. Cohorts of
+    fixed size amplify only under replace-one adjacency with continuous noise. Any other round becomes a step with rate 1. Every
+    release must have noise.
+    """
     sampling, full = event.sampling, Step(round_multiplier(event.releases, adjacency))
     rate = sampling_rate(sampling)
     if rate == 1 or _why_unamplified(event):
@@ -186,14 +209,17 @@ def amplified_step(event: RoundEvent, adjacency: Adjacency) -> Step:
 
 
 def sampling_rate(sampling: Sampling) -> float:
-    """The probability (q) that a client participates in a round."""
+    """The probability (q) that a client participates in a round: the Poisson rate, cohort / population, or 1 without sampling."""
     if isinstance(sampling, PoissonSampling):
         return sampling.rate
     return sampling.cohort / sampling.population if isinstance(sampling, FixedSampling) else 1.0
 
 
 def _why_unamplified(event: RoundEvent) -> str | None:
-    """Why Poisson sampling does not amplify this round, in words; None where it does, and for other sampling."""
+    """The reason, as a text for users, why Poisson sampling does not amplify this round; None where it does.
+
+    None also for any other kind of sampling.
+    """
     if not isinstance(event.sampling, PoissonSampling):
         return None
     varying = {release.constant for release in event.releases if isinstance(release, LatticeRelease) and not release.constant}
@@ -201,7 +227,10 @@ def _why_unamplified(event: RoundEvent) -> str | None:
 
 
 def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
-    """What a guarantee must say about the amplification of this round, in words; None where there is nothing to say."""
+    """A text for `Guarantee.notes`: why this round is not amplified by its sampling, or that its amplification is experimental.
+
+    None where there is nothing to say.
+    """
     if isinstance(event.sampling, PoissonSampling):
         return _why_unamplified(event) if event.sampling.rate < 1 else None
     if not isinstance(event.sampling, FixedSampling) or event.sampling.cohort == event.sampling.population:
@@ -215,7 +244,7 @@ def _amplification_note(event: RoundEvent, adjacency: Adjacency) -> str | None:
 
 
 def _check_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
-    """Give back a pair of a round and its count; a TypeError or ValueError where accountants cannot price it."""
+    """Return `entry`, a pair of a round and its count, unchanged; a TypeError or ValueError where accountants cannot price it."""
     event, count = entry
     if not isinstance(event, RoundEvent):
         raise TypeError(f"rounds are pairs of a RoundEvent and a count, got {event!r}.")
@@ -232,7 +261,10 @@ def _check_round(entry: tuple[RoundEvent, int]) -> tuple[RoundEvent, int]:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    """Raise a TypeError for an unknown kind of sampling, a ValueError for a rate, probability or cohort out of range."""
+    """Raise a TypeError for an unknown kind of sampling, a ValueError for a rate or `revealed` outside [0, 1].
+
+    A ValueError also for a fixed cohort that is empty or larger than the population.
+    """
     if type(sampling) not in NAMES:
         raise TypeError(f"no accountant knows {sampling!r}. Cohorts are sampled by PoissonSampling, FixedSampling or NoSampling.")
     if isinstance(sampling, PoissonSampling) and not 0 <= sampling.rate <= 1:
@@ -245,12 +277,12 @@ def _check_sampling(sampling: Sampling) -> None:
 
 
 def _lacks_noise(release: Release) -> bool:
-    """Whether a release has no noise at all, so that no epsilon covers it."""
+    """Whether a release has no noise at all (non-private, or noise multiplier 0), so that no epsilon covers it."""
     return isinstance(release, NonPrivateRelease) or (isinstance(release, GaussianRelease) and release.noise_multiplier == 0)
 
 
 def _noise_multiplier(release: Release, adjacency: Adjacency) -> float:
-    """The noise multiplier (z) of a release with noise, under a neighbouring relation."""
+    """The noise multiplier (z) of a release under the neighbouring relation `adjacency`; the release must not be non-private."""
     assert not isinstance(release, NonPrivateRelease)
     return release.multiplier(adjacency)
 
@@ -261,10 +293,10 @@ def _has_integer_noise(event: RoundEvent) -> bool:
 
 
 def _draw_error(event: RoundEvent) -> float:
-    """Total variation distance from exact draws, added over the releases of one round; 0 for continuous noise."""
+    """Total variation distance of the draws from exact ones, added over the integer releases of one round; 0 if it has none."""
     return math.fsum(release.error for release in event.releases if isinstance(release, LatticeRelease))
 
 
 def _costly_steps(steps: Counter[Step]) -> Steps:
-    """The steps that cost something, with their counts: those with a positive rate and finite noise."""
+    """Pairs (step, count) of the steps that cost something: those with a positive sampling rate and finite noise."""
     return tuple((step, count) for step, count in steps.items() if step.rate > 0 and math.isfinite(step.multiplier))

@@ -12,10 +12,10 @@ FINE = 200      # halvings of an interval: beyond what float64 can tell
 
 
 def delta_from_rho(rho: float, epsilon: float) -> float:
-    """The smallest delta at which rho-concentrated privacy gives (epsilon, delta)-privacy.
+    """The smallest delta at which rho-concentrated privacy gives (`epsilon`, delta)-privacy; 0 for rho = 0.
 
     min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1), the logarithm of which is
-    convex in alpha: its slope (2 alpha - 1) rho - epsilon + log(1 - 1/alpha) is halved to zero.
+    convex in alpha: the zero of its slope (2 alpha - 1) rho - epsilon + log(1 - 1/alpha) is found by bisection.
 
     >>> round(delta_from_rho(0.5, 4.0), 6)
     0.000196
@@ -23,6 +23,7 @@ def delta_from_rho(rho: float, epsilon: float) -> float:
     if rho == 0:
         return 0.0
     def slope(u: float) -> float:                                  # u = alpha - 1
+        """Derivative in alpha of the logarithm of the bound on delta, at alpha = 1 + `u`; increases with `u`."""
         return (1 + 2 * u) * rho - epsilon - math.log1p(1 / u)
     top = 1.0
     while slope(top) < 0:
@@ -32,7 +33,10 @@ def delta_from_rho(rho: float, epsilon: float) -> float:
 
 
 def epsilon_from_rho(rho: float, delta: float) -> float:
-    """The smallest epsilon at which rho-concentrated privacy gives (epsilon, delta)-privacy; infinite for infinite rho."""
+    """The smallest epsilon at which rho-concentrated privacy gives (epsilon, `delta`)-privacy; infinite for infinite rho.
+
+    It is 0 where `delta` is enough by itself. A ValueError unless `delta` is in (0, 1).
+    """
     check_delta(delta)
     if math.isinf(rho):
         return math.inf
@@ -43,7 +47,11 @@ def epsilon_from_rho(rho: float, delta: float) -> float:
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
-    """The largest rho of which the guarantee is within (`epsilon`, `delta`): the budget of unsampled Gaussian sums, to add up."""
+    """The largest rho for which rho-concentrated privacy (zCDP) implies (`epsilon`, `delta`)-privacy.
+
+    It is a budget that unsampled Gaussian sums may share, as their rho add up. A ValueError unless `epsilon` is positive and
+    finite and `delta` in (0, 1).
+    """
     check_target(epsilon, delta)
     most = 1.0
     while delta_from_rho(most, epsilon) <= delta:
@@ -52,9 +60,10 @@ def largest_rho(epsilon: float, delta: float) -> float:
 
 
 def find_crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """(last false, first true): neighbouring float64 numbers between which `holds` turns true.
+    """(last false, first true): two neighbouring float64 numbers between which `holds` turns true, found by bisection.
 
-    It must be false at `low`, true at `high`, and change once.
+    `holds` must be false at `low`, true at `high`, and change once; it is not evaluated at these two. After 200 halvings the
+    interval that is left is returned.
     """
     for _ in range(FINE):
         middle = (low + high) / 2

@@ -27,9 +27,9 @@ LONGEST = 10**10                  # variance of the largest table: some millions
 
 
 def as_fraction(variance: float | Fraction) -> Fraction:
-    """A variance as a ratio of small integers, at least the given one and within a part in 2^20; a Fraction is left as it is.
+    """A variance as an exact ratio of integers; a Fraction comes back as it is, a float is rounded up to a small ratio.
 
-    A ValueError unless it is positive and finite.
+    For a variance from 1/2 on, rounding adds less than 2^-19 of it. A ValueError unless it is positive and finite.
     """
     if not 0 < variance < math.inf:
         raise ValueError(f"the variance of noise must be positive and finite, got {float(variance):g}.")
@@ -42,7 +42,8 @@ def as_fraction(variance: float | Fraction) -> Fraction:
 def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Randomness) -> np.ndarray:
     """`count` draws, int64, of the discrete Gaussian of this variance, with exactly its probabilities, from words of `random`.
 
-    Where 63 bits do not hold the products (from sigma = 5800 or so), it counts in Python's integers: a hundred times slower.
+    A float `variance` is first rounded up by `as_fraction`. Where int64 does not hold the products (from a standard deviation of
+    about 5800), Python's integers are used, which is a hundred times slower.
     """
     ratio = as_fraction(variance)
     p, q = ratio.numerator, ratio.denominator
@@ -60,9 +61,9 @@ def exact_discrete_gaussian(variance: float | Fraction, count: int, random: Rand
 
 
 def _draw_one(p: int, q: int, t: int, random: Randomness) -> int:
-    """One draw by the steps of `exact_discrete_gaussian`, in Python's integers of any size.
+    """One draw of the discrete Gaussian of variance p / q by rejection, in Python's integers of any size, from words of `random`.
 
-    The variance is p / q, and t = floor(sigma) + 1.
+    `t` must be floor(sigma) + 1 for the standard deviation sigma.
     """
     while True:
         low = uniform_wide_integer(t, random)
@@ -79,14 +80,17 @@ def _draw_one(p: int, q: int, t: int, random: Randomness) -> int:
 
 
 def _bernoulli_exp_one(numerator: int, denominator: int, random: Randomness) -> bool:
-    """One draw: True with probability exp(-numerator / denominator), in integers of any size."""
+    """True with probability exp(-numerator / denominator), one draw from words of `random`, in integers of any size."""
     whole, part = divmod(numerator, denominator)
     return (all(_bernoulli_exp_one_small(1, 1, random) for _ in range(whole))
             and _bernoulli_exp_one_small(part, denominator, random))
 
 
 def _bernoulli_exp_one_small(numerator: int, denominator: int, random: Randomness) -> bool:
-    """One draw: True with probability exp(-numerator / denominator), for a ratio up to 1, in integers of any size."""
+    """True with probability exp(-ratio), one draw from words of `random`, for ratio = numerator / denominator up to 1.
+
+    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. Integers may be of any size.
+    """
     k = 1
     while uniform_wide_integer(denominator * k, random) < numerator:
         k += 1
@@ -94,7 +98,7 @@ def _bernoulli_exp_one_small(numerator: int, denominator: int, random: Randomnes
 
 
 def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
-    """`count` draws, int64, of integers y with probability proportional to exp(-|y| / t)."""
+    """`count` draws, int64, of integers y with probability proportional to exp(-|y| / t), from words of `random`."""
     result, todo = np.empty(count, dtype=np.int64), np.arange(count)
     while len(todo):
         low = uniform_integers(t, random, len(todo))
@@ -108,7 +112,7 @@ def _discrete_laplace(t: int, count: int, random: Randomness) -> np.ndarray:
 
 
 def _consecutive_successes(count: int, random: Randomness) -> np.ndarray:
-    """For each of `count` draws how many times in a row an event of probability 1/e happens, int64."""
+    """`count` independent draws, int64, of how many times in a row an event of probability 1/e happens (a geometric variable)."""
     result, going = np.zeros(count, dtype=np.int64), np.arange(count)
     while len(going):
         going = going[_bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, random)]
@@ -117,7 +121,10 @@ def _consecutive_successes(count: int, random: Randomness) -> np.ndarray:
 
 
 def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
-    """One draw for each numerator, an integer from 0: True with probability exp(-numerator / denominator). (numerators,) bool."""
+    """One independent draw for each numerator: True with probability exp(-numerator / denominator).
+
+    `numerator` (draws,) int64 has no negative entry; the result is (draws,) bool.
+    """
     whole, part = np.divmod(numerator, denominator)
     alive = _bernoulli_exp_small(part, denominator, random)
     left = np.where(alive, whole, 0)
@@ -131,9 +138,10 @@ def _bernoulli_exp(numerator: np.ndarray, denominator: int, random: Randomness) 
 
 
 def _bernoulli_exp_small(numerator: np.ndarray, denominator: int, random: Randomness) -> np.ndarray:
-    """One draw for each numerator: True with probability exp(-ratio), for ratio = numerator / denominator up to 1.
+    """One independent draw for each numerator: True with probability exp(-ratio), ratio = numerator / denominator in [0, 1].
 
-    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd.
+    Draws events of probability ratio / k for k = 1, 2, ... until one fails; True if that k is odd. `numerator` is (draws,) int64,
+    the result (draws,) bool.
     """
     k, going = np.ones(len(numerator), dtype=np.int64), np.arange(len(numerator))
     while len(going):
@@ -157,11 +165,17 @@ class DiscreteGaussianTable:
 
     @classmethod
     def of(cls, variance: float | Fraction) -> DiscreteGaussianTable:
-        """The table for a variance, cached; a ValueError where it would be too long (variance above 10^10)."""
+        """The table for a variance, cached; a float is rounded up by `as_fraction`.
+
+        A ValueError where the table would be too long (variance above 10^10) or the variance is not positive.
+        """
         return _cached_table(as_fraction(variance))
 
     def sample(self, count: int, random: Randomness) -> np.ndarray:
-        """`count` draws, int64, from the words of `random`; more words are used up where 63 bits do not decide a draw."""
+        """`count` draws, int64, of the discrete Gaussian.
+
+        Each uses one word of `random`, or more where the first 63 bits do not decide it.
+        """
         words = random.words(count) >> np.uint64(1)
         place = np.searchsorted(self.leading, words, side="right")
         result = place - self.reach
@@ -172,7 +186,7 @@ class DiscreteGaussianTable:
 
 @lru_cache(maxsize=16)
 def _cached_table(variance: Fraction) -> DiscreteGaussianTable:
-    """The table for a variance, computed with as many bits as it takes to be sure of all its entries. Cached.
+    """The table for a variance, computed with enough bits that every entry is correct. Cached.
 
     A ValueError for a variance above 10^10.
     """
@@ -186,7 +200,10 @@ def _cached_table(variance: Fraction) -> DiscreteGaussianTable:
 
 
 def _leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Lower and upper bounds on floor(2^63 P(X <= x)) for x = -reach, ..., reach, by arithmetic of so many `bits`."""
+    """(lower, upper): lists of bounds on floor(2^63 P(X <= x)) for x = -reach, ..., reach, from a computation to `bits` bits.
+
+    `reach` is `_reach(variance, bits)`. Where the two lists agree, the values are exact.
+    """
     reach, last = _reach(variance, bits), (1 << WORD) - 1
     with localcontext() as context:
         context.prec = _decimal_digits(bits)
@@ -197,7 +214,10 @@ def _leading_bits(variance: Fraction, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _resolve_tie(variance: Fraction, word: int, random: Randomness) -> int:
-    """The draw of a uniform number that begins with the 63 bits of `word`, by as many more bits of `random` as it takes."""
+    """The draw, by inversion, for a uniform number whose first 63 bits are `word`, where these do not decide it.
+
+    Further bits are drawn from `random`, 128 at a time, until they do.
+    """
     number, bits = word, WORD
     while True:
         number, bits = number << BITS | uniform_wide_integer(1 << BITS, random), bits + BITS
@@ -207,7 +227,10 @@ def _resolve_tie(variance: Fraction, word: int, random: Randomness) -> int:
 
 
 def _draw_from_bits(variance: Fraction, number: int, bits: int) -> int | None:
-    """The x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits; None where so many bits do not decide."""
+    """The draw, by inversion, for a uniform number whose first `bits` bits are the integer `number`.
+
+    It is the x with P(X < x) <= u and u + 2^-bits <= P(X <= x) for u = number * 2^-bits; None where these bits do not decide it.
+    """
     reach = _reach(variance, bits)
     with localcontext() as context:
         context.prec = _decimal_digits(bits)
@@ -222,22 +245,25 @@ def _draw_from_bits(variance: Fraction, number: int, bits: int) -> int | None:
 
 
 def _decimal_digits(bits: int) -> int:
-    """Decimal digits of the arithmetic by which `bits` bits of a probability are computed, with 30 or so to spare."""
+    """How many decimal digits to compute with for `bits` correct bits of a probability; includes about 30 to spare."""
     return bits // 3 + 30
 
 
 def _error_bound(bits: int, reach: int) -> Decimal:
-    """How far a computed value of the distribution function may be off: the tail beyond `reach`, and rounding."""
+    """A bound on the absolute error of a computed P(X <= x): the tail beyond `reach`, at most 2^-bits, and rounding."""
     return Decimal(2) ** -bits + (2 * reach + 3) * Decimal(10) ** (5 - _decimal_digits(bits))
 
 
 def _reach(variance: Fraction, bits: int) -> int:
-    """The largest value that is distinguished: beyond it lies at most 2^-bits of the probability."""
+    """The largest absolute value that a table tells apart: |X| is larger with probability 2^-bits at most."""
     return math.ceil(math.sqrt(variance) * math.sqrt(2 * (bits + 2) * math.log(2))) + 1
 
 
 def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
-    """P(X <= x | |X| <= reach) for x = -reach, ..., reach, in the precision of the current decimal context."""
+    """P(X <= x | |X| <= reach), for the discrete Gaussian X of this variance, at x = -reach, ..., reach, in that order.
+
+    Computed in the precision of the current decimal context.
+    """
     weights = _weights(variance, reach)
     total, running, result = weights[0] + 2 * sum(weights[1:]), Decimal(0), []
     for x in range(-reach, reach + 1):
@@ -247,7 +273,7 @@ def _cumulative_probabilities(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def _weights(variance: Fraction, reach: int) -> list[Decimal]:
-    """exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach, each computed from the one before, in the current decimal context."""
+    """[exp(-x^2 / (2 variance)) for x = 0, 1, ..., reach], each computed from the one before, in the current decimal context."""
     inverse = Decimal(variance.denominator) / Decimal(variance.numerator)
     step, ratio = (-inverse / 2).exp(), (-inverse).exp()
     weights = [Decimal(1)]
@@ -258,7 +284,10 @@ def _weights(variance: Fraction, reach: int) -> list[Decimal]:
 
 
 def discrete_gaussian_probability(x: int, variance: float | Fraction) -> float:
-    """P(X = x) for the discrete Gaussian X of this variance, correct to float64."""
+    """P(X = x) for the discrete Gaussian X of this variance, to float64 precision; a ValueError for a variance above 10^10.
+
+    A float variance is first rounded up by `as_fraction`.
+    """
     ratio = as_fraction(variance)
     reach = max(abs(x), _cached_table(ratio).reach)
     with localcontext() as context:

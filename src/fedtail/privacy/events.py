@@ -26,7 +26,7 @@ class GaussianRelease:
     what: str = "a sum"
 
     def multiplier(self, adjacency: Adjacency) -> float:
-        """The noise multiplier (z) under a neighbouring relation: under replace-one it is divided by `exchange`."""
+        """The noise multiplier (z) under the neighbouring relation `adjacency`; under replace-one it is divided by `exchange`."""
         return self.noise_multiplier / (1.0 if adjacency == "zero-out" else self.exchange)
 
 
@@ -51,13 +51,13 @@ class LatticeRelease:
 
     @cached_property
     def shares(self) -> NoiseShares:
-        """The noise shares that the guarantee relies on, with their accounting; computed once."""
+        """The noise shares that the guarantee relies on: `honest` of them, of `variance` each, in `width` coordinates. Cached."""
         return NoiseShares(self.variance, self.honest, self.width)
 
     def multiplier(self, adjacency: Adjacency) -> float:
-        """The noise multiplier (z) that a continuous Gaussian of this guarantee would have, under a neighbouring relation.
+        """The noise multiplier (z) of continuous Gaussian noise with the same zCDP guarantee, under the relation `adjacency`.
 
-        It is one over the concentrated epsilon of the planned shares.
+        It is 1 / epsilon where the sum of the planned shares is (epsilon^2 / 2)-zCDP.
         """
         return 1 / self.shares.concentrated_epsilon(self.sensitivity * (1.0 if adjacency == "zero-out" else self.exchange))
 
@@ -73,9 +73,9 @@ Release = GaussianRelease | LatticeRelease | NonPrivateRelease
 
 
 def with_constant_noise(release: Release) -> Release:
-    """The release with `constant` set, for a channel by which every sampled client answers.
+    """`release` with `constant` set to True, for a channel through which every sampled client answers.
 
-    Only a `LatticeRelease` whose `constant` is False changes; any other release comes back as it is.
+    Only a `LatticeRelease` whose `constant` is False changes, in a copy; any other release is returned as it is.
     """
     if isinstance(release, LatticeRelease) and release.constant is False:
         return replace(release, constant=True)

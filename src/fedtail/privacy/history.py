@@ -35,14 +35,17 @@ class EarlierHistory:
 
     @property
     def non_private(self) -> tuple[str, ...]:
-        """Names of what the known rounds released without a mechanism, each once, in the order of release."""
+        """Names of what the known rounds released without a mechanism, each once, in order of release; empty if unknown."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds or () for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
 
 def join_histories(rounds: Iterable[tuple[RoundEvent, int]],
                    earlier: Iterable[EarlierHistory]) -> tuple[tuple[RoundEvent, int], ...] | None:
-    """All rounds with their counts, those of `earlier` histories included; None where some of these are not known."""
+    """`rounds` and those of the `earlier` histories together, as pairs (round, count) with equal rounds merged.
+
+    None where the rounds of some earlier history are not known.
+    """
     total = Counter(dict(rounds))
     for one in earlier:
         if one.rounds is None:
@@ -53,6 +56,6 @@ def join_histories(rounds: Iterable[tuple[RoundEvent, int]],
 
 
 def history_of(module: Any) -> EarlierHistory | None:
-    """The history that a run attached to a module it trained; None for any other object."""
+    """The `EarlierHistory` that a run attached to a module it trained (attribute `fedtail_history`); None where there is none."""
     found = getattr(module, ATTRIBUTE, None)
     return found if isinstance(found, EarlierHistory) else None

@@ -36,7 +36,10 @@ class PrivacyBudget:
     randomness: Literal["seed", "os"] = "seed"
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for an epsilon, delta, adjacency or randomness out of range, and for epsilon without delta."""
+        """Raise a ValueError for an epsilon that is not positive, a delta outside (0, 1), or epsilon without delta.
+
+        A ValueError also for an unknown adjacency or source of randomness.
+        """
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon:g}. Between 1 and 10 is usual.")
         if self.delta is not None and not 0 < self.delta < 1:
@@ -51,7 +54,7 @@ class PrivacyBudget:
 
     @property
     def replayable(self) -> bool:
-        """Whether cohorts and noise can be drawn again from a seed: then the guarantee is a simulated one."""
+        """Whether cohorts and noise come from a seed, so that the run can be replayed and its guarantee is only simulated."""
         return self.randomness == "seed"
 
 
@@ -66,7 +69,11 @@ class Ledger:
     """
 
     def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
-        """A ledger in memory, or with a `path` one that goes on from its file; a `LedgerError` where that cannot be read."""
+        """A ledger in memory or, with a `path`, one that continues the file there, which need not exist.
+
+        `unrecorded` ("seed", "os" or "" for unknown) is where randomness came from in old rounds that do not record it. A
+        `LedgerError` where the file cannot be read.
+        """
         self.budget = budget
         self._file = LedgerFile(path) if path else None
         self._record = self._file.read(unrecorded=unrecorded) if self._file else Record()
@@ -75,7 +82,10 @@ class Ledger:
         self._proven: tuple[PrivacyBudget, RoundEvent, int] | None = None      # so many more rounds of a kind fit the budget
 
     def copy(self) -> Ledger:
-        """A ledger in memory with this history and budget, and an open round closed; it never writes to this one's file."""
+        """An independent ledger in memory with this budget and all rounds so far; it has no file.
+
+        A round that is open here is in the copy as a closed one, with what it has released.
+        """
         twin = Ledger(self.budget)
         twin._record = self._record.copy()
         if self._planned:
@@ -83,7 +93,10 @@ class Ledger:
         return twin
 
     def as_of(self, size: int) -> Ledger:
-        """This ledger as it was when its file had `size` bytes, in memory; a ledger without a file is copied as it is now."""
+        """A ledger in memory with what the file of this one held in its first `size` bytes, and this budget.
+
+        A ledger without a file is copied as it is now, whatever `size` is.
+        """
         twin = self.copy()
         if self._file:
             twin._record = LedgerFile(self._file.path).read(size, unrecorded=self._file.unrecorded)
@@ -91,41 +104,42 @@ class Ledger:
 
     @property
     def rounds(self) -> tuple[tuple[RoundEvent, int], ...]:
-        """The rounds that released something, each with how often it was held; the round under way is included."""
+        """Pairs (round, how often it was held) of the rounds that released something, the open one included."""
         under_way = Counter([self._current_event()] if self._planned and self._asked else [])
         return tuple((self._record.rounds + under_way).items())
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Where the randomness of these rounds came from, each once: "seed", "os", or "" where that was not written down."""
+        """Where the randomness of the rounds came from, each once: "seed", "os", or "" where that was not recorded."""
         under_way = [self.budget.randomness] if self._planned and self._asked else []
         return tuple(dict.fromkeys([*self._record.sources, *under_way]))
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The numbers of all rounds that were opened or skipped."""
+        """The round numbers of all rounds that were opened or skipped, the open one included."""
         return frozenset(self._record.numbers)
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """What the server saw through each kind of channel, in words, each once."""
+        """Texts that say what the server saw through each kind of channel used, each once, in order of first use."""
         return self._record.channels
 
     @property
     def before(self) -> tuple[EarlierHistory, ...]:
-        """The histories of models that these rounds began with; empty where they began with the task's own module."""
+        """The histories of models trained elsewhere with which these rounds began; empty where there were none."""
         return self._record.before
 
     @property
     def non_private(self) -> tuple[str, ...]:
-        """Names of what was released without a mechanism, each once, in the order of release."""
+        """Names of what these rounds released without a mechanism, each once, in the order of release; empty if nothing was."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
 
     def open(self, round: int, planned: RoundEvent, channel: str = "") -> None:
-        """Begin round number `round`, which will release at most `planned`; `BudgetSpent` where that would exceed the budget.
+        """Begin round number `round`, which will release at most `planned`, and record that, in the file too.
 
-        Closes a round that is still open. `channel` says in words what the server sees.
+        Closes a round that is still open. `BudgetSpent`, and no round is opened, where `planned` would exceed the privacy budget.
+        `channel` says in words what the server sees.
         """
         self.close()
         if self.budget.epsilon is not None:
@@ -141,17 +155,20 @@ class Ledger:
         self._record.numbers.add(round)
 
     def skip(self, round: int) -> None:
-        """Write down that a round was skipped because its cohort was too small: nothing was released. Closes an open round."""
+        """Record, in the file too, that round number `round` was skipped because its cohort was too small: nothing was released.
+
+        Closes a round that is still open.
+        """
         self.close()
         if self._file:
             self._file.skip(round)
         self._record.numbers.add(round)
 
     def charge(self, releases: Sequence[Release]) -> None:
-        """Charge releases before they are made. When this returns they are on the ledger, on disk where epsilon depends on it.
+        """Record releases of the open round before they are made; in the file too, forced to disk where epsilon depends on them.
 
-        A RuntimeError outside a round. With a privacy budget, a ValueError for a release without noise and `BudgetSpent` for
-        unplanned ones that would exceed it; then nothing is charged.
+        A RuntimeError where no round is open. With a privacy budget, a ValueError for a release without noise, and `BudgetSpent`
+        for releases beyond the plan of the round that would exceed the budget; then nothing is charged.
         """
         if self._planned is None:
             raise RuntimeError("something was released outside a round. Ask through Channel.open.")
@@ -164,15 +181,15 @@ class Ledger:
             self._proven = None                        # how many rounds still fit is to be found anew
 
     def close(self) -> None:
-        """End the open round, however it went: what was charged stays charged. Does nothing where no round is open."""
+        """End the open round, whether it succeeded or not: what was charged stays charged. Does nothing if no round is open."""
         if self._planned:
             self._record.add(self._current_event(), self.budget.randomness)
         self._planned, self._asked = None, ()
 
     def record_earlier(self, earlier: EarlierHistory) -> None:
-        """Write down the history that the following rounds begin with: a model trained elsewhere, or rounds that are not here.
+        """Record, in the file too, the history of the model that the following rounds begin with.
 
-        Nothing is written where this ledger holds all those rounds itself, or has this history already.
+        Nothing is recorded where all rounds of that history are on this ledger already, or the history itself is.
         """
         here = earlier.is_known and not Counter(dict(earlier.rounds or ())) - Counter(dict(self.rounds))
         if not here and earlier not in self.before:
@@ -181,27 +198,33 @@ class Ledger:
             self._record.before += (earlier,)
 
     def vouches_for(self, rounds: int) -> bool:
-        """Whether each of the first `rounds` rounds is written down here, or belongs to a history from before this ledger."""
+        """Whether each of the rounds 0 to `rounds` - 1 is recorded here, or is covered by the history of an earlier model.
+
+        An earlier history covers the rounds before its number `round`.
+        """
         told = max((earlier.round for earlier in self.before), default=0)
         return self._record.numbers.issuperset(range(told, rounds))
 
     def history(self, what: str, rounds: int) -> EarlierHistory:
         """The history of a model after `rounds` rounds of this ledger, for a run that begins with that model; `what` names it.
 
-        Its rounds are None where this ledger does not hold, or know of, all of them.
+        It includes earlier histories. Its `rounds` are None where some rounds are neither on this ledger nor in a known history.
         """
         whole = join_histories(self.rounds, self.before) if self.vouches_for(rounds) else None
         sources = dict.fromkeys([*self.sources, *(source for one in self.before for source in one.sources)])
         return EarlierHistory(what, 0, whole, tuple(sources))
 
     def mark(self, safely: bool = False) -> LedgerMark | None:
-        """How much of the file is written, for a checkpoint; with `safely`, also forced to disk. None for a ledger in memory."""
+        """Size and digest of the file as written so far, and how many rounds it is about, for a checkpoint.
+
+        None for a ledger in memory. With `safely` the file is forced to disk first.
+        """
         return self._file.mark(len(self.numbers), safely) if self._file else None
 
     def check(self, mark: LedgerMark, round: int) -> None:
-        """Raise a `LedgerError` where the file no longer begins with what it held at `mark`; it may have grown since.
+        """Raise a `LedgerError` unless the file still begins with what it held at `mark` and records the first `round` rounds.
 
-        Also where it lacks some of the first `round` rounds.
+        The file may have grown since. A ledger in memory always fails.
         """
         if self._file is None or not self._file.agrees(mark) or not self.vouches_for(round):
             raise LedgerError(f"{self._file.path if self._file else 'the ledger'} does not hold what it held when the checkpoint "
@@ -209,7 +232,10 @@ class Ledger:
                               f"or changed. {LOST}")
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """The privacy guarantee of the rounds so far at `delta`, by default the budget's; a ValueError where it has none."""
+        """The privacy guarantee of the rounds so far at `delta`, by default the budget's; a ValueError where neither gives one.
+
+        Its `only` says what it does not cover because it came before these rounds.
+        """
         from fedtail.privacy.accounting import guarantee
 
         chosen = delta if delta is not None else self.budget.delta
@@ -219,13 +245,16 @@ class Ledger:
         return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.limits(chosen))
 
     def limits(self, delta: float) -> str:
-        """What the guarantee leaves out because it came before these rounds, in words; empty where nothing did."""
+        """A text on the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
+
+        If the model's own rounds are known and private, it gives epsilon at `delta` of those and these together.
+        """
         from fedtail.privacy.accounting import describe_earlier
 
         return describe_earlier(self.rounds, self.before, delta, self.budget.adjacency)
 
     def affordable_rounds(self, planned: RoundEvent) -> int:
-        """How many more rounds like `planned` the privacy budget allows; a ValueError where it has no epsilon and delta."""
+        """How many more rounds like `planned` the privacy budget allows, up to a million; a ValueError if it has no epsilon."""
         from fedtail.privacy.accounting import rounds_affordable
 
         if self.budget.epsilon is None or self.budget.delta is None:
@@ -233,9 +262,9 @@ class Ledger:
         return rounds_affordable(self.rounds, planned, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
 
     def _count_fitting_rounds(self, planned: RoundEvent) -> int:
-        """A number of further rounds like `planned` that surely fit in the budget; 0 where not even one does.
+        """A number of further rounds like `planned` that surely fit in the budget, not always the largest; 0 if none does.
 
-        It is remembered while rounds release no more than was planned, and computed again for the last of them.
+        Taken from `_proven` where `open` has stored more than one for this plan and budget, otherwise computed.
         """
         budget, known, left = self._proven or (None, None, 0)
         if budget == self.budget and known == planned and left > 1:
@@ -248,7 +277,7 @@ class Ledger:
         return ahead
 
     def _refuse_unplanned(self, releases: Sequence[Release]) -> None:
-        """Raise a ValueError for a release without noise, `BudgetSpent` for unplanned releases that the budget does not cover."""
+        """Raise a ValueError if one of `releases` has no mechanism, `BudgetSpent` if unplanned ones would exceed the budget."""
         for release in releases:
             if isinstance(release, NonPrivateRelease):
                 raise ValueError(f"{release.what} would be released without noise, which no epsilon covers. Use private parts "
@@ -260,7 +289,7 @@ class Ledger:
                               f"{self.budget.epsilon:g}")
 
     def _fits_budget(self, *rounds: tuple[RoundEvent, int]) -> bool:
-        """Whether `rounds`, pairs of a round and its count, stay within the epsilon and delta of the budget."""
+        """Whether `rounds`, pairs of a round and its count, stay within the budget, which must have an epsilon and a delta."""
         from fedtail.privacy.accounting import fits_budget
 
         assert self.budget.epsilon is not None
@@ -268,11 +297,11 @@ class Ledger:
         return fits_budget(rounds, self.budget.epsilon, self.budget.delta, self.budget.adjacency)
 
     def _unplanned_releases(self, releases: Sequence[Release]) -> Counter[Release]:
-        """Those of `releases` that the plan of the open round does not have, with how many too many there are of each."""
+        """Those of `releases` that the plan of the open round does not include, each with the number in excess of the plan."""
         assert self._planned is not None
         return Counter(releases) - Counter(self._planned.releases)
 
     def _current_event(self) -> RoundEvent:
-        """The open round as an event, with what was charged so far."""
+        """The open round as an event with the releases charged so far; an AssertionError where no round is open."""
         assert self._planned is not None
         return replace(self._planned, releases=self._asked)

@@ -57,13 +57,13 @@ class Record:
     before: tuple[EarlierHistory, ...] = ()                             # what the run began with
 
     def add(self, event: RoundEvent, source: str) -> None:
-        """Count a round and the source of its randomness; a round that released nothing is left out."""
+        """Add a round and the `source` of its randomness ("seed", "os" or ""); a round that released nothing is ignored."""
         if event.releases:
             self.rounds[event] += 1
             self.sources[source] += 1
 
     def add_channel(self, channel: str) -> None:
-        """Add what the server sees through a channel, in words, unless it is empty or there already."""
+        """Append to `channels` a text that says what the server sees, unless it is empty or there already."""
         self.channels = tuple(dict.fromkeys([*self.channels, *filter(None, [channel])]))
 
     def copy(self) -> Record:
@@ -81,7 +81,10 @@ class LedgerFile:
     """
 
     def __init__(self, path: Path):
-        """The file at `path`, which need not exist; `read` is called before anything is written to one that does."""
+        """A ledger file at `path`, which need not exist; nothing is read or written yet.
+
+        Where the file exists, call `read` before writing.
+        """
         self.path = path
         self._numbers: dict[Release, int] = {}
         self._digest = hashlib.blake2b(digest_size=16)
@@ -92,7 +95,7 @@ class LedgerFile:
     def read(self, size: int | None = None, unrecorded: str = UNRECORDED) -> Record:
         """The record in the file, or in its first `size` bytes; an empty one where there is no file. Changes nothing on disk.
 
-        `unrecorded` is where randomness came from in rounds that do not say it. The next line is written after what was read. A
+        Lines written later follow what was read. `unrecorded` is the source of randomness of rounds that do not name one. A
         `LedgerError` where the file is damaged or of another format.
         """
         self.unrecorded = unrecorded
@@ -111,11 +114,17 @@ class LedgerFile:
         return record
 
     def open(self, round: int, sampling: Sampling, channel: str, source: str) -> None:
-        """Append that round `round` begins, how its cohort is sampled, what the server sees and where randomness comes from."""
+        """Append that round `round` begins: how its cohort is sampled, what the server sees, and the source of its randomness.
+
+        `channel` is a text; `source` is "seed" or "os". Not forced to disk.
+        """
         self._append_line({"open": round, "sampling": _to_json(sampling), "channel": channel, "randomness": source}, safely=False)
 
     def charge(self, releases: Sequence[Release]) -> None:
-        """Append releases of the open round; forced to disk when this returns, wherever epsilon depends on it."""
+        """Append the releases of the open round; a release that the file has not described yet is described first.
+
+        Forced to disk when this returns, unless all are non-private and were described before: epsilon is infinite then anyway.
+        """
         new = [release for release in dict.fromkeys(releases) if release not in self._numbers]
         for release in new:
             self._append_line({"release": _to_json(release)}, safely=False)
@@ -124,11 +133,11 @@ class LedgerFile:
         self._append_line({"ask": [self._numbers[release] for release in releases]}, safely=costly)
 
     def skip(self, round: int) -> None:
-        """Append that round number `round` was skipped, with nothing released."""
+        """Append that round number `round` was skipped, with nothing released. Not forced to disk."""
         self._append_line({"skip": round}, safely=False)
 
     def record_earlier(self, earlier: EarlierHistory) -> None:
-        """Append the history that the rounds begin with, and force it to disk."""
+        """Append the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
             {"releases": [_to_json(release) for release in event.releases], "sampling": _to_json(event.sampling), "count": count}
             for event, count in earlier.rounds]
@@ -136,7 +145,10 @@ class LedgerFile:
                                 "sources": list(earlier.sources)}}, safely=True)
 
     def mark(self, rounds: int, safely: bool) -> LedgerMark:
-        """Size and digest of what is written, with `rounds`, how many rounds it is about; `safely` forces it to disk."""
+        """Size and digest of the whole lines written so far, with `rounds`, the number of rounds that the caller says they hold.
+
+        With `safely` the file is forced to disk first, unless it is empty.
+        """
         if self._size and safely:
             self._sync_folder()
             with self.path.open("rb") as file:
@@ -144,15 +156,18 @@ class LedgerFile:
         return LedgerMark(self._size, self._digest.hexdigest(), rounds)
 
     def agrees(self, mark: LedgerMark) -> bool:
-        """Whether the file begins with all that `mark` is about; it may have grown since. False where there is no file."""
+        """Whether the first `mark.size` bytes of the file have the digest of `mark`; the file may have grown since.
+
+        A missing file is like an empty one.
+        """
         content = self.path.read_bytes()[:mark.size] if self.path.is_file() else b""
         return len(content) == mark.size and hashlib.blake2b(content, digest_size=16).hexdigest() == mark.digest
 
     def _append_line(self, line: dict[str, Any], safely: bool) -> None:
-        """Append one line of JSON, after the format line where the file is new; with `safely`, on disk when this returns.
+        """Append `line` as JSON, after the format line where the file is new; with `safely`, forced to disk when this returns.
 
         A line that a crash cut short is overwritten. A `LedgerError` where another process has changed the file; an OSError where
-        it cannot be written, and then the file is as before.
+        it cannot be written, and then the incomplete line is removed.
         """
         lines = [line] if self._size else [HEAD, line]
         content = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
@@ -177,7 +192,7 @@ class LedgerFile:
         self._digest.update(content)
 
     def _sync_folder(self) -> None:
-        """Force the folder's entry of the file to disk, once, so that a new file survives a power cut."""
+        """Force the directory entry of the file to disk, so that a new file survives a power cut; only the first call does so."""
         if not self._settled:
             place = os.open(self.path.parent, os.O_RDONLY)
             try:
@@ -188,7 +203,11 @@ class LedgerFile:
 
 
 def _read_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Release], Record]:
-    """The releases that lines of a ledger describe, in order of their numbers, and the record of the rounds."""
+    """(releases, record): all releases that the lines describe, in order of their numbers, and the record of the rounds.
+
+    `lines` come without the format line. `unrecorded` is the source of randomness of rounds that do not name one. A KeyError,
+    IndexError, TypeError or ValueError where lines are not those of a ledger.
+    """
     known: list[Release] = []
     record, under_way = Record(), _NOTHING
     for line in lines:
@@ -217,7 +236,7 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
 def _earlier_history(plain: dict[str, Any]) -> EarlierHistory:
-    """The earlier history that a "before" line of a ledger describes."""
+    """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.record_earlier` wrote."""
     rounds = None if plain["rounds"] is None else tuple(
         (RoundEvent(tuple(_from_json(release) for release in one["releases"]), _from_json(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])
@@ -225,14 +244,20 @@ def _earlier_history(plain: dict[str, Any]) -> EarlierHistory:
 
 
 def _to_json(value: Release | Sampling) -> dict[str, Any]:
-    """A release or kind of sampling as plain values with its class name under "kind"; a Fraction is [numerator, denominator]."""
+    """A release or kind of sampling as a dictionary for JSON: its fields, and its class name under "kind".
+
+    A Fraction becomes [numerator, denominator].
+    """
     numbers = {name: [entry.numerator, entry.denominator] if isinstance(entry, Fraction) else entry
                for name, entry in asdict(value).items()}
     return {"kind": type(value).__name__, **numbers}
 
 
 def _from_json(plain: dict[str, Any]) -> Any:
-    """The release or kind of sampling that `_to_json` wrote; fields may have names of earlier versions. A KeyError if unknown."""
+    """The release or kind of sampling that `_to_json` wrote as `plain`; field names of earlier versions are accepted.
+
+    A KeyError for an unknown kind, a TypeError for fields that do not fit.
+    """
     numbers = {name: Fraction(*entry) if isinstance(entry, list) else entry for name, entry in plain.items() if name != "kind"}
     return KINDS[plain["kind"]](**new_fields(plain["kind"], numbers))
 

@@ -20,7 +20,7 @@ class Mechanism(Protocol):
 
     @property
     def private(self) -> bool:
-        """Whether the release has a finite epsilon."""
+        """Whether the release has a finite epsilon, because its rows are clipped and noise is added."""
         ...
 
     @property
@@ -34,19 +34,25 @@ class Mechanism(Protocol):
         ...
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry of a row of `width` entries as it is sent; None where only the rows can say."""
+        """The largest absolute entry that a row of `width` entries has when it is sent; None where rows are not clipped."""
         ...
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
-        """The rows that are sent in place of `rows`, (clients, width), clipped and with the clients' noise."""
+        """The rows that are sent in place of `rows`, both (clients, width): clipped, and with the clients' noise.
+
+        That noise, if there is any, is drawn from `random`.
+        """
         ...
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The released sum, (width,), from the sum of the rows that were sent."""
+        """The released sum, (width,), from `total`, the sum of the rows that were sent.
+
+        Noise that the server adds is drawn from `random`.
+        """
         ...
 
     def release(self, width: int, what: str) -> Release:
-        """What the release of a sum of `width` entries costs, for the ledger; `what` names it there."""
+        """The event by which accountants price the release of a sum of `width` entries; `what` names it on the ledger."""
         ...
 
 
@@ -56,21 +62,21 @@ class NoPrivacy(Part):
 
     @property
     def private(self) -> bool:
-        """False: no epsilon covers a sum without noise."""
+        """False: a sum without noise has no finite epsilon."""
         return False
 
     @property
     def minimum(self) -> int:
-        """1: any cohort may be summed."""
+        """1: a cohort of any size may be summed."""
         return 1
 
     @property
     def reveals_exact_sum(self) -> bool:
-        """True: nothing is added to the sum."""
+        """True: no noise is added, so the server receives the exact sum."""
         return True
 
     def bound(self, width: int) -> float | None:
-        """None: rows are not clipped, so only they can say."""
+        """None: rows are not clipped, so their entries have no known bound."""
         return None
 
     def on_client(self, rows: Tensor, random: Randomness) -> Tensor:
@@ -82,7 +88,7 @@ class NoPrivacy(Part):
         return total
 
     def release(self, width: int, what: str) -> Release:
-        """A non-private release named `what`, which makes epsilon infinite."""
+        """A non-private release named `what`, which makes epsilon infinite; `width` is not used."""
         return NonPrivateRelease(what)
 
 
@@ -101,42 +107,46 @@ class NoisySum(Part):
 
     @property
     def private(self) -> bool:
-        """True: the sum has clipped rows and noise."""
+        """True: rows are clipped and noise is added to their sum."""
         return True
 
     @property
     def minimum(self) -> int:
-        """The fewest clients that the noise is planned for."""
+        """The fewest clients whose rows may be summed, as the noise demands; a round with a smaller cohort is skipped."""
         return self.noise.minimum
 
     @property
     def reveals_exact_sum(self) -> bool:
-        """Whether the server sees the sum without noise, because it adds the noise itself."""
+        """Whether the server receives the sum without noise, because it adds the noise itself."""
         return self.noise.reveals_exact_sum
 
     def on_client(self, rows: Tensor, random: Randomness, adding: Tensor | None = None) -> Tensor:
-        """The clipped rows with the clients' shares of the noise, (clients, width).
+        """The rows that are sent, (clients, width): clipped, and with the clients' shares of the noise, if they add any.
 
-        With `adding`, (clients,) bool, only those clients add a share. With `whole` a row above the norm is zeroed, not clipped.
+        With `whole` a row above the clip norm is zeroed instead of clipped. Noise is drawn from `random`. With `adding`,
+        (clients,) bool, only those clients add a share; the noise must accept that, as `DiscreteNoise` does.
         """
         kept = rows.where(rows.norm(dim=1, keepdim=True) <= self.clip_norm * (1 + 1e-12), 0.0) if self.whole else self.clip(rows)
         more: Any = {} if adding is None else {"adding": adding}
         return self.noise.on_client(kept, self.clip_norm, self.whole, random, **more)
 
     def on_server(self, total: Tensor, random: Randomness) -> Tensor:
-        """The released sum, (width,), with the server's part of the noise and in the units of the rows."""
+        """The released sum, (width,), in the units of the rows, from the sum of the rows that were sent.
+
+        Noise that the server adds is drawn from `random`.
+        """
         return self.noise.on_server(total, self.clip_norm, self.whole, random)
 
     def clip(self, rows: Tensor) -> Tensor:
-        """`rows` in float64 with those longer than `clip_norm` scaled down to it, and never above it by rounding."""
+        """`rows`, (clients, width), in float64, with those longer than `clip_norm` scaled down to it, never above by rounding."""
         rows = rows.double()
         norms = rows.norm(dim=1, keepdim=True)
         return torch.where(norms > self.clip_norm, rows * (self.clip_norm * (1 - 1e-12) / norms.clamp(min=1e-300)), rows)
 
     def bound(self, width: int) -> float | None:
-        """The largest absolute entry of a clipped row of `width` entries with its share of noise, as it is sent."""
+        """A bound on the absolute entries of a clipped row of `width` entries with its client's noise, as it is sent."""
         return self.noise.bound(width, self.clip_norm, self.whole)
 
     def release(self, width: int, what: str) -> Release:
-        """The release of a noisy sum of `width` entries, for the ledger; `what` names it there."""
+        """The event by which accountants price a noisy sum of `width` entries; `what` names it on the ledger."""
         return self.noise.release(width, self.clip_norm, self.whole, self.exchange, what)

@@ -17,6 +17,7 @@ def reveal_probability(rate: float, population: int, minimum: int) -> float:
     min - 1 others are: then a round that is held includes it for sure. So with this probability a round is not amplified
     at all, and otherwise it is amplified at q; the average rate of participation would understate the first. Whether a round
     is held depends on who is sampled and not on their data, so it reveals nothing about data that are zeroed or exchanged.
+    A ValueError for arguments out of range, and where rounds are practically never held. Cached.
     """
     _check_sampling(rate, population)
     if not 0 <= minimum <= population:
@@ -30,7 +31,10 @@ def reveal_probability(rate: float, population: int, minimum: int) -> float:
 
 
 def skip_probability(rate: float, population: int, minimum: int) -> float:
-    """The probability that a round is skipped because Poisson sampling gives too small a cohort: P(Bin(n, q) < minimum)."""
+    """The probability that a round is skipped because its Poisson sample is below `minimum`: P(Bin(n, q) < minimum).
+
+    `rate` is q and `population` n; 1 where `minimum` exceeds the population.
+    """
     if minimum > population:
         return 1.0
     return float(_binomial_probabilities(rate, population)[:max(minimum, 0)].sum())
@@ -38,9 +42,9 @@ def skip_probability(rate: float, population: int, minimum: int) -> float:
 
 @lru_cache(maxsize=64)
 def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
-    """The largest minimum cohort that Poisson sampling misses with a probability below `failure`.
+    """The largest minimum cohort for which a round is skipped with a probability below `failure`, under Poisson sampling.
 
-    A ValueError where even a cohort of one is missed more often.
+    A ValueError where even a minimum of one is missed more often, or an argument is out of range. Cached.
 
     >>> minimum_for(0.04, 2500)
     61
@@ -55,7 +59,7 @@ def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
 
 
 def _probability_of_at_least(minimum: int, rate: float, population: int) -> float:
-    """P(Bin(n, q) >= minimum), the probability that a round is held, with `rate` (q) and `population` (n)."""
+    """P(Bin(n, q) >= minimum), the probability that a round is held, with `rate` (q) and `population` (n); 1 for minimum <= 0."""
     return float(_binomial_probabilities(rate, population)[minimum:].sum()) if minimum > 0 else 1.0
 
 
@@ -75,6 +79,6 @@ def _binomial_probabilities(rate: float, population: int) -> np.ndarray:
 
 
 def _check_sampling(rate: float, population: int) -> None:
-    """Raise a ValueError unless `rate` is in (0, 1] and the population has a client."""
+    """Raise a ValueError unless `rate` is in (0, 1] and `population` is at least 1."""
     if not 0 < rate <= 1 or population < 1:
         raise ValueError(f"Poisson sampling needs a rate in (0, 1] and clients, got rate={rate:g}, population={population}.")

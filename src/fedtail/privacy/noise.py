@@ -27,7 +27,10 @@ class Noise(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """The standard deviation of the noise over the sensitivity (z)."""
+        """The noise multiplier (z): standard deviation of the noise in the sum over the sensitivity.
+
+        The sensitivity is how far the sum moves at most if one row is zeroed.
+        """
         ...
 
     @property
@@ -36,21 +39,31 @@ class Noise(Protocol):
         ...
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """What is sent in place of the clipped rows, (clients, width); `whole` says that they are whole numbers already."""
+        """What is sent in place of the clipped `rows`, (clients, width), with noise that the clients draw from `random`, if any.
+
+        `whole` says that the rows are whole numbers already.
+        """
         ...
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The released sum, in the units of the rows, from the sum of what was sent."""
+        """The released sum, (width,), in the units of the rows, from `total`, the sum of what was sent.
+
+        Noise that the server adds is drawn from `random`.
+        """
         ...
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry of what is sent for a row of `width` entries."""
+        """The largest absolute entry of what is sent for a clipped row of `width` entries, noise included.
+
+        `whole` says that the rows are whole numbers already.
+        """
         ...
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """What the release of a sum of `width` entries costs, for the ledger; `what` names it there.
+        """The event by which accountants price the release of a sum of `width` entries; `what` names it on the ledger.
 
-        `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed.
+        `exchange` is how many times further the sum moves if a client's data are exchanged than if its row is zeroed. `whole`
+        says that the rows are whole numbers.
         """
         ...
 
@@ -76,21 +89,24 @@ class GaussianNoise(Part):
         return 1
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The rows unchanged: the server adds the noise."""
+        """The rows unchanged, because the server adds the noise; the other arguments are not used."""
         return rows
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The sum with independent normal noise in every entry, drawn from the words of `random`, on the device of the sum."""
+        """`total` plus independent normal noise of standard deviation noise_multiplier * clip_norm in every entry.
+
+        The noise is drawn from one word of `random` for each entry; the result is on the device of `total`.
+        """
         words = torch.from_numpy(random.words(total.numel()).astype("uint64") >> 12).double()
         normal = torch.special.ndtri((words + 0.5) * 2.0**-52).reshape(total.shape)
         return total + self.noise_multiplier * clip_norm * normal.to(total.device)
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The clip norm: no entry of a clipped row is larger."""
+        """The clip norm, because no entry of a clipped row is larger and clients add no noise."""
         return clip_norm
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """A Gaussian release named `what`, for the ledger."""
+        """A Gaussian release named `what`, for accountants; `width`, `clip_norm` and `whole` do not change its cost."""
         return GaussianRelease(self.noise_multiplier, exchange, what)
 
 
@@ -112,7 +128,10 @@ class DiscreteNoise(Part):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a noise multiplier, number of clients or scale that is out of range."""
+        """Raise a ValueError for a `noise_multiplier` that is not positive and finite, or another field out of range.
+
+        `planned_clients` must be at least 1, `colluders` at least 0, and `scale` positive where it is given.
+        """
         check_multiplier(self.noise_multiplier)
         if self.planned_clients < 1 or self.colluders < 0:
             raise ValueError(f"planned_clients must be at least 1 and colluders at least 0, got {self.planned_clients} and "
@@ -122,13 +141,14 @@ class DiscreteNoise(Part):
 
     @property
     def minimum(self) -> int:
-        """The planned clients and the colluders, who know their own shares."""
+        """`planned_clients` + `colluders`: a round with a smaller cohort is skipped."""
         return self.planned_clients + self.colluders
 
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness, adding: Tensor | None = None) -> Tensor:
-        """Scaled and rounded rows, float64 integers, each with its client's share of discrete Gaussian noise.
+        """Integer rows, (clients, width) float64: `rows` scaled and rounded, each with its client's share of noise.
 
-        With `adding`, (clients,) bool, only those clients add a share. A row that is too long after rounding is zeroed.
+        Noise is drawn from `random`. With `adding`, (clients,) bool, only those clients add a share. A row that is longer than
+        the sensitivity after rounding is zeroed.
         """
         grid = _integer_grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
@@ -140,16 +160,23 @@ class DiscreteNoise(Part):
         return integers.index_add(0, where.to(integers.device), torch.from_numpy(share).to(integers))
 
     def on_server(self, total: Tensor, clip_norm: float, whole: bool, random: Randomness) -> Tensor:
-        """The sum divided by the scale, in the units of the rows; the clients' noise is in it already."""
+        """The sum divided by the scale, in the units of the rows; the clients' noise is in it, so `random` is not used."""
         return total / _integer_grid(self, total.shape[-1], clip_norm, whole).scale
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry of an integer row of `width` entries with its share of noise."""
+        """A bound on the absolute entries of an integer row of `width` entries with its share of noise.
+
+        It is the sensitivity of the integer rows, rounded up, plus the reach of the noise table, and is exceeded with negligible
+        probability.
+        """
         grid = _integer_grid(self, width, clip_norm, whole)
         return math.ceil(grid.sensitivity) + grid.table.reach
 
     def release(self, width: int, clip_norm: float, whole: bool, exchange: float, what: str) -> Release:
-        """The release of a sum of integers with the planned shares or more, for the ledger; `constant` is False."""
+        """A `LatticeRelease` named `what`: a sum of integer rows with at least `planned_clients` shares of noise.
+
+        Its `constant` is False: the number of shares may depend on the size of the cohort.
+        """
         grid = _integer_grid(self, width, clip_norm, whole)
         return LatticeRelease(grid.sensitivity, grid.shares.variance, self.planned_clients, width, exchange, what=what,
                               constant=False)
@@ -167,9 +194,10 @@ class Grid:
 
 @lru_cache(maxsize=64)
 def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: bool) -> Grid:
-    """Scale, sensitivity and noise table for integer rows of `width` entries and norm `clip_norm`. Cached.
+    """The scale, sensitivity, noise shares and noise table for integer rows of `width` entries. Cached.
 
-    A ValueError where `whole` rows would be scaled by a fraction.
+    The rows to be scaled have norm `clip_norm` at most. `whole` rows are whole numbers already and are not rounded; a ValueError
+    where the scale is then a fraction.
     """
     slack = 0.0 if whole else math.sqrt(width) / 2                  # what rounding to nearest may add to a norm
     scale = noise.scale or (1.0 if whole else _fine_scale(noise, clip_norm, slack))
@@ -181,16 +209,16 @@ def _integer_grid(noise: DiscreteNoise, width: int, clip_norm: float, whole: boo
 
 
 def _fine_scale(noise: DiscreteNoise, clip_norm: float, slack: float) -> float:
-    """The smallest power of two at which rounding adds little to the sensitivity and a share has variance 2 or more.
+    """The smallest power of two at which rounding adds at most 1% to the sensitivity and a share has variance 2 or more.
 
-    `slack` is what rounding may add to the norm of a row.
+    `slack` is what rounding may add to the norm of an integer row.
     """
     enough = max(slack / ROUNDING, math.sqrt(SMALLEST * noise.planned_clients) / noise.noise_multiplier)
     return 2.0 ** math.ceil(math.log2(enough / clip_norm))
 
 
 def check_multiplier(noise_multiplier: float) -> None:
-    """Raise a ValueError unless the noise multiplier is positive and finite."""
+    """Raise a ValueError unless `noise_multiplier` (z) is positive and finite."""
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier:g}. `fedtail privacy` says "
                          "which one a budget needs; without noise leave the private part out.")

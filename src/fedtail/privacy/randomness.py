@@ -30,7 +30,7 @@ class Randomness(Protocol):
         ...
 
     def words(self, count: int) -> Words:
-        """`count` uniform words, uint64, fresh at every call."""
+        """`count` independent uniform 64-bit words, (count,) uint64; every call gives fresh ones."""
         ...
 
 
@@ -41,7 +41,7 @@ class SystemRandomness:
     replayable: ClassVar[bool] = False
 
     def words(self, count: int) -> Words:
-        """`count` words, uint64, from the operating system; a read-only array."""
+        """`count` uniform words, (count,) uint64, from the operating system's cryptographic generator; the array is read-only."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -51,12 +51,12 @@ class SeededRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, *names: int | str):
-        """The stream of this seed and these names; the same ones give the same words."""
+        """The stream named by `seed` and `names`, at its beginning: equal arguments give equal words."""
         digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=16).digest()
         self._stream = np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64))
 
     def words(self, count: int) -> Words:
-        """The next `count` words of the stream, uint64."""
+        """The next `count` words of the stream, (count,) uint64; moves the stream on."""
         return self._stream.random_raw(count)
 
 
@@ -70,11 +70,14 @@ class ClientRandomness:
     replayable: ClassVar[bool] = True
 
     def __init__(self, seed: int, names: tuple[int, ...], key: Tensor):
-        """Streams of the clients with these keys, (clients,) int64, under a seed and names; the same ones give the same words."""
+        """One stream for each client of `key`, (clients,) int64; equal seed, names and key give a client equal words."""
         self._seed, self._names, self._key, self._calls = seed, names, key, 0
 
     def words(self, count: int) -> Words:
-        """The next words of all clients' streams, `count` in all, uint64: those of the first client first, as many from each."""
+        """The next words of all clients' streams, (count,) uint64: equally many of each client, in the order of the clients.
+
+        Where `count` is not a multiple of the number of clients, the last ones get fewer. Moves the streams on.
+        """
         each = -(-count // len(self._key))
         places = torch.arange(each) + (self._calls << 40)
         self._calls += 1
@@ -83,7 +86,7 @@ class ClientRandomness:
 
 
 def uniform_wide_integer(bound: int, random: Randomness) -> int:
-    """One uniform integer in [0, bound), without bias, as a Python integer of any size."""
+    """One uniform integer in [0, bound), without bias, as a Python integer of any size, drawn from `random` by rejection."""
     bits = (bound - 1).bit_length()
     while True:
         words = random.words(-(-bits // 64))
@@ -93,9 +96,10 @@ def uniform_wide_integer(bound: int, random: Randomness) -> int:
 
 
 def uniform_integers(bounds: np.ndarray | int, random: Randomness, count: int | None = None) -> np.ndarray:
-    """Uniform integers in [0, bound), one for each of the bounds (or `count` for one bound), without bias: int64.
+    """Independent uniform integers in [0, bound), without bias, int64, drawn from `random`.
 
-    Bounds are from 1 to 2^63. A word beyond the largest multiple of its bound is drawn again.
+    One for each of an array of `bounds`, in its shape, or `count` for a single bound. Bounds are from 1 to 2^63. A word beyond
+    the largest multiple of its bound is drawn again.
     """
     wanted = np.broadcast_to(np.asarray(bounds, dtype=np.uint64), count if count is not None else np.shape(bounds))
     result, todo = np.empty(wanted.shape, dtype=np.int64), np.arange(wanted.size)

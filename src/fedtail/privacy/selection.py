@@ -46,13 +46,13 @@ class BestOf:
     divergences: np.ndarray
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta` of the best trial, the smallest over all orders."""
+        """Epsilon at `delta` of releasing the best trial: the smallest that the divergences give at any of the orders."""
         from dp_accounting.rdp import compute_epsilon
 
         return float(compute_epsilon(self.orders, self.divergences, delta)[0])
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon` of the best trial, the smallest over all orders."""
+        """Delta at `epsilon` of releasing the best trial: the smallest that the divergences give at any of the orders."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         return float(compute_delta(self.orders, self.divergences, epsilon)[0])
@@ -60,10 +60,11 @@ class BestOf:
 
 def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: int, delta: float,
                       adjacency: Adjacency = "zero-out") -> float:
-    """Epsilon at `delta` of a search over private trials, the larger of two: for a client that trains, and for one that scores.
+    """Epsilon at `delta` of a search over private trials, valid both for clients that train and for clients that only score.
 
     `trial` are the rounds of one trial. `score` are the releases, by clients that train in no trial, by which a trial is scored.
-    `trials` is the number of trials or, where `stopping` makes that random, its expectation.
+    `trials` is the number of trials or, where `stopping` makes that random, its expectation. Infinite where something is released
+    without noise. A ValueError unless `delta` is in (0, 1), and for an expectation below 1.
     """
     check_delta(delta)
     if stopping == "composition":
@@ -81,9 +82,10 @@ def epsilon_of_search(trial: Rounds, score: Rounds, stopping: Stopping, trials: 
 
 
 def best_trial_divergences(orders: np.ndarray, divergences: np.ndarray, stopping: Stopping, mean: float) -> np.ndarray:
-    """Rényi divergences of the best of a random number of trials with this `mean`, given those of one trial at each of `orders`.
+    """Rényi divergences, one for each of `orders`, of releasing the best of a random number of trials whose mean is `mean`.
 
-    `stopping` is any but "composition", whose number is fixed. A ValueError where `mean` is below 1.
+    `divergences` are those of one trial at `orders`. `stopping` names the distribution of the number: "poisson", "geometric" or
+    "logarithmic". A ValueError where `mean` is below 1.
     """
     if mean < 1:
         raise ValueError(f"a search needs one trial or more on average, got {mean:g}.")
@@ -100,9 +102,10 @@ def best_trial_divergences(orders: np.ndarray, divergences: np.ndarray, stopping
 
 
 def gamma_for(shape: float, mean: float) -> float:
-    """gamma of the truncated negative binomial distribution of this `shape` (eta) whose mean is `mean`; 1 / mean for eta = 1.
+    """The gamma at which the truncated negative binomial distribution of `shape` (eta) 0 or 1 has this `mean`.
 
-    Of eta = 0, the logarithmic distribution, by bisection, rounded to the side that costs more.
+    For eta = 1 it is 1 / mean. For eta = 0, the logarithmic distribution, it is found by bisection and rounded to the side that
+    costs more privacy.
 
     >>> gamma_for(1.0, 4.0)
     0.25
@@ -116,7 +119,10 @@ def gamma_for(shape: float, mean: float) -> float:
 
 
 def draw_number_of_trials(stopping: Stopping, mean: float, random: Randomness) -> int:
-    """A random number of trials with this `mean`, from one word of `random`; for composition `mean` itself."""
+    """A random number of trials with this `mean` under `stopping`, drawn from one word of `random`; 0 is possible for "poisson".
+
+    For "composition" the number is not random: `mean` as an int.
+    """
     if stopping == "composition":
         return int(mean)
     left = int(random.words(1)[0] >> np.uint64(11)) / 2**53
@@ -128,7 +134,10 @@ def draw_number_of_trials(stopping: Stopping, mean: float, random: Randomness) -
 
 
 def _trial_count_probabilities(stopping: Stopping, mean: float) -> Iterator[tuple[int, float]]:
-    """Pairs (number of trials, its probability) in increasing order without end, for the distribution that `stopping` names."""
+    """Pairs (number of trials, its probability), in increasing order without end, of the distribution with this `mean`.
+
+    `stopping` is "poisson", which begins with 0 trials, or "geometric" or "logarithmic", which begin with 1.
+    """
     if stopping == "poisson":
         probability, trials = math.exp(-mean), 0
         while True:

@@ -27,7 +27,7 @@ class NoiseShares:
     width: int
 
     def __post_init__(self) -> None:
-        """Raise a ValueError without a client or coordinate, and for a share of variance below 2."""
+        """Raise a ValueError where `honest` or `width` is below 1 or `variance` below 2."""
         if self.honest < 1 or self.width < 1:
             raise ValueError(f"noise shares need a client and a coordinate, got honest={self.honest}, width={self.width}.")
         if self.variance < SMALLEST:
@@ -36,39 +36,48 @@ class NoiseShares:
 
     @classmethod
     def from_total_deviation(cls, deviation: float, honest: int, width: int) -> NoiseShares:
-        """Shares whose sum over `honest` clients has at least this standard deviation; the variance is rounded up."""
+        """Shares whose sum over `honest` clients has a standard deviation of at least `deviation` in each of `width` coordinates.
+
+        The variance of a share is rounded up to a ratio of small integers. A ValueError where it is below 2.
+        """
         return cls(as_fraction(deviation**2 / honest), honest, width)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, in each coordinate, of the sum of `honest` shares."""
+        """Standard deviation of the noise in each coordinate of the sum, from `honest` shares: sqrt(n) sigma."""
         return math.sqrt(self.honest * self.variance)
 
     @property
     def excess(self) -> float:
-        """psi of [PLMH22q, Theorem 1]: how far the sum of shares is from a discrete Gaussian, as a log-ratio.
+        """psi of [PLMH22q, Theorem 1]: bounds the log-ratio of the probabilities of the summed shares and of a discrete Gaussian.
 
-        10 sum_{k=1}^{n-1} exp(-2 pi^2 sigma^2 k/(k+1)), evaluated; the closed bound printed there has the wrong direction.
+        10 sum_{k=1}^{n-1} exp(-2 pi^2 sigma^2 k/(k+1)), evaluated term by term; the closed bound printed there has the wrong
+        direction.
         """
         k = np.arange(1, self.honest)
         return 10 * float(np.exp(-2 * math.pi**2 * float(self.variance) * k / (k + 1)).sum())
 
     def concentrated_epsilon(self, sensitivity: float) -> float:
-        """The epsilon at which the sum is epsilon^2 / 2 concentrated, for rows that differ by `sensitivity` (S) in L2 norm.
+        """The epsilon at which the sum of `honest` shares gives (epsilon^2 / 2)-zCDP.
 
+        `sensitivity` (S) is by how much the sums of neighbouring data differ in L2 norm.
         min( sqrt(S^2 / (n sigma^2) + psi d / 2), S / (sqrt(n) sigma) + psi sqrt(d) ).
         """
         ratio, psi = sensitivity / self.deviation, self.excess
         return min(math.sqrt(ratio**2 + psi * self.width / 2), ratio + psi * math.sqrt(self.width))
 
     def reach(self, clients: int, failure: float) -> int:
-        """A bound on the absolute noise of `clients` shares in all coordinates, exceeded with probability `failure` at most."""
+        """A bound on the absolute noise in every coordinate of a sum over `clients` clients.
+
+        It is exceeded in some coordinate with probability `failure` at most.
+        """
         return math.ceil(math.sqrt(2 * clients * self.variance * math.log(2 * self.width / failure)))
 
     def wrap_probability(self, clients: int, low: int, high: int, modulus: int) -> float:
-        """A bound on the probability that a sum of `clients` rows with noise is decoded wrongly modulo `modulus`.
+        """A bound on the probability that a noisy sum over `clients` clients is decoded wrongly in some coordinate.
 
-        Without noise the sums are in [low, high].
+        Sums are taken modulo `modulus`; `low` and `high` bound every entry of the sum before noise. It is 1 where the modulus
+        leaves no room for noise.
         """
         room = (modulus - 1 - (high - low)) // 2
         if room <= 0:
@@ -85,17 +94,17 @@ class Ring:
 
     @classmethod
     def for_sums(cls, shares: NoiseShares, clients: int, low: int, high: int, failure: float = 2.0**-40) -> Ring:
-        """The ring with the smallest power of two that decodes true sums in [low, high] with the noise of `clients` clients.
+        """The ring, with a power of two as its modulus, that decodes noisy sums over `clients` clients.
 
-        A sum is decoded wrongly with probability `failure` at most.
+        `low` and `high` bound every entry of the sum before noise. A sum is decoded wrongly with probability `failure` at most.
         """
         reach = shares.reach(clients, failure)
         return cls(1 << (high - low + 2 * reach).bit_length(), low - reach)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        """Integer rows reduced modulo M, with values from 0 to M - 1."""
+        """Integer rows reduced modulo M, elementwise: values from 0 to M - 1, in the shape of `rows`."""
         return np.mod(rows, self.modulus)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """The sums in [low, low + M) that sums modulo M stand for."""
+        """For each sum modulo M, the integer in [low, low + M) that it stands for, in the shape of `total`."""
         return np.mod(total - self.low, self.modulus) + self.low

@@ -23,12 +23,14 @@ CLOSE = 1e-4                # two prices of the same rounds that differ by less 
 
 
 def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charged: Sequence[str] = ()) -> dict[str, Any]:
-    """The privacy statement as plain values, for privacy.json; infinite numbers are the word "infinity".
+    """The privacy statement of a run as plain values, for privacy.json; infinite numbers are the word "infinity".
 
-    `statement` is the guarantee in one line, and the other values are its parts: the `unit` that is protected, the neighbouring
-    relation (`adjacency`), against whom (`observer`), `epsilon` with amplification by secret sampling, `without_amplification`
-    that without, both at `delta`. `only` says what the guarantee leaves out because the rounds began with a model that was
-    trained elsewhere, `not_charged` what was computed from the same clients and is on no ledger.
+    Where nothing was released yet, or something without a mechanism, `private` is False and `why` says so. Otherwise `statement`
+    is the guarantee in one line, and the other values are its parts: `epsilon` with amplification by secret sampling and
+    `without_amplification`, both at `delta` (by default the budget's), the protected `unit`, the neighbouring relation
+    (`adjacency`), the `observer`, and `only`: what is left out because the rounds began with a model trained elsewhere. `rounds`
+    and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
+    where neither `delta` nor the budget gives one.
     """
     exposed, mark = ledger.non_private, ledger.mark()
     about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
@@ -50,7 +52,7 @@ def statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charg
 
 
 def release_counts(ledger: Ledger) -> list[dict[str, Any]]:
-    """What was released over all rounds and how often: {"what": name, "times": count}, in the order of first release."""
+    """What was released over all rounds: a list of {"what": name, "times": how often}, in the order of first release."""
     counts = Counter[str]()
     for event, times in ledger.rounds:
         for release in event.releases:
@@ -59,15 +61,16 @@ def release_counts(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def guarantee_status(ledger: Ledger) -> list[str]:
-    """The obstacles to releasing the models of a run, in words; if there are none, one text that says the guarantee is real."""
+    """Texts that say why the models of a run may not be released; if they may, one text that says the guarantee is real."""
     problems = release_obstacles(ledger)
     return problems or [REAL]
 
 
 def release_obstacles(ledger: Ledger) -> list[str]:
-    """Reasons in words why the models of a run may not be released; an empty list where they may.
+    """Texts that say why the models of a run may not be released; an empty list where they may.
 
-    They are releases without a mechanism, a start from a model without privacy, noise from a seed, and floating-point noise.
+    The reasons are a release without a mechanism, a start from a model of unknown or non-private history, randomness from a seed
+    or of unrecorded source, and floating-point noise.
     """
     everything = [*ledger.rounds, *(one for earlier in ledger.before for one in earlier.rounds or ())]
     floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
@@ -80,10 +83,11 @@ def release_obstacles(ledger: Ledger) -> list[str]:
 
 
 def price_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | None:
-    """How accountants price the rounds of an earlier privacy statement now, beside what it said; None where nothing changed.
+    """How today's accountants price the rounds of an earlier privacy statement, where that differs from what it said.
 
-    `earlier` is the contents of a privacy.json. One that does not say how much of the ledger it was about (until version 0.2.0)
-    is compared where its releases are those of the ledger.
+    `earlier` is the contents of a privacy.json. The result has `rounds`, `delta`, `by` (the version that wrote it), and `epsilon`
+    and `without_amplification`, each {"was": ..., "is": ...}. None where prices agree, where `earlier` was not private, and where
+    its releases are not those of the ledger.
     """
     if not earlier.get("private"):
         return None
@@ -99,7 +103,7 @@ def price_change(ledger: Ledger, earlier: dict[str, Any]) -> dict[str, Any] | No
 
 
 def describe_price_change(change: dict[str, Any]) -> str:
-    """What `price_change` found, in one sentence.
+    """A dictionary from `price_change` as one sentence, about epsilon, or epsilon without amplification where only that changed.
 
     >>> describe_price_change({"rounds": 9, "delta": 1e-5, "by": "0.1", "epsilon": {"was": 5.0, "is": 6.5},
     ...                  "without_amplification": {"was": 7.0, "is": 7.0}})
@@ -113,19 +117,22 @@ def describe_price_change(change: dict[str, Any]) -> str:
 
 
 def _randomness_sources(ledger: Ledger) -> tuple[str, ...]:
-    """Where the randomness of a ledger's rounds came from: "seed", "os" or "" (unknown); without rounds, that of its budget."""
+    """Where the randomness of a ledger's rounds came from: "seed", "os" or "" (unknown), each once.
+
+    Without rounds, where the budget says it will come from.
+    """
     return ledger.sources or ((SEEDED if ledger.budget.replayable else SYSTEM),)
 
 
 def _nearly_equal(one: float | str, other: float | str) -> bool:
-    """Whether two prices agree to within 1e-4; the word "infinity" equals itself only."""
+    """Whether two epsilons agree to within 1e-4, absolute or relative; the word "infinity" equals only itself."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
 def _json_value(value: Any) -> Any:
-    """A value for privacy.json: infinite numbers, in lists too, become the word "infinity", and all else stays."""
+    """`value` for privacy.json: infinite floats, in lists too, become the word "infinity"; all else is returned as it is."""
     if isinstance(value, list):
         return [_json_value(entry) for entry in value]
     return "infinity" if isinstance(value, float) and math.isinf(value) else value

@@ -23,16 +23,20 @@ class Quantile(Protocol):
     """
 
     def fit(self, tail_fraction: float, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: the conversation that returns the dual; `previous` is that of the last round, None in the first."""
+        """Server: a generator that yields questions, is sent sums, and returns the dual (low, high, share, tail mass), float64.
+
+        `tail_fraction` (theta) is the mass of the tail over all mass; `previous` is the dual of the last round, None in the
+        first.
+        """
         ...
 
 
 def boundary(low: float, high: float, above: float, inside: float, tail_mass: float) -> Tensor:
-    """The dual (low, high, share, tail mass), float64, of a boundary [low, high).
+    """The dual (low, high, share, tail mass), (4,) float64, for a tail whose boundary is [low, high).
 
-    `above` is the mass over it and `inside` the mass in it. The share makes `tail_mass` contribute in all; a share that is a
-    rounding error of the mass above is zero. The dual's tail mass is less than `tail_mass` where so much is not there any more,
-    because clients dropped out between the questions that found the boundary.
+    `above` is the mass at or above `high`, `inside` the mass in the boundary. The share, in [0, 1], is chosen so that `tail_mass`
+    contributes in all, and is 0 where it is only a rounding error of a positive mass above. The dual's tail mass is `above` +
+    `inside` where that is less than `tail_mass`, because clients dropped out between the questions that found the boundary.
     """
     share = min(max((tail_mass - above) / inside, 0.0), 1.0) if inside > 0 else 0.0
     share = 0.0 if above > 0 and share <= ROUNDING else share      # nobody trains for a rounding error of the mass above
@@ -41,12 +45,12 @@ def boundary(low: float, high: float, above: float, inside: float, tail_mass: fl
 
 
 def check_quantile(quantile: Any) -> None:
-    """Raise a TypeError unless `quantile` is a part with the method of `Quantile`; a class instead of a part is refused too."""
+    """Raise a TypeError unless `quantile` is an instance that implements `Quantile`; a class itself is refused too."""
     if isinstance(quantile, type) or not isinstance(quantile, Quantile):
         raise TypeError(f"quantile must be a part, got {quantile!r}. Write ExactQuantile(), ExactQuantile(bits=12) or "
                         "MajoriseMinimise().")
 
 
 def empty_tail() -> Tensor:
-    """The dual of a round in which no client has a finite loss: (inf, inf, 0, 0), so that nobody is in the tail."""
+    """The dual of a round in which no client has a finite loss: (inf, inf, 0, 0), float64, so that no client is in the tail."""
     return torch.tensor([float("inf"), float("inf"), 0.0, 0.0], dtype=torch.float64)

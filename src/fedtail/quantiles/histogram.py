@@ -39,7 +39,10 @@ class Edges:
 
     @classmethod
     def equal(cls, low: float, high: float, bins: int) -> Edges:
-        """Edges of `bins` bins of equal width from `low` to `high`; a ValueError for no range, or fewer than two bins."""
+        """Edges of `bins` bins of equal width from `low` to `high`.
+
+        A ValueError unless both are finite, `low` is below `high`, and there are at least two bins.
+        """
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"the range must be two finite numbers, the lower one first, got {low:g} and {high:g}. Write what "
                              "is known in public about the values, as in range=(0, 10).")
@@ -49,37 +52,42 @@ class Edges:
 
     @classmethod
     def given(cls, values: Iterable[float]) -> Edges:
-        """Edges at these values, as floats; a ValueError where they do not increase."""
+        """Edges at these values, as floats; a ValueError for fewer than three, or where they are not finite or increasing."""
         return cls(tuple(float(value) for value in values))
 
     @property
     def bins(self) -> int:
-        """The number of bins (b)."""
+        """The number of bins (b), one less than that of the edges."""
         return len(self.values) - 1
 
     @cached_property
     def array(self) -> np.ndarray:
-        """The edges as (bins + 1,) float64."""
+        """The edges l_0, ..., l_b as an array, (bins + 1,) float64. Cached."""
         return np.array(self.values)
 
     @cached_property
     def middles(self) -> np.ndarray:
-        """The middle of each bin, (bins,) float64."""
+        """The midpoint of each bin, (bins,) float64. Cached."""
         return (self.array[:-1] + self.array[1:]) / 2
 
     def place(self, values: np.ndarray) -> np.ndarray:
-        """The index of the bin of each value, int64 in the shape of `values`; values outside are in the first or the last bin."""
+        """The index of the bin of each value, int64 in the shape of `values`; values outside go to the first or the last bin."""
         return np.clip(np.searchsorted(self.array, values, side="right") - 1, 0, self.bins - 1)
 
 
 def cdf(histogram: np.ndarray, edges: Edges, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
-    """The share of clients at or below each of `values`, float64, linear within bins; 0 below all bins, 1 above."""
+    """The share of clients at or below each of `values`, float64 in their shape: linear within bins, 0 below them, 1 above.
+
+    `histogram`, (bins,), are the counts of the bins of `edges`, with a positive sum.
+    """
     heights = np.append(0.0, np.cumsum(histogram))
     return np.asarray(np.interp(values, edges.array, heights / heights[-1]))
 
 
 def quantiles(histogram: np.ndarray, edges: Edges, levels: np.ndarray) -> np.ndarray:
-    """For each level p, the smallest t at which the distribution function, linear within bins, reaches p.
+    """For each of `levels` (p), the smallest t at which the distribution function of the histogram reaches p: (levels,) float64.
+
+    The distribution function is linear within bins. `histogram`, (bins,), are the counts of the bins of `edges`.
 
     >>> quantiles(np.array([2.0, 0.0, 2.0]), Edges.equal(0.0, 3.0, 3), np.array([0.25, 0.5, 0.75]))
     array([0.5, 1. , 2.5])
@@ -93,28 +101,31 @@ def quantiles(histogram: np.ndarray, edges: Edges, levels: np.ndarray) -> np.nda
 
 
 def threshold_index(cumulative: np.ndarray, total: float, level: float) -> int:
-    """j* of [PLMH22q, eq. (1)], as printed: the edge whose cumulative count is nearest to p, the smaller one of two.
+    """j* of [PLMH22q, eq. (1)], as printed: the edge whose cumulative share of clients is nearest to `level` (p), as an index.
 
-    `cumulative` (b,) are the counts at the upper edges, not necessarily monotone. j is in 0, ..., b - 1; the paper's j = b would
-    select no client above it, or all that were clipped.
+    `cumulative` (b,) are the counts at the upper edges of the bins, not necessarily monotone, and `total` the number of clients.
+    The index is in 0, ..., b - 1, the smaller one of two that are equally near; the paper's j = b would select no client above
+    it, or all that were clipped.
     """
     return int(np.argmin(np.abs(np.append(0.0, cumulative[:-1]) / total - level)))
 
 
 def quantile_error(cumulative: np.ndarray, index: int, level: float) -> float:
-    """|F_j - p| of the true cumulative counts at edge `index` (j), [PLMH23, eq. (17) to (19)], [PLMH22q, eq. (2), (3)].
+    """|F_j - p|: how far the true distribution function at edge `index` (j) is from `level` (p).
 
-    `cumulative` (b,) are the counts at the upper edges, the last being that of all clients.
+    [PLMH23, eq. (17) to (19)], [PLMH22q, eq. (2), (3)]. `cumulative` (b,) are the true counts at the upper edges of the bins, the
+    last being the number of all clients; F_0 is 0.
     """
     reached = float(cumulative[index - 1]) if index else 0.0
     return abs(reached / float(cumulative[-1]) - level)
 
 
 def tail_boundary(histogram: np.ndarray, edges: Edges, tail_fraction: float) -> Tensor:
-    """The dual (low, high, share, tail mass) of the worst `tail_fraction` (theta) of a histogram, as of `ExactQuantile`.
+    """The dual (low, high, share, tail mass), (4,) float64, of the worst `tail_fraction` (theta) of the clients in a histogram.
 
-    The boundary is the bin where the mass above passes theta of all; its clients contribute by their share. The first and the
-    last bin reach to infinity, for the values clipped into them.
+    Clients at or above `high` are in the tail. Those in [low, high), the bin where the mass above passes theta of all, contribute
+    by `share`. The first bin begins at -inf and the last ends at inf, as values were clipped into them. For theta = 1 every
+    client is in the tail. A histogram without mass gives (inf, inf, 0, 0).
     """
     total = float(histogram.sum())
     if not total > 0:

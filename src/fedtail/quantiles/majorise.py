@@ -24,7 +24,10 @@ class PinballStep(StatisticPart):
     floor: float
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: mass times the sign of loss less trial, softened near it, and mass times closeness to it; (clients, 2)."""
+        """Client: the columns mass * gap / (|gap| + floor) and mass * floor / (|gap| + floor), gap = loss - trial; (clients, 2).
+
+        The first is about mass times the sign of the gap; the second is near mass only for losses close to `trial`.
+        """
         gap = clients.losses - trial
         closeness = self.floor / (gap.abs() + self.floor)
         return torch.stack([clients.mass * gap / (gap.abs() + self.floor), clients.mass * closeness], 1)
@@ -35,7 +38,7 @@ class MassAbove(StatisticPart):
     """Mass at or above each trial threshold."""
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of each trial threshold that its loss reaches; (clients, trials)."""
+        """Client: its mass in the column of each trial threshold that its loss reaches, 0 in the others; (clients, trials)."""
         return clients.mass[:, None] * (clients.losses[:, None] >= trial)
 
 
@@ -57,14 +60,15 @@ class MajoriseMinimise(Part):
     steps: int = 100
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for fewer than one step."""
+        """Raise a ValueError unless `steps` is at least 1."""
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}. Dozens find the right client, a hundred four digits.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
-        """Server: ask for the range of losses, up to `steps` times for a move of the estimate, and for the masses around it.
+        """Server: a generator that yields questions and returns the dual (low, high, share, tail mass), (4,) float64.
 
-        Starts in the middle of the range, whatever `previous` is; the dual of an empty tail where no client has a finite loss.
+        It asks for the range of losses, then at most `steps` times for a step of the estimate, from the middle of that range, and
+        once for the masses around the result. `previous` is not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -81,9 +85,10 @@ class MajoriseMinimise(Part):
         return (yield from self._find_boundary(middle, max(width, floor), low, high, tail_fraction * mass))
 
     def _find_boundary(self, middle: float, width: float, low: float, high: float, tail_mass: float) -> Conversation[Tensor]:
-        """Server: ask for the mass above a ladder of thresholds around `middle`, and give the dual of the boundary it shows.
+        """Server: ask once for the mass above thresholds around `middle`; return the dual (low, high, share, tail mass).
 
-        The steps of the ladder grow from `width` to the farther end of [low, high].
+        The boundary lies between the two neighbouring thresholds around which that mass passes `tail_mass`. There are 16
+        thresholds on either side, at distances that grow geometrically from `width` to that of the farther end of [low, high].
         """
         reach = max(middle - low, high - middle, width)
         steps = torch.logspace(0, 1, CUTS, base=reach / width, dtype=torch.float64) * width

@@ -28,9 +28,10 @@ class Factor(NamedTuple):
 
 
 def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
-    """The matrix of prefix sums of a histogram, one in each row: (bins, bins), or (bins - 1, bins) with a public total.
+    """The matrix of all prefix sums of a histogram, row j being 1[i <= j]: (bins, bins) float64.
 
-    With a `level` (p) its rows are 1[i <= j] - p, which decide that quantile; a public total makes the last row needless.
+    With a `level` (p) the rows are 1[i <= j] - p, the sums that decide the p-quantile. With `public_total` the last row is left
+    out, because it is known, and `level` is not used: (bins - 1, bins).
     """
     sums = np.tril(np.ones((bins, bins)))
     return sums[:-1] if public_total else sums - (level or 0.0)
@@ -38,12 +39,13 @@ def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def optimal_factor(bins: int, level: float | None = None, public_total: bool = False) -> Factor:
-    """The optimal strategy for prefix sums of `bins` bins, by a fixed point. Cached; its matrix is read-only.
+    """The optimal strategy matrix for prefix sums of `bins` bins, its error and a lower bound on that of any. Cached.
 
-    It is v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v) and G = W'W.
+    Found by the fixed point v = diag((D^1/2 G D^1/2)^1/2), with D = diag(v), G = W'W and W the `workload` of these arguments.
     With a public total every row of the workload may be shifted by a constant, as the sum of the histogram is known: the best
     shift for given v projects out v^1/2, after which the columns of the factor, weighted by v, have their centre at zero.
     For K the square root, tr(K)^2 / sum(v) is a lower bound of the error at any v, by duality, which says when to stop.
+    The matrix is read-only. A ValueError for more than 1024 bins.
     """
     if bins > LARGEST:
         raise ValueError(f"the optimal factorisation of {bins} bins would take very long (limit {LARGEST}). Use fewer bins or "
@@ -65,22 +67,22 @@ def optimal_factor(bins: int, level: float | None = None, public_total: bool = F
 
 
 def _project_out(matrix: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """P A P for a symmetric `matrix` (A) and the projection P away from `direction`."""
+    """P A P, for a symmetric `matrix` (A) and P the orthogonal projection onto the complement of `direction`."""
     unit = direction / np.linalg.norm(direction)
     along = matrix @ unit
     return matrix - np.outer(unit, along) - np.outer(along, unit) + (unit @ along) * np.outer(unit, unit)
 
 
 def _square_root(matrix: np.ndarray) -> np.ndarray:
-    """The symmetric square root of a symmetric matrix; eigenvalues below zero, which come from rounding, are taken as zero."""
+    """The symmetric square root of a positive semi-definite `matrix`; negative eigenvalues, from rounding, are taken as zero."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
 
 def least_squares(matrix: np.ndarray, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
-    """The histogram h, (bins,), that minimises |V h - Y|^2 for `matrix` (V) and `noisy` (Y); it sums to `total` if given.
+    """The histogram h, (bins,), that minimises |V h - Y|^2 for `matrix` (V) and `noisy` (Y), with sum h = `total` if given.
 
-    Counts may be negative. For a tree this is the consistent estimate: every node is the sum of its children.
+    Counts may be negative. For the tree strategy this is the consistent estimate, in which every node is the sum of its children.
     """
     gram = matrix.T @ matrix
     if total is None:
@@ -89,17 +91,21 @@ def least_squares(matrix: np.ndarray, noisy: np.ndarray, total: float | None = N
 
 
 def histogram_covariance(matrix: np.ndarray, public_total: bool) -> np.ndarray:
-    """Covariance of the least-squares histogram, for noise of variance one in every coordinate: (bins, bins)."""
+    """Covariance matrix, (bins, bins), of the least-squares histogram for a strategy `matrix`, (width, bins).
+
+    For noise of variance one in every coordinate. With `public_total` the histogram is constrained to a known sum.
+    """
     gram = matrix.T @ matrix
     return np.linalg.inv(_bordered_matrix(gram))[:-1, :-1] if public_total else np.linalg.inv(gram)
 
 
 def non_negative_least_squares(gram: np.ndarray, image: np.ndarray, total: float | None = None) -> np.ndarray:
-    """The h >= 0 that minimises h'Gh / 2 - f'h, summing to `total` if given: least squares among possible histograms.
+    """The histogram h >= 0, (bins,), that minimises h'Gh / 2 - f'h, with sum h = `total` if given.
 
-    With G = V'V and f = V'Y. Exact, by exchanging bins between those held at zero and the rest: all wrong ones at once, one by
-    one where that does not help (block principal pivoting, Portugal, Júdice and Vicente 1994). A total is first given a
-    large weight, which finds the bins at zero, and then imposed exactly.
+    With `gram` G = V'V and `image` f = V'Y this is least squares for V h = Y. Without a total it is exact, by block principal
+    pivoting (Portugal, Júdice and Vicente 1994): bins are exchanged between those held at zero and the rest, all wrong ones at
+    once, one by one where that does not help. A total is first given a large weight, which finds the bins at zero, and then
+    imposed exactly.
     """
     if total is None:
         return _pivot_blocks(gram, image)[0]
@@ -115,7 +121,10 @@ def non_negative_least_squares(gram: np.ndarray, image: np.ndarray, total: float
 
 
 def _pivot_blocks(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The minimiser of h'Gh / 2 - f'h over h >= 0, by block pivoting, and a mask of the bins that are not held at zero."""
+    """(h, free): the minimiser of h'Gh / 2 - f'h over h >= 0, for `gram` (G) and `image` (f), by block principal pivoting.
+
+    `free`, (bins,) bool, is False for the bins held at zero.
+    """
     free, fewest, patience = np.ones(len(gram), dtype=bool), len(gram) + 1, PATIENCE
     slack = 1e-11 * max(float(np.abs(image).max()), 1e-300)
     while True:
@@ -136,12 +145,18 @@ def _pivot_blocks(gram: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _least_squares_with_total(gram: np.ndarray, image: np.ndarray, total: float) -> np.ndarray:
-    """The h that minimises h'Gh / 2 - f'h under sum h = total, for `gram` (G) and `image` (f), by its bordered system."""
+    """The h, (bins,), that minimises h'Gh / 2 - f'h subject to sum h = `total`, for `gram` (G) and `image` (f).
+
+    Solves the linear system of the optimum with its Lagrange multiplier. Entries may be negative.
+    """
     return np.linalg.solve(_bordered_matrix(gram), np.append(image, total))[:-1]
 
 
 def _bordered_matrix(gram: np.ndarray) -> np.ndarray:
-    """`gram` with a row and a column of ones added and zero in the corner: the system of least squares under a known sum."""
+    """`gram` with a row and a column of ones appended and zero in the corner: the matrix of least squares under a known sum.
+
+    The result has one row and one column more than `gram`.
+    """
     size = len(gram)
     whole = np.ones((size + 1, size + 1))
     whole[:size, :size], whole[size, size] = gram, 0.0

@@ -22,18 +22,22 @@ class Bracket(NamedTuple):
     at_high: float
 
     def linear_crossing(self, target: float) -> float:
-        """Where the sum equals `target` if it is linear within the bracket; within [low, high] in any case."""
+        """The point in [low, high] where the sum equals `target` by linear interpolation; the nearer end if `target` is outside.
+
+        It is `low` where the sum does not fall within the bracket.
+        """
         drop = self.at_low - self.at_high
         step = (self.at_low - target) / drop if drop > 0 else 0.0
         return self.low + min(max(step, 0.0), 1.0) * (self.high - self.low)
 
 
 def multisect(part: StatisticPart, low: float, high: float, target: float, resolution: float) -> Conversation[Bracket]:
-    """Server: ask for the sum at 34 trial points at a time, until a bracket around `target` is `resolution` wide.
+    """Server: a generator that finds where the sum of `part` over clients falls below `target`, between `low` and `high`.
 
-    Column j of the part's statistic is its value at trial j. The sum must not increase with the trial. Within the bracket the
-    caller interpolates in closed form, which is exact but for clients whose own kink lies inside it. Asks once at least and
-    MOST_QUESTIONS times at most, as float64 allows.
+    Each question asks for the sum at 34 trial points; column j of the part's statistic is its value at trial j. The next question
+    is about the interval between the two neighbouring points around the crossing. The sum must not increase with the trial. Stops
+    when the interval is at most `resolution` wide, or as narrow as float64 allows, or after 32 questions. Returns the last
+    interval as a `Bracket`, with the sums at its ends; it is the one point `high` where the sum there is at least `target`.
     """
     for _ in range(MOST_QUESTIONS):
         trial = torch.linspace(low, high, POINTS, dtype=torch.float64)

@@ -39,7 +39,11 @@ class NoisyHistogram(StatisticPart):
     level: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError or TypeError for a bound, number of clients, noise, method or level that is not allowed."""
+        """Raise a TypeError if `noise` is not a `Noise`; a ValueError for another field out of range.
+
+        The bound must be positive, `expected_clients` at least 1, `method` known, and `bins` and `level` such that its strategy
+        exists.
+        """
         if not self.loss_bound > 0:
             raise ValueError(f"loss_bound must be positive, got {self.loss_bound:g}. It is a public bound: losses beyond it "
                              "count as if at it.")
@@ -54,41 +58,45 @@ class NoisyHistogram(StatisticPart):
 
     @property
     def strategy(self) -> Strategy:
-        """The integer rows that clients send for their bins, with a scale that suits the noise."""
+        """The strategy of `method`: which integer row a client sends for its bin, at a scale fine enough for discrete noise."""
         honest = self.noise.planned_clients if isinstance(self.noise, DiscreteNoise) else 0
         scale = scale_for(self.noise.noise_multiplier, honest) if honest else SCALE
         return _build_strategy(self.method, self.bins, scale, self.level)
 
     @property
     def mechanism(self) -> NoisySum:
-        """The noisy sum of the strategy's rows, which are whole numbers and within the clip norm by construction."""
+        """The mechanism that adds `noise` to the sum of the clients' rows; rows are integers of norm within its clip norm."""
         return NoisySum(self.strategy.sensitivity, self.noise, self.strategy.exchange, whole=True)
 
     def row_width(self, trial: Tensor) -> int:
-        """Entries of a row, the width of the strategy whatever the trial."""
+        """The number of entries of a row: the width of the strategy; `trial` is not used."""
         return self.strategy.width
 
     def ask(self) -> Conversation[ClientStatistics]:
-        """Server: one question; returns the noisy counts as statistics of one made-up client per bin, with the bin's loss.
+        """Server: a generator that asks one question and returns the noisy histogram as the statistics of one client per bin.
 
-        The mass of each is the estimated count, none below zero, and small counts at either end are moved inwards.
+        The loss of such a client is the middle of its bin, and its mass the estimated count, not negative. Counts at either end
+        that may be noise alone are moved inwards.
         """
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64), mechanism=self.mechanism)
         counts = self.strategy.estimate(sums.numpy(), planned=self.expected_clients)
         return ClientStatistics(self._bin_values, torch.from_numpy(trim_ends(counts, TOLD_APART * self.noise.noise_multiplier)))
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the strategy's row for the bin of its loss, (clients, width); zeros for a client without mass."""
+        """Client: the strategy's integer row for the bin of its loss, (clients, width) float64; zeros for a client without mass.
+
+        `trial` is not used.
+        """
         rows = self.strategy.rows(self._edges.place(clients.losses.numpy()))
         return torch.from_numpy(rows).double() * (clients.mass > 0)[:, None]
 
     def binned(self, losses: Tensor) -> Tensor:
-        """Client: the middle of the bin that each loss falls in, rounded to float32 as losses are; float64."""
+        """Client: the middle of the bin of each loss, float64 in the shape of `losses`, rounded to float32 as losses are."""
         return self._bin_values[torch.from_numpy(self._edges.place(losses.numpy()))]
 
     @property
     def _edges(self) -> Edges:
-        """Edges of the equal bins over [0, loss_bound]."""
+        """The edges of `bins` equal bins over [0, loss_bound]."""
         return _equal_edges(self.loss_bound, self.bins)
 
     @property
@@ -98,9 +106,10 @@ class NoisyHistogram(StatisticPart):
 
 
 def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
-    """A copy of `counts` in which less than `least` at either end, which may be noise alone, is moved inwards.
+    """A copy of `counts` in which the outermost counts, where they may be noise alone, are moved inwards; the sum is the same.
 
-    At each end the counts up to where they add up to `least` are put into that bin. Their sum stays the same.
+    At each end, counts are added up from outside until they reach `least` (or half of all); their sum is put into the bin where
+    that happens, and the bins outside it become 0.
     """
     result = counts.copy()
     for view in (result, result[::-1]):
@@ -112,7 +121,11 @@ def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _build_strategy(method: Method, bins: int, scale: int, level: float | None) -> Strategy:
-    """The strategy that `method` names, with `bins` bins at this scale. Cached."""
+    """The strategy that `method` names, with `bins` bins and integers of size `scale`. Cached.
+
+    `level` is used by "optimal" only. A ValueError where the strategy cannot be built, as a tree of bins that are no power of
+    two.
+    """
     if method == "optimal":
         return optimal_strategy(bins, scale, level)
     return flat_strategy(bins, scale) if method == "flat" else tree_strategy(bins, scale)
@@ -120,5 +133,5 @@ def _build_strategy(method: Method, bins: int, scale: int, level: float | None) 
 
 @lru_cache(maxsize=64)
 def _equal_edges(loss_bound: float, bins: int) -> Edges:
-    """Edges of equal bins over [0, loss_bound]. Cached."""
+    """Edges of `bins` equal bins over [0, loss_bound]. Cached."""
     return Edges.equal(0.0, loss_bound, bins)

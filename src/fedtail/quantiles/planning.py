@@ -44,33 +44,33 @@ class QuantilePlan:
 
     @property
     def method(self) -> str:
-        """The name of the strategy."""
+        """The name of the strategy: "flat", "tree" or "optimal"."""
         return self.strategy.name
 
     @cached_property
     def table(self) -> DiscreteGaussianTable:
-        """The exact sampler of one client's share of noise."""
+        """The table from which one client's share of the noise is drawn, with exact probabilities. Cached."""
         return DiscreteGaussianTable.of(self.shares.variance)
 
     @cached_property
     def event(self) -> LatticeRelease:
-        """What the release costs at the planned noise, as an event for accountants."""
+        """The release, with the noise of the honest clients only, as an event for accountants. Cached."""
         return LatticeRelease(self.strategy.sensitivity, self.shares.variance, self.shares.honest, self.shares.width,
                               exchange=self.strategy.exchange, what=f"a histogram ({self.method})")
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise in one coordinate of the sum, with a share from every client."""
+        """Standard deviation of the noise in one coordinate of the sum, where each of `clients` adds its share."""
         return math.sqrt(self.clients * self.shares.variance)
 
     @cached_property
     def expected_error(self) -> tuple[float, ...]:
-        """For each level p, the expected |F(estimate) - p|, F the distribution of the clients' values."""
+        """For each of `levels` (p), the expected |F(estimate) - p|, F the clients' distribution function. Cached."""
         return tuple(expected_error(self.strategy, self.deviation, self.clients, level, self.public_total)
                      for level in self.levels)
 
     def epsilon_of(self, releases: int) -> float:
-        """Epsilon, at the plan's delta, of `releases` releases like this one composed."""
+        """Epsilon, at the plan's delta, of `releases` such releases about the same clients, composed by zCDP."""
         return epsilon_from_rho(releases / (2 * self.event.multiplier(self.adjacency) ** 2), self.delta)
 
 
@@ -80,10 +80,13 @@ def plan_quantiles(
     scale: int | None = None, modulus: int | None = None, allow_wrap: bool = False, max_error: float | None = None,
     allow_few: bool = False,
 ) -> QuantilePlan:
-    """Plan a release: rows, scale, noise and modulus for a guarantee, by the method of the smallest expected error.
+    """Plan a release of the quantiles at `levels` over `clients` clients: rows, noise and modulus. Nothing is drawn or spent.
 
-    Arguments as for `private_quantiles`, with the number of clients in the place of their values. Nothing is drawn or spent.
-    A ValueError where clients are too few, or the expected error is above `max_error`, that says what would do.
+    `method` is "flat", "tree", "optimal" or "auto": the one of the smallest expected error. `adjacency` is "zero-out" or
+    "replace-one". At least `minimum` clients (by default all) answer, `colluders` of whom know each other's noise. `public_total`
+    says that the number of clients is public. `scale` (c) and `modulus` (M) are chosen unless given; `allow_wrap` permits a
+    modulus that is too small. A ValueError for an argument out of range, for fewer than 100 clients without `allow_few`, and for
+    an expected error above `max_error`; its text says what would be enough.
     """
     wanted, minimum = _check_levels(levels), clients if minimum is None else minimum
     _check_choices(method, adjacency, max_error)
@@ -106,7 +109,11 @@ def plan_quantiles(
 
 
 def _candidate_builders(method: str, bins: int, level: float | None, public_total: bool) -> list[Callable[[int], Strategy]]:
-    """Functions that build a strategy from a scale: the one of `method`, or for "auto" all that `bins` bins allow."""
+    """Functions that build a strategy from a scale: the one that `method` names, or for "auto" all that are possible for `bins`.
+
+    A tree needs a power of two, and the optimal strategy at most 1024 bins. `level` and `public_total` concern the optimal one
+    only.
+    """
     known: dict[str, Callable[[int], Strategy]] = {
         "flat": lambda scale: flat_strategy(bins, scale),
         "tree": lambda scale: tree_strategy(bins, scale),
@@ -120,7 +127,10 @@ def _candidate_builders(method: str, bins: int, level: float | None, public_tota
 def strategy_with_noise(
     build: Callable[[int], Strategy], epsilon: float, delta: float, adjacency: Adjacency, honest: int, scale: int | None,
 ) -> tuple[Strategy, NoiseShares]:
-    """The strategy that `build` gives at `scale` (None: chosen), and noise shares of `honest` clients within (epsilon, delta)."""
+    """(strategy, shares): the strategy that `build` makes at `scale`, and the least noise that is (`epsilon`, `delta`)-private.
+
+    The noise is shared by `honest` clients. Without `scale`, one is chosen at which a share of the noise is large enough.
+    """
     rho = largest_rho(epsilon, delta)
     strategy = build(scale_for(1 / math.sqrt(2 * rho), honest) if scale is None else scale)
     moves = strategy.sensitivity * (1.0 if adjacency == "zero-out" else strategy.exchange)
@@ -128,9 +138,10 @@ def strategy_with_noise(
 
 
 def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> NoiseShares:
-    """The smallest shares of `honest` clients whose sum is rho-zCDP, their distance from a discrete Gaussian included.
+    """The smallest noise shares of `honest` clients whose sum gives rho-zCDP, in each of `width` coordinates.
 
-    A ValueError where no noise is found.
+    `sensitivity` is how far one client moves the sum in L2 norm. That the sum of shares is not quite a discrete Gaussian is
+    included. A ValueError where no noise is found, or a share would have a variance below 2.
     """
     deviation = sensitivity / math.sqrt(2 * rho)
     for step in range(60):
@@ -143,9 +154,10 @@ def shares_for(sensitivity: float, rho: float, honest: int, width: int) -> Noise
 
 def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus: int | None,
                  allow_wrap: bool) -> tuple[Ring, float]:
-    """The ring in which sums are taken, of the given `modulus` or one that is large enough, and a bound on wrap-around.
+    """(ring, probability): the ring in which sums are taken, and a bound on the probability that a sum wraps around.
 
-    A ValueError for a modulus that is too small (unless `allow_wrap`) or too large for sums in int64.
+    Its modulus is `modulus`, or without it the smallest sufficient power of two. A ValueError for a modulus that is too small
+    (unless `allow_wrap`), or too large for sums in int64.
     """
     low, high = strategy.sum_range(clients)
     enough = Ring.for_sums(shares, clients, low, high, FAILURE)
@@ -165,7 +177,7 @@ def _choose_ring(strategy: Strategy, shares: NoiseShares, clients: int, modulus:
 
 
 def _check_levels(levels: Sequence[float]) -> tuple[float, ...]:
-    """The levels as a tuple of floats; a ValueError where there is none, or one is outside (0, 1)."""
+    """`levels` as a tuple of floats; a ValueError where there is none, or one is outside (0, 1)."""
     if not len(levels):
         raise ValueError("no level was given. Write levels=[0.5, 0.9] (--level 0.5 --level 0.9).")
     for level in levels:
@@ -175,7 +187,7 @@ def _check_levels(levels: Sequence[float]) -> tuple[float, ...]:
 
 
 def _check_choices(method: str, adjacency: str, max_error: float | None) -> None:
-    """Raise a ValueError for an unknown method or adjacency, and for a `max_error` that is not positive."""
+    """Raise a ValueError for an unknown method or adjacency, and for a `max_error` that is given and not positive."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
     if adjacency not in get_args(Adjacency):
@@ -186,7 +198,7 @@ def _check_choices(method: str, adjacency: str, max_error: float | None) -> None
 
 
 def _check_clients(clients: int, minimum: int, colluders: int) -> None:
-    """Raise a ValueError without clients, with fewer than the `minimum`, or where all of these may collude."""
+    """Raise a ValueError for no clients, for fewer than `minimum`, and unless 0 <= `colluders` < `minimum`."""
     if clients < 1:
         raise ValueError("there are no clients: a quantile needs values.")
     if clients < minimum:
@@ -197,7 +209,7 @@ def _check_clients(clients: int, minimum: int, colluders: int) -> None:
 
 
 def _too_few_text(plan: QuantilePlan) -> str:
-    """The refusal of a plan with too few clients, in words: the expected error, and how to release anyway."""
+    """The error text for a plan with too few clients: the expected error, what it does to a median, how to release anyway."""
     error = max(plan.expected_error)
     away = 100 * min(error, 0.5)
     return (f"{plan.clients} clients are too few for a guarantee about single clients: the noise that hides one does not "
@@ -207,7 +219,10 @@ def _too_few_text(plan: QuantilePlan) -> str:
 
 
 def _too_large_text(plan: QuantilePlan, max_error: float) -> str:
-    """The refusal of a plan whose expected error is above `max_error`: how many bins or clients, or what epsilon, would do."""
+    """The error text for a plan whose expected error is above `max_error`: how many bins or clients would do, or what epsilon.
+
+    Epsilon is suggested only where less than 20 would do.
+    """
     worst = int(np.argmax(plan.expected_error))
     level, bins = plan.levels[worst], plan.edges.bins
     text = (f"the expected error {plan.expected_error[worst]:.3g} at level {level:g} is above max_error = {max_error:g}, so "

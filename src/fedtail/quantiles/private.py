@@ -29,49 +29,56 @@ class QuantileRelease:
 
     @cached_property
     def histogram(self) -> np.ndarray:
-        """(bins,) estimated counts, none below zero; the first and the last include the values clipped to the ends."""
+        """The estimated count of each bin, (bins,) float64, none negative. Cached.
+
+        The first and the last include the values clipped to the ends of the range. The counts sum to the number of clients if
+        that is public.
+        """
         total = float(self.plan.clients) if self.plan.public_total else None
         return self.plan.strategy.estimate(self.noisy, total, planned=float(self.plan.clients))
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """The levels (p) of the planned quantiles, in the order in which they were asked for."""
+        """The levels (p) of the planned quantiles, in the order in which they were given."""
         return self.plan.levels
 
     @cached_property
     def estimates(self) -> tuple[float, ...]:
-        """The estimated quantile at each of `levels`, in the units of the values."""
+        """The estimated quantile at each of `levels`, in the units of the values. Cached."""
         return tuple(self.quantile(level) for level in self.levels)
 
     @property
     def expected_error(self) -> tuple[float, ...]:
-        """|F(estimate) - level| as expected before the release, for each level."""
+        """For each of `levels` (p), the |F(estimate) - p| that was expected before the release."""
         return self.plan.expected_error
 
     @cached_property
     def bin_masses(self) -> tuple[float, ...]:
-        """The estimated share of clients in the bin of each estimate: how wrong F can be where values bunch inside the bin."""
+        """For each of `estimates`, the estimated share of clients in its bin. Cached.
+
+        F at the estimate can be wrong by as much where values bunch inside the bin.
+        """
         places = self.plan.edges.place(np.array(self.estimates))
         return tuple((self.histogram[places] / self.histogram.sum()).tolist())
 
     @property
     def method(self) -> str:
-        """The name of the strategy."""
+        """The name of the strategy: "flat", "tree" or "optimal"."""
         return self.plan.method
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that this release spent, at `delta`."""
+        """The epsilon of the plan, which this release has spent, at `delta`."""
         return self.plan.epsilon
 
     @property
     def delta(self) -> float:
-        """The delta at which epsilon is stated."""
+        """The delta of the plan, at which `epsilon` is stated."""
         return self.plan.delta
 
     @property
     def event(self) -> LatticeRelease:
-        """The release as an event for accountants."""
+        """The release as an event that accountants can price and compose with others."""
         return self.plan.event
 
     def quantile(self, level: float) -> float:
@@ -79,12 +86,15 @@ class QuantileRelease:
         return float(quantiles_of(self.histogram, self.plan.edges, np.array([level]))[0])
 
     def cdf(self, values: np.ndarray | Sequence[float] | float) -> np.ndarray:
-        """The estimated share of clients at or below each of `values`, float64; costs no privacy."""
+        """The estimated share of clients at or below each of `values`, float64 in their shape; costs no privacy."""
         return cdf_of(self.histogram, self.plan.edges, values)
 
     @property
     def statement(self) -> str:
-        """The privacy statement in one line: epsilon, delta, the neighbouring relation and the observer."""
+        """The privacy statement in one line: epsilon, delta, the neighbouring relation, the accountant and the observer.
+
+        Where the noise came from a seed, it begins by saying that the guarantee is simulated.
+        """
         plan = self.plan
         text = (f"epsilon {plan.epsilon:g} at delta {plan.delta:g} ({UNIT}-level, {NEIGHBOURS[plan.adjacency]}; no sampling), by "
                 f"concentrated privacy (zCDP), against an observer of the sum over {plan.shares.honest} honest clients or more, "
@@ -99,18 +109,19 @@ def private_quantiles(
     public_total: bool = True, scale: int | None = None, modulus: int | None = None, allow_wrap: bool = False,
     max_error: float | None = None, allow_few: bool = False, randomness: Randomness = SystemRandomness(),
 ) -> QuantileRelease:
-    """Several quantiles, the distribution function and the histogram of one value per client, out of one private release.
+    """Several quantiles, the distribution function and the histogram of one value per client, from one private release.
 
     `values` (clients,) are clipped to `range`, which must be chosen without looking at them, as must `bins` or the `edges` that
     may be given instead. How many were clipped is not released: they are in the first and the last bin. Every client adds its
-    share of discrete Gaussian noise to an integer row; released is the sum modulo M.
+    share of discrete Gaussian noise to an integer row; the sum of these modulo M is released.
 
-    `method` is flat, tree or optimal, or auto: that of the smallest expected error. `adjacency` is the neighbouring
-    relation: zero-out (a client is added or removed, by zeroing its row) or replace-one (it has another value). Of `minimum`
-    clients (by default all) who must answer, `colluders` know each other's noise. The number of clients is public, unless
-    `public_total` is off: then it is estimated.
-    `scale` (c) and `modulus` (M) are chosen unless given. `max_error` refuses a release whose expected |F(estimate) - level| is
-    larger. With `SeededRandomness` the guarantee is a simulated one, and the result says so.
+    `method` is flat, tree or optimal, or auto: that of the smallest expected error. `adjacency` is the neighbouring relation:
+    zero-out (a client is added or removed, by zeroing its row) or replace-one (it has another value). Of `minimum` clients (by
+    default all) who must answer, `colluders` know each other's noise. The number of clients is public, unless `public_total` is
+    off: then it is estimated. `scale` (c) and `modulus` (M) are chosen unless given; `allow_wrap` permits a modulus that is too
+    small. A ValueError where the expected |F(estimate) - level| is above `max_error`, for fewer than 100 clients without
+    `allow_few`, and for an argument out of range. With `SeededRandomness` the guarantee is a simulated one, and the result says
+    so.
 
     >>> from fedtail.privacy import SeededRandomness
     >>> values = np.random.default_rng(0).uniform(0, 10, 5000)
@@ -127,9 +138,9 @@ def private_quantiles(
 
 
 def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = SystemRandomness()) -> QuantileRelease:
-    """Release the noisy sum over these clients as planned, which spends the plan's epsilon.
+    """Release the noisy sum over these clients as planned, which spends the plan's epsilon and draws noise from `randomness`.
 
-    `values` are as `check_values` gives them; a ValueError where they are not as many as the plan's clients.
+    `values`, (clients,) float64 without NaN, are one per client; a ValueError where they are not as many as the plan's clients.
     """
     if len(values) != plan.clients:
         raise ValueError(f"the plan is for {plan.clients} clients, got {len(values)} values. Plan again.")
@@ -137,7 +148,10 @@ def release(plan: QuantilePlan, values: np.ndarray, randomness: Randomness = Sys
 
 
 def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) -> np.ndarray:
-    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64. Clients are taken in pieces."""
+    """The sum of every client's row and share of noise modulo M, decoded: (width,) int64.
+
+    The shares are drawn from `randomness`. Clients are processed in chunks, to save memory.
+    """
     total = np.zeros(plan.strategy.width, dtype=np.int64)
     step = max(1, PIECE // plan.strategy.width)
     for start in range(0, len(values), step):
@@ -148,7 +162,7 @@ def noisy_sum(plan: QuantilePlan, values: np.ndarray, randomness: Randomness) ->
 
 
 def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
-    """The values as a float64 array; a ValueError unless they are one number per client, none of them NaN."""
+    """`values` as a (clients,) float64 array; a ValueError unless they are one number per client, none of them NaN."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1:
         raise ValueError(f"values must be one number per client, got an array of shape {numbers.shape}. Pass a single column.")
@@ -158,7 +172,10 @@ def check_values(values: np.ndarray | Sequence[float]) -> np.ndarray:
 
 
 def build_edges(range: tuple[float, float] | None, bins: int, edges: Sequence[float] | np.ndarray | None) -> Edges:
-    """Edges of equal bins over `range`, or the given `edges`; a ValueError unless exactly one of the two is given."""
+    """The edges of `bins` equal bins over `range`, or the given `edges`; a ValueError unless exactly one of the two is given.
+
+    `bins` is not used with `edges`. A ValueError also where they make no histogram of two bins or more.
+    """
     if (range is None) == (edges is None):
         raise ValueError("bins come from range=(low, high) and bins=, or from edges=[...]. Write one of the two (--range or "
                          "--edges).")

@@ -32,7 +32,11 @@ class Digit(StatisticPart):
     width: int
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of its digit, (clients, 2^width); zeros where its higher bits are not the trial's."""
+        """Client: its mass in the column of its digit, (clients, 2^width) float64.
+
+        The digit is the `width` bits above `shift` of the loss's `ordered_bits`. The row is zero where the bits above the digit
+        are not the integer `trial`.
+        """
         keys = ordered_bits(clients.losses)
         mine = (keys >> (self.shift + self.width)) == trial
         digit = (keys >> self.shift) & ((1 << self.width) - 1)
@@ -62,9 +66,10 @@ class ExactQuantile(Part):
             raise ValueError(f"bits must be in 1..32, got {self.bits}. Losses are float32: 32 is exact, 12 is one question.")
 
     def fit(self, tail_fraction: float, previous: Tensor | None = None) -> Conversation[Tensor]:
-        """Server: ask for one histogram per digit, of the clients at the boundary so far; `previous` is not used.
+        """Server: a generator that yields questions and returns the dual (low, high, share, tail mass), (4,) float64.
 
-        Returns the dual of the boundary, or that of an empty tail where no client has a finite loss.
+        It asks for one histogram per digit, over the clients that share the digits of the boundary found so far. `previous` is
+        not used. Returns (inf, inf, 0, 0) where no client has a finite loss.
         """
         total, above, inside, prefix, shift = 0.0, 0.0, 0.0, 0, BITS
         for lower, width in _digit_places(self.bits):
@@ -83,7 +88,10 @@ class ExactQuantile(Part):
 
 
 def extreme_loss(largest: bool = True) -> Conversation[float | None]:
-    """Server: ask in four questions for the largest (or smallest) loss of clients with mass, exactly; None if there are none."""
+    """Server: a generator that asks four questions and returns the exact largest loss of clients with mass, or the smallest.
+
+    `largest` chooses which. Returns None where no client has mass.
+    """
     prefix = 0
     for shift, width in _digit_places(BITS):
         mass = yield Statistic(Digit(shift, width), torch.tensor(prefix))
@@ -103,7 +111,10 @@ class LossRange(NamedTuple):
 
 
 def loss_range() -> Conversation[LossRange | None]:
-    """Server: ask for an interval that holds all losses, in one question of 4096 sums; None if no client has one."""
+    """Server: a generator that asks one question, of 4096 sums, and returns an interval that holds all losses, and their mass.
+
+    Each end is within an eighth of the outermost loss. Returns None where no client has a finite loss.
+    """
     mass = yield Statistic(Digit(BITS - COARSE, COARSE), torch.tensor(0))
     present = (mass > 0).nonzero().flatten()
     if len(present) == 0:
@@ -113,20 +124,29 @@ def loss_range() -> Conversation[LossRange | None]:
 
 
 def ordered_bits(values: Tensor) -> Tensor:
-    """Integers in [0, 2^32) in the order of the float32 values, negative ones included (int64); both zeros are one."""
+    """For each value, rounded to float32, an integer in [0, 2^32), int64, such that integers are in the order of the values.
+
+    -0.0 and 0.0 have the same integer.
+    """
     bits = (values.float() + 0.0).view(torch.int32).long() & 0xFFFFFFFF
     return torch.where(bits >> 31 == 1, 0xFFFFFFFF - bits, bits | 0x80000000)
 
 
 def from_ordered_bits(key: int) -> float:
-    """The number whose `ordered_bits` is `key`; infinite beyond the largest float32."""
+    """The float32 number whose `ordered_bits` is `key`, as a float.
+
+    Infinite where `key` is above that of the largest float32, minus infinity where it is below that of the lowest.
+    """
     bits = key & 0x7FFFFFFF if key >> 31 else 0xFFFFFFFF - key
     value = float(np.array(bits, dtype=np.uint32).view(np.float32)) if key < 1 << BITS else float("inf")
     return value if value == value else float("inf") if key >> 31 else float("-inf")
 
 
 def _digit_places(bits: int) -> Iterator[tuple[int, int]]:
-    """(shift, width) of each digit of the leading `bits` bits, highest first: all at once up to 12 bits, else bytes."""
+    """(shift, width) of each digit of the leading `bits` bits of 32, most significant first.
+
+    Up to 12 bits are one digit; more are split into digits of 8 bits, the last of which may be narrower.
+    """
     shift, step = BITS, bits if bits <= COARSE else 8
     while shift > BITS - bits:
         width = min(step, shift - (BITS - bits))
@@ -135,9 +155,10 @@ def _digit_places(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _boundary_digit(mass: Tensor, from_top: Tensor, target: float) -> int:
-    """The largest digit with more than `target` mass at or above it; the lowest one present where there is none.
+    """The largest digit with more than `target` mass at or above it; the lowest digit with any mass where there is none.
 
-    `mass` is by digit, and `from_top` its sums from the highest digit down.
+    `mass`, (digits,), is the mass at each digit, not zero everywhere; `from_top` is its cumulative sum from the highest digit
+    down.
     """
     over = (from_top > target).nonzero().flatten()
     return int(over[-1]) if len(over) else int((mass > 0).nonzero()[0])

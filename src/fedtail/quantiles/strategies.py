@@ -31,22 +31,29 @@ class Strategy:
 
     @property
     def width(self) -> int:
-        """Coordinates of a row (d)."""
+        """The number of entries of a client's row (d)."""
         return self.matrix.shape[0]
 
     @property
     def bins(self) -> int:
-        """Bins of the histogram (b)."""
+        """The number of bins of the histogram (b)."""
         return self.matrix.shape[1]
 
     @cached_property
     def sensitivity(self) -> float:
-        """How far the sum moves, in L2 norm, when a client's row is zeroed: the longest column."""
+        """How far the sum moves at most, in L2 norm, when a client's row is zeroed. Cached.
+
+        It is the norm of the longest column or, where `printed` is set, that number.
+        """
         return self.printed or math.sqrt(int((self.matrix**2).sum(0).max()))
 
     @cached_property
     def exchange(self) -> float:
-        """The largest distance of two columns over `sensitivity`: how much further the sum moves under replace-one adjacency."""
+        """How many times further than `sensitivity` the sum moves at most under replace-one adjacency. Cached.
+
+        A client then changes its bin. It is the largest distance between two columns over `sensitivity`, and at least sqrt(2)
+        where `printed` is set.
+        """
         squares, farthest = (self.matrix**2).sum(0), 0
         for start in range(0, self.bins, BLOCK):
             part = slice(start, start + BLOCK)
@@ -56,18 +63,19 @@ class Strategy:
         return longest / self.sensitivity if self.printed is None else max(longest / self.sensitivity, math.sqrt(2))
 
     def rows(self, bins: np.ndarray) -> np.ndarray:
-        """The rows that clients in these bins send, before noise: (clients, width) int64."""
+        """The rows, before noise, that clients in these `bins`, (clients,) integers, send: (clients, width) int64."""
         return self._rows_by_bin[bins]
 
     def sum_range(self, clients: int) -> tuple[int, int]:
-        """(least, largest): bounds on every entry of a sum over `clients` clients or fewer, before noise."""
+        """(low, high): bounds on every entry of a sum over at most `clients` clients, before noise."""
         return min(0, int(self.matrix.min())) * clients, max(0, int(self.matrix.max())) * clients
 
     def estimate(self, noisy: np.ndarray, total: float | None = None, planned: float | None = None) -> np.ndarray:
-        """The histogram nearest to a noisy sum, (bins,): no count below zero, their sum `total` where that is public.
+        """The non-negative histogram, (bins,) float64, nearest by least squares to a `noisy` sum; it sums to `total` if given.
 
-        Without a public total, an estimated one below half of the `planned` number of clients is taken to be that half: a
-        division by it must not be by nearly nothing.
+        Without `total`, a sum of counts of at most half of the `planned` number of clients is raised to that half, so that shares
+        of clients can be computed from it. A ValueError for a `noisy` of another width, or a total that is missing or not
+        positive.
         """
         self._check_sum(noisy, total)
         image = self._float_matrix.T @ noisy
@@ -77,21 +85,26 @@ class Strategy:
         return result
 
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
-        """The least-squares histogram, (bins,), which may have negative counts: unbiased, and consistent for a tree."""
+        """The least-squares histogram, (bins,) float64, of a `noisy` sum; it sums to `total` if given.
+
+        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, or a total that is missing or not
+        positive.
+        """
         self._check_sum(noisy, total)
         return matrix_mechanism.least_squares(self._float_matrix, noisy.astype(np.float64), total)
 
     def edge_deviations(self, public_total: bool, level: float | None = None) -> np.ndarray:
-        """Standard deviation of each estimated count below an inner edge, for noise of deviation one: (bins - 1,).
+        """Standard deviation of the estimated cumulative count at each inner edge, for noise of deviation one: (bins - 1,).
 
-        Of H_j by least squares; without a public total, of H_j - p n, both estimated, which decides the quantile of `level` (p).
+        With `public_total` that is the least-squares count H_j of clients below edge j. Without, it is H_j - p n, where n is
+        estimated too: its sign decides the quantile of `level` (p, by default 0).
         """
         spread = matrix_mechanism.histogram_covariance(self._float_matrix, public_total)
         sums = np.tril(np.ones((self.bins, self.bins)))[:-1] - (0.0 if public_total else level or 0.0)
         return np.sqrt(np.maximum(((sums @ spread) * sums).sum(1), 0.0))
 
     def _check_sum(self, noisy: np.ndarray, total: float | None) -> None:
-        """Raise a ValueError for a noisy sum of another width, a total that is missing, or one that is not positive."""
+        """Raise a ValueError unless `noisy` is (width,), `total` is given where the rows need it, and is positive if given."""
         if noisy.shape != (self.width,):
             raise ValueError(f"a noisy sum for {self.name} has {self.width} entries, got shape {tuple(noisy.shape)}.")
         if total is None and self.needs_total:
@@ -101,31 +114,35 @@ class Strategy:
 
     @cached_property
     def _rows_by_bin(self) -> np.ndarray:
-        """The row of each bin, (bins, width) int64, contiguous."""
+        """The row that a client sends for each bin, (bins, width) int64: the transpose of `matrix`, contiguous. Cached."""
         return np.ascontiguousarray(self.matrix.T)
 
     @cached_property
     def _float_matrix(self) -> np.ndarray:
-        """The matrix V in float64, (width, bins)."""
+        """The strategy matrix V in float64, (width, bins). Cached."""
         return self.matrix.astype(np.float64)
 
     @cached_property
     def _gram(self) -> np.ndarray:
-        """V'V in float64, (bins, bins)."""
+        """V'V of the strategy matrix V, (bins, bins) float64. Cached."""
         return self._float_matrix.T @ self._float_matrix
 
 
 def flat_strategy(bins: int, scale: int = SCALE) -> Strategy:
-    """Rows with one coordinate for each bin, [PLMH22q, Algorithm 1]: V = c I."""
+    """The strategy of one coordinate per bin, V = c I [PLMH22q, Algorithm 1]: a client sends `scale` (c) in the place of its bin.
+
+    A ValueError for fewer than two bins or a scale below 1.
+    """
     _check_sizes(bins, scale)
     return Strategy("flat", scale * np.eye(bins, dtype=np.int64), scale)
 
 
 def tree_strategy(bins: int, scale: int = SCALE, as_printed: bool = False) -> Strategy:
-    """Rows with a coordinate for each node of a binary tree over the bins but its root, [PLMH23, Algorithm 2]: 2 b - 2 of them.
+    """The strategy of a binary tree over `bins` (b) bins: one coordinate for each node but the root, 2 b - 2 in all.
 
-    A client is in log2 b nodes, so its row has norm c sqrt(log2 b). The papers take c log2 b, which is valid and costs
-    accuracy; `as_printed` does so too, to compare with their figures. A ValueError unless `bins` is a power of two.
+    [PLMH23, Algorithm 2]. A client sends `scale` (c) at the log2 b nodes that hold its bin, so its row has norm c sqrt(log2 b).
+    The papers take c log2 b as the sensitivity, which is valid and costs accuracy; `as_printed` does so too, to compare with
+    their figures. A ValueError unless `bins` is a power of two of at least 2, and `scale` at least 1.
     """
     _check_sizes(bins, scale)
     if bins & (bins - 1):
@@ -139,10 +156,11 @@ def tree_strategy(bins: int, scale: int = SCALE, as_printed: bool = False) -> St
 
 
 def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, public_total: bool = False) -> Strategy:
-    """The rows that answer all prefix sums of the histogram with the least mean squared error at given noise.
+    """The strategy that estimates all prefix sums of the histogram with the least mean squared error for given noise.
 
-    With `public_total` they leave the number of clients out, and move less; without, they give room to it, and `level` (p)
-    makes them optimal for H_j - p n, which decides the p-quantile. The real matrix, of norm one, is scaled by c and rounded.
+    Its real matrix, with columns of norm one at most, is multiplied by `scale` (c) and rounded. With `public_total` the rows do
+    not encode the number of clients, and estimates need it. Without, `level` (p) makes them optimal for H_j - p n, whose sign
+    decides the p-quantile. A ValueError for a level outside (0, 1) or with `public_total`, and for too few or too many bins.
     """
     _check_sizes(bins, scale)
     if level is not None and not 0 < level < 1:
@@ -154,14 +172,18 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
 
 
 def scale_for(noise_multiplier: float, honest: int) -> int:
-    """The scale c at which each share of `honest` clients has variance 4 or more, given the noise multiplier of their sum."""
+    """The integer scale c, at least 256, at which a share of the noise of `honest` clients has variance 4 or more.
+
+    `noise_multiplier` is that of the sum of their shares, for rows of norm c.
+    """
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
 
 def printed_cumulative(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
-    """Cumulative counts as the papers print them, (bins,): running sums of bins, or of the fewest nodes of the tree.
+    """Cumulative counts at the upper edges as the papers compute them from a `noisy` sum, (bins,) float64.
 
-    [PLMH22q, Algorithms 1 and 2]; no consistency between nodes. The last of a tree is the sum of its two top nodes.
+    [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", sums of the fewest nodes for "tree", whose last entry is
+    the sum of the two top nodes. Nodes are not made consistent. A ValueError for another strategy.
     """
     counts = noisy / strategy.scale
     if strategy.name == "flat":
