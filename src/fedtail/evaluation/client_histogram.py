@@ -101,9 +101,9 @@ class ClientHistogram:
         return named_statistic(self, name)
 
     def summary(self) -> dict[str, float]:
-        """Statistics by name: mean, std, variance, p10, p50, p90, worst10, worst5, best10.
+        """Statistics over clients by name, and `clients`, `resolution` and `noise`.
 
-        And `clients`, `resolution` and `noise`.
+        The statistics are mean, std, p10, p50, p90, worst10, worst5, best10 and variance.
         """
         return {"mean": self.mean(), "std": self.std(), **self.percentiles((10, 50, 90)), "worst10": self.worst(0.1),
                 "worst5": self.worst(0.05), "best10": self.best(0.1), "variance": self.variance(),

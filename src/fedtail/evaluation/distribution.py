@@ -153,7 +153,7 @@ class Distribution:
     def _values_with_mass(self) -> tuple[Tensor, Tensor]:
         """The values of the clients whose mass is not zero, and their shares of the mass, which sum to one.
 
-        Without mass, equal shares. Where there are no such clients: one NaN value with share 1.
+        All shares are equal where `mass` is None. Where there are no such clients, the result is one NaN with share 1.
         """
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0
@@ -218,7 +218,7 @@ def parse_keep_best(name: str) -> tuple[str, str]:
 def _order_statistic(values: Tensor, place: float) -> float:
     """The value at position `place` of the sorted values, the first being 0.
 
-    Between two positions linear, as in numpy's percentile.
+    Between two positions it is interpolated linearly, as numpy's percentile does.
     """
     below, above = math.floor(place), math.ceil(place)
     parted = torch.from_numpy(np.partition(values.detach().cpu().numpy(), (below, above)))

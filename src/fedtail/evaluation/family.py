@@ -94,7 +94,7 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
 def _best_models(errors: Tensor) -> Tensor:
     """The index of the model with the least error for each client, (clients,) int64, from errors of shape (models, clients).
 
-    Ties go to the first model. A NaN error, of a model that has diverged, counts as infinite.
+    Ties go to the first model. A model whose error is NaN, having diverged, is picked only where all are NaN.
     """
     return errors.nan_to_num(nan=float("inf")).argmin(0)
 

@@ -178,7 +178,10 @@ class FederatedEvaluation:
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to rows and sums before they are released: nothing, or clipping and noise."""
+        """What is done to rows and their sum before the release.
+
+        `NoPrivacy()` without `noise`; else a `NoisySum`, which clips each row to its largest norm and adds the noise.
+        """
         return NoPrivacy() if self.noise is None else NoisySum(self.client_half.row_norm, self.noise)
 
     def questions(self, first: int, models: int) -> tuple[Evaluate, ...]:
@@ -196,7 +199,7 @@ class FederatedEvaluation:
                            for one, part in zip(self.client_half.ranges, parts, strict=True)})
 
     def round(self, method: Method, only: bool = False) -> EvaluatedRound:
-        """A round of `method` in which the cohort first evaluates the broadcast models.
+        """A round of `method` in which the cohort evaluates the models before it trains.
 
         With `only`, it evaluates and does not train.
         """
@@ -258,7 +261,7 @@ class EvaluatedRound:
         """Server: a generator that asks for evaluations of all models at once, then runs the method's conversation unless `only`.
 
         Returns the state after the round (with `only` the one that came in) and a tuple of one evaluation per model, or None
-        where too few clients had examples to evaluate on.
+        where too few clients contributed for their sums to be released.
         """
         count = len(self.method.members)
         first = 0 if self._result_models(state) is None else count
@@ -272,16 +275,16 @@ class EvaluatedRound:
         return (yield from self.method.conversation(state, seed)), found
 
     def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
-        """The state after a round that was skipped for lack of clients, and None for the missing evaluations.
+        """The state after a round that was skipped for lack of clients, and None in place of the evaluations.
 
-        With `only` the state is unchanged, else the method's.
+        The method gives that state; with `only`, `state` comes back unchanged.
         """
         return (state if self.only else self.method.after_skipped_round(state, seed)), None
 
     def after_lost_round(self, state: Any, seed: int) -> tuple[Any, None]:
-        """The state after a round whose sums were not released, and None for the missing evaluations.
+        """The state after a round whose sums were not released, and None in place of the evaluations.
 
-        With `only` the state is unchanged, else the method's.
+        The method gives that state; with `only`, `state` comes back unchanged.
         """
         return (state if self.only else self.method.after_lost_round(state, seed)), None
 

@@ -19,7 +19,7 @@ class Source:
 
     @property
     def accepted_files(self) -> str:
-        """The files that may be handed over instead of a download, as words for a sentence: "a, b or c"."""
+        """The files that a user may give instead of a download, as text for a sentence: "a, b or c"."""
         first = (self.file, *self.instead[:-1])
         return f"{', '.join(first)} or {self.instead[-1]}"
 
