@@ -244,7 +244,7 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
 
     `size` is each client's number of examples. NaN in targets beyond the `lengths` of their sequences is padding and allowed.
     Where `lengths` is None, those of padded inputs are used, so that a client's examples from one population can go into
-    another.
+    another; float targets padded with -100 then raise ValueError too.
     """
     named = {f"x[{k!r}]": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"x": inputs}
     if lengths is None and targets.ndim > 1 and isinstance(inputs, dict) and {"sequence", "lengths"} <= inputs.keys():

@@ -88,7 +88,7 @@ def _largest_client(population: Population) -> dict[str, Any]:
 def _value_spread(values: Tensor, rows: Tensor) -> Spread:
     """The smallest and largest value in the given rows and, where rows are float vectors, the standard deviation of each feature.
 
-    Values are read in blocks, so that mapped data stay on disk. Zeros where a row has no entries.
+    Values are read in blocks, so that mapped data stay on disk. Both ends are 0 where rows have no entries.
     """
     if not values[0].numel():
         return Spread(0.0, 0.0, None)
@@ -115,7 +115,7 @@ def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np
 
 
 def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries `targets` and `difference` of `describe`: what is to be predicted, and how much clients differ in it.
+    """The entries `targets` and `difference` of `describe`, two dicts: what is to be predicted, and how clients differ in it.
 
     `owner` is the client of each example. Padding (-100 among classes, NaN among numbers) is left out; raises ValueError
     where there is nothing else.
@@ -156,7 +156,7 @@ def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dic
     """The entry `difference` of `describe` for classes: how far clients' label proportions are from those of all clients.
 
     `total_variation` is the mean distance, `if_shuffled` that after shuffling the labels (always in the same way), and
-    `single_label` the share of clients with one label only.
+    `single_label` the share of clients with one label only. `owner` and `label` are the client and the class of each target.
     """
     distance, distinct = _total_variation(owner, label, clients)
     shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
@@ -167,8 +167,8 @@ def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dic
 def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """Each client's distance (total variation) to the label proportions of all clients, and its number of distinct labels.
 
-    Two arrays, which leave out clients without labels. Only the pairs (client, label) that occur take memory: sum_c |p_kc -
-    p_c| is one plus the sum over them of |p_kc - p_c| - p_c.
+    Two arrays, without the clients that have no labels. `owner` and `label` are the client and the class of each target. Only
+    the pairs (client, label) that occur take memory: sum_c |p_kc - p_c| is one plus the sum over them of |p_kc - p_c| - p_c.
     """
     held = np.bincount(owner, minlength=clients)
     overall = np.bincount(label) / len(label)
@@ -193,9 +193,10 @@ def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, 
 
 
 def _variance_between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
-    """The share of the variance that lies between clients, in [0, 1], and the intraclass correlation.
+    """The share of the variance of `values` that lies between clients, in [0, 1], and the intraclass correlation.
 
-    Both are None where nothing varies; the second also where there is one client, or every client has one value.
+    `owner` is the client of each value. Both are None where nothing varies; the second also where there is one client, or
+    every client has one value.
     """
     held = np.bincount(owner, minlength=clients)
     centred = values - values.mean()

@@ -74,12 +74,13 @@ def synthetic(
 ) -> Population:
     """Synthetic(alpha, beta): clients that differ in their model (alpha) and inputs (beta) [Li23, section 3.4.1].
 
-    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1);
-    inputs x ~ N(v_k, diag(j^-1.2)) in 60 features; the label is the largest of W_k x + b_k, without noise, out of 10.
+    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1); inputs x
+    ~ N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k.
 
-    `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they
-    agree. `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80)
-    rounded, whose mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client.
+    `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they agree.
+    `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80) rounded, whose
+    mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises FieldError for
+    other values.
 
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
@@ -90,9 +91,9 @@ def synthetic(
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
     """Clients with one common distribution: a shared linear model W, b ~ N(0, 1), and inputs centred at 0 [Li23, section 3.7.1].
 
-    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the largest of W x + b, without noise, out of 10. `sizes`
-    gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02, 0.80)
-    rounded; or a list of one number for each client.
+    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the index of the largest of the 10 entries of W x + b.
+    `sizes` gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02,
+    0.80) rounded; or a list of one number for each client.
     """
     return _labelled_population(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
@@ -100,11 +101,10 @@ def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") 
 def synthetic_hybrid(
     alpha: float, beta: float, clients: int = 100, seed: int = 0, sizes: Sizes = "moderate", spread: Spread = "std"
 ) -> Population:
-    """One half of the clients share a distribution, as in `synthetic_iid`.
+    """Half of the clients share one distribution (`synthetic_iid`), the others differ (`synthetic`) [Li23, Fig. 4.10].
 
-    The others differ, as in `synthetic` [Li23, Fig. 4.10]. The first `clients // 2` are the ones that share; `group` is 0 for
-    them and 1 for the others. `alpha`, `beta` and `spread` set how the others differ, `sizes` how many examples a client has,
-    both as in `synthetic`.
+    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others. `alpha`, `beta` and `spread`
+    set how the others differ; `sizes` is "power_law", "moderate", or a list of one number of examples for each client.
     """
     alike, different = _shared_model(clients, seed), synthetic_models(alpha, beta, clients, seed, spread)
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
@@ -118,8 +118,8 @@ def synthetic_models(
 ) -> LinearClients:
     """Draw the model W_k, b_k and the input centre v_k of every client of `synthetic` with the same arguments, float64 arrays.
 
-    The labels of `synthetic` are the largest of W_k x + b_k. Raises FieldError for an unknown `spread`, and for an alpha or
-    beta that is negative or infinite.
+    The label of an input x is the index of the largest entry of W_k x + b_k. Raises FieldError for an unknown `spread`, and
+    for an alpha or beta that is negative or infinite.
     """
     if spread not in ("std", "variance"):
         raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")

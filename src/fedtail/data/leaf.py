@@ -45,8 +45,8 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
 def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """LEAF Shakespeare as int64: windows of characters (examples, width) and the character after each (examples,).
 
-    A number is the character's position in `ALPHABET`. Raises ValueError for other characters, and for windows of different
-    widths.
+    A number is the character's position in `ALPHABET`. Raises ValueError for other characters, for windows of different
+    widths, and where an entry of `y` is not one character.
 
     >>> x, y = encode_characters(["To be", "o be,"], [",", " "])
     >>> x.shape, y.tolist(), ALPHABET[y[0]]

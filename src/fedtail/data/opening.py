@@ -14,12 +14,12 @@ def open_any(
     path: str | Path, x: str | Sequence[str] | None = None, y: str | None = None, client: str | None = None,
     group: str | None = None, mass: str | None = None, split: str | None = None,
 ) -> Population:
-    """A population from whatever lies at `path`: a file of arrays, or a folder.
+    """A population from the file or folder at `path`, whatever kind of data it holds.
 
-    An `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with its `split`, where there are several): `x`, `y`,
-    `client`, `group` and `mass` name its arrays or columns, by default those called "x", "y" and "client", and no group or
-    mass. Or a folder of LEAF's json files, or one by `Population.save`, which need no names and refuse them (ValueError).
-    Raises FileNotFoundError where nothing of the kind is there, ValueError where an array is missing.
+    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several).
+    Then `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and
+    there is no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for
+    these raise ValueError. Raises FileNotFoundError where nothing of the kind is there, ValueError where an array is missing.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
@@ -72,7 +72,7 @@ def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> d
 
 
 def _type_name(feature: Any) -> str:
-    """The type of a data set's column, for an error text: "int64", or "Image"."""
+    """The type of a data set's column (a `datasets` feature) as text, for an error: "int64", or a class name such as "Image"."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 
 

@@ -110,9 +110,10 @@ class Population:
     def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
         """A population from a list of one `(x, y)` pair per client, in that order; clients get no names.
 
-        `x` and `y` are what `from_arrays` takes, of one kind and shape for all clients; sequences may differ in length and
-        are padded to the longest of all clients. `mass` and `group`, if given, are per client. Raises ValueError for a client
-        without examples.
+        `x` is an array, a tensor, a dict of them, or a list of sequences, `y` an array, tensor or list, of one kind and shape
+        for all clients. Sequences may differ in length and are padded to the longest of all clients. `mass` (by default the
+        number of examples) and `group` (integers from 0) hold one value per client. Raises ValueError for an empty list, a
+        client without examples, shapes or lengths that do not fit, NaN and infinity, and TypeError for text.
 
         >>> Population.from_clients([([[0.], [1.]], [0, 1]), ([[2.]], [1])])
         Population(2 clients, 3 examples)
@@ -317,11 +318,11 @@ class Population:
         cls, inputs: Examples, targets: Tensor, size: Tensor, mass: Any, group: Any, names: np.ndarray | None,
         lengths: Tensor | None,
     ) -> Population:
-        """A population from tensors whose examples are in client order.
+        """A population from tensors whose examples are in client order, with keys 0, 1, 2, ...
 
-        Raises ValueError where an input or target is NaN or infinite. `size` is the number of examples of each client, and
-        `mass` where that is None. `lengths` are those of padded sequences of targets, whose padding may be NaN. Keys are 0,
-        1, 2, ...
+        `size` is the number of examples of each client; `mass` None means that the sizes are the masses. `lengths` are those
+        of padded sequences of targets, whose padding may be NaN. Raises ValueError where another input or target is NaN or
+        infinite.
         """
         check_finite(inputs, targets, size, lengths)
         size = size.long()

@@ -228,9 +228,10 @@ def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
 
 
 def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError where arrays do not have the lengths that the manifest says, or a client's rows lie outside the examples.
+    """Raise ValueError where an array does not have the length that the manifest says, or where clients are not valid.
 
-    Also where a mass is not positive and finite, or a group is below 0. `place` only words the errors.
+    A client must have at least one example, rows within the examples, a positive and finite mass, and a group from 0. `place`
+    only words the errors.
     """
     clients, examples = manifest.get("clients"), manifest.get("examples")
     for name, array in arrays.items():

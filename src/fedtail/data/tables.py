@@ -154,10 +154,10 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
 
 
 def column_values(column: Any, name: str) -> Any:
-    """An arrow column as an array of numbers, times or text.
+    """An arrow column as a NumPy array of numbers, times or text; lists become a matrix, or `Sequences` where lengths differ.
 
-    A column of lists as a matrix, or as `Sequences` where lengths differ. No Python object is made for each row. Raises
-    ValueError for null values, Unreadable for types other than these; `name` only words the errors.
+    No Python object is made for each row. Raises ValueError for null values, Unreadable for other types; `name` only words
+    the errors.
     """
     import pyarrow as arrow
     import pyarrow.compute as compute
@@ -180,10 +180,10 @@ def column_values(column: Any, name: str) -> Any:
 
 
 def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
-    """A column of lists: a matrix (rows, length, ...) where all have one length, else `Sequences`.
+    """A column of lists as a matrix (rows, length, ...) where all lists have one length, else as `Sequences`.
 
-    `values` unchanged without rows. `values` holds the entries of all lists one after another, `lengths` how many each list
-    has. Raises ValueError for lists of lists of different lengths.
+    `values` holds the entries of all lists one after another, `lengths` how many each list has. Where there are no lists,
+    `values` comes back. Raises ValueError for lists of lists of different lengths.
     """
     if isinstance(values, Sequences):
         raise ValueError(f"column {name!r} holds lists of lists of different lengths. Pad them to one shape first.")
@@ -209,7 +209,7 @@ def _text_column(column: Any, name: str) -> np.ndarray:
     """A column of text, dictionary-encoded or not, as an array of NumPy strings.
 
     Each distinct text becomes a Python string only once. Raises Unreadable where one long text would make the array much
-    larger than the column.
+    larger than the column; `name` only words the error.
     """
     from pyarrow import types
 
@@ -337,7 +337,7 @@ def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.
 def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
     """The shape and dtype of an array in an `.npz` file as text, such as "(100, 4) float32".
 
-    "of an unknown type" where its header cannot be read.
+    Returns "of an unknown type" where its header cannot be read.
     """
     try:
         with archive.open(name) as stream:

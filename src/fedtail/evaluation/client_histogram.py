@@ -111,9 +111,9 @@ class ClientHistogram:
 
 
 def tail_mean(counts: np.ndarray, edges: Edges, fraction: float, top: bool = True) -> float:
-    """Mean of the largest `fraction` of a histogram (the smallest where `top` is False), clients spread evenly within bins.
+    """Mean of the largest `fraction` of a histogram's values, or of the smallest where `top` is False; NaN without counts.
 
-    NaN where the counts sum to zero.
+    `counts` holds the number of clients in each bin; they are taken to be spread evenly within it.
 
     >>> tail_mean(np.array([2.0, 2.0]), Edges.equal(0.0, 2.0, 2), 0.25)
     1.75

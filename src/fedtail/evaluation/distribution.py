@@ -204,8 +204,8 @@ def named_statistic(distribution: Any, name: str) -> float:
 def parse_keep_best(name: str) -> tuple[str, str]:
     """The metric and the statistic that a `keep_best` setting names: ("loss", "p90") for "loss.p90".
 
-    Without a metric it is the error. Raises FieldError about `keep_best` where there is no such statistic; the metric is not
-    checked.
+    The metric is "error" where the setting names none: ("error", "worst10") for "worst10". Raises FieldError about
+    `keep_best` where there is no such statistic; the metric is not checked.
     """
     metric, _, statistic = name.rpartition(".")
     try:

@@ -125,8 +125,8 @@ def client_values_by_block(kernel: Kernel, params: Tensor, population: Populatio
                            workers: int | None = None) -> dict[str, Tensor]:
     """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
-    Clients are evaluated in fixed blocks, which up to `workers` processes share where it pays (None: one for each core, on a
-    CPU); their number does not change the values.
+    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where
+    it pays (None: one for each core, on a CPU); their number does not change the values.
     """
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
@@ -141,8 +141,8 @@ def client_values_by_block(kernel: Kernel, params: Tensor, population: Populatio
 def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
     """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
-    Metrics per example are averaged over a client's examples; a metric per client is called once with all its outputs and
-    targets, and raises ValueError where it does not return one number.
+    `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
+    called once with all its outputs and targets, and raises ValueError where it does not return one number.
     """
     flat = [m for m in metrics if m.per == "example"]
     values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))

@@ -215,10 +215,10 @@ class FederatedEvaluation:
 
 @dataclass(frozen=True)
 class EvaluatedRound:
-    """A round whose cohort evaluates the models to be handed out, and then trains, unless it is for evaluation only.
+    """A round whose cohort evaluates the models that would be handed out, and then trains, unless it is for evaluation only.
 
-    It is held like a round of the `method` itself, and ends in the state after it and what was found: an evaluation for each
-    model, or nothing where too few clients had something to evaluate on.
+    It is run like a round of the `method`, and returns the state after it and one evaluation for each model, or None where
+    too few clients contributed to the evaluation.
     """
 
     method: Method
@@ -239,9 +239,10 @@ class EvaluatedRound:
         return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
-        """The method's broadcast.
+        """The method's broadcast of the models to train on.
 
-        Where the models to evaluate differ from those trained on, as with averaged iterates, their parameters are appended.
+        Where the models to evaluate differ from those, as with averaged iterates, their parameters (models, dim) are
+        appended.
         """
         told = self.method.broadcast(state, seed)
         if self._result_models(state) is None:

@@ -222,10 +222,9 @@ class RowFile:
             raise write_error(self.path, reason) from reason
 
     def _open_once(self) -> int:
-        """The file's descriptor.
+        """The descriptor of the file, which the first call opens for reading and writing.
 
-        The first call opens the file for reading and writing; it is closed when this object is garbage-collected. Raises
-        RowsError where the file is missing.
+        It is closed when this object is garbage-collected. Raises RowsError where the file is missing.
         """
         if self._descriptor is None:
             try:
@@ -248,7 +247,7 @@ def _missing_error(path: Path) -> RowsError:
 
 
 def write_error(path: Path, reason: OSError) -> RowsError:
-    """A RowsError, returned and not raised, that says `path` could not be written, for which `reason`, and what to do."""
+    """A RowsError, returned and not raised, that says `path` could not be written, the system's `reason`, and what to do."""
     return RowsError(f"{path} could not be written: {reason.strerror or reason}. What earlier rounds wrote is whole: free some "
                      "space there, or choose another folder (TMPDIR, or --out), and go on from the last checkpoint.")
 

@@ -37,7 +37,10 @@ ABANDONED = 86400.0      # seconds after which a temporary folder that nobody ho
 @with_old_names
 @dataclass(frozen=True, eq=False)
 class RowPlaces:
-    """Where the clients of a round write their rows, each in a place of its own. It is small, and any process may be given it."""
+    """Where the clients of one round write their rows: each has its own place in the file of every name.
+
+    It is small to send, and any process that sees the folder can write. Rows count only after `RowFolder.commit`.
+    """
 
     folder: Path
     stamp: bytes
@@ -101,7 +104,11 @@ class RowPlaces:
 
 
 class RowSite(NamedTuple):
-    """A folder on a machine. Another machine that shares it over a network is not meant: parts of a page would be lost there."""
+    """A folder on one machine, so that another process can tell whether it sees the same one.
+
+    A network folder on another machine does not count as the same: two machines that write to one page of a file may lose
+    data.
+    """
 
     machine: str
     path: Path
@@ -186,9 +193,9 @@ class RowFolder:
     def commit(self, places: RowPlaces) -> None:
         """Commit the rows that clients wrote to their `places` in a completed round. Becomes the writer where there are rows.
 
-        Where more than half of a store's rows were replaced and take over 64 MB, or its rows are spread over more than 8
-        files, the newest rows are copied to a new file. Raises RowsError where there is another writer, after deleting the
-        files the round created.
+        Where more than half of a store's rows are replaced and these take more than 64 MB, or its rows are spread over more
+        than 8 files, the newest rows are copied to a new file. Raises RowsError where there is another writer, after deleting
+        the files the round created.
         """
         created = places.new_files()
         try:
@@ -205,10 +212,9 @@ class RowFolder:
                 self._use_store(name, store.rows.copy_to(self._new_path(name)))
 
     def discard(self, places: RowPlaces) -> None:
-        """Drop a round that was not completed.
+        """Drop a round that was not completed: delete the files it created and then the folder, if that is empty.
 
-        The files it created are deleted, and the folder too if it is then empty; rows it wrote to existing files stay
-        uncommitted and are overwritten later.
+        Rows it wrote to existing files stay uncommitted and are overwritten later.
         """
         created = places.new_files()
         for file, _ in created.values():
@@ -288,7 +294,7 @@ class RowFolder:
 
 
 class TemporaryRows:
-    """A folder of files that nobody asked to keep: made by whoever first writes to it, removed when nothing refers to it."""
+    """A temporary folder for rows: created with the first row, deleted when nothing refers to it any more."""
 
     def __init__(self) -> None:
         """Choose a random path in the system's temporary folder, without creating it.

@@ -25,7 +25,7 @@ NOTHING = bytes(16)              # the digest of no rows
 
 
 class Recalled(NamedTuple):
-    """One row for each of some clients, and who has one; zeros where nothing was ever written."""
+    """One row for each of some clients, zeros for a client that never wrote one; `has` says who did."""
 
     rows: Tensor                 # (clients, ...)
     has: Tensor                  # (clients,) bool
@@ -51,9 +51,10 @@ class Recalled(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """All that a checkpoint has to hold of a store: its file, how many rows of it count, and a digest of their heads.
+    """What a checkpoint saves of a store: its file name, how many rows of it are committed, and a digest of their headers.
 
-    Heads hold keys and checks of the numbers, so the digest covers the index and, row by row as they are read, the content.
+    Headers hold client keys and checksums of the numbers, so the digest covers who has a row and, once it is read, its
+    content.
     """
 
     file: str
@@ -115,7 +116,7 @@ class RowStore:
         return store
 
     def __len__(self) -> int:
-        """How many rows of the file are committed, including those that newer rows of the same key have replaced and gaps."""
+        """How many rows of the file are committed, including replaced rows and places that were left empty."""
         return self._length
 
     @property
@@ -196,7 +197,7 @@ class RowStore:
 @with_old_names
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A store as it was at some time: later rounds change nothing of it."""
+    """A snapshot of a store's committed rows; later commits do not change it."""
 
     store: RowStore
     length: int
@@ -240,7 +241,7 @@ class Rows:
     def find(self, keys: Iterable[int] | Tensor) -> RowReferences:
         """References to the rows of the clients `keys`, in their order, without reading any.
 
-        A key without a row has the reference -1.
+        `which` and `number` are -1 for a key without a row.
         """
         keys = _as_list(keys)
         found = [self.place(key) for key in keys]
@@ -250,9 +251,9 @@ class Rows:
                              torch.tensor([place[1] if place else -1 for place in found], dtype=torch.int64))
 
     def read(self, keys: Iterable[int] | Tensor) -> Recalled:
-        """Read the rows of the clients `keys` from disk, in their order, as a `Recalled`.
+        """Read the rows of the clients `keys` from disk, in their order; a key without a row gets zeros, and False in `has`.
 
-        Zeros and `has` False where a key has none. Raises RowsError where a row is damaged or its file is missing.
+        Raises RowsError where a row is damaged or its file is missing.
         """
         return self.find(keys).read()
 
@@ -272,7 +273,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class RowReferences:
-    """Where the rows of some clients are. It is small, and any process that sees the files reads them."""
+    """Where the rows of some clients are on disk. It is small to send, and any process that sees the files can read the rows."""
 
     files: tuple[RowFile, ...]
     key: Tensor                  # (clients,)

@@ -38,9 +38,9 @@ class WriterLock:
     def acquire(self, patience: float | None = None) -> None:
         """Take the lock, waiting up to `patience` seconds (10 by default) for another process to give it up.
 
-        Creates the folder and a lock file in it. Raises RowsError where the wait was in vain, where the lock file cannot be
-        written, and without waiting where another object of this process holds the lock. Does nothing where this object
-        already holds it.
+        Creates the folder and a lock file in it. Does nothing where this object already holds the lock. Raises RowsError
+        where the wait was in vain or the lock file cannot be written; where another object of this process holds the lock,
+        that is after a garbage collection and without a wait.
         """
         if self.is_held:
             return
@@ -59,9 +59,10 @@ class WriterLock:
         _LOCKS.add(self)
 
     def check(self) -> None:
-        """Raise RowsError where another writer holds the lock and keeps it for 10 seconds.
+        """Raise RowsError where another writer has the lock and does not give it up within 10 seconds.
 
-        This object does not keep the lock itself.
+        If it is in this process, the error comes without the wait. Where there is a lock file, the lock is taken for a
+        moment, and the file is deleted with it; this object does not hold the lock afterwards unless it did before.
         """
         if not self.is_held and (self.folder / NAME).exists():
             self.acquire()

@@ -26,7 +26,7 @@ class Source:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A set by name: its source, what may be done with it, what it becomes here, and what the published file holds."""
+    """A public data set: its name, source and licence, what it `becomes` here, and the counts (`holds`) of the published file."""
 
     name: str
     about: str
@@ -85,7 +85,7 @@ CATALOGUE = (FEMNIST, SHAKESPEARE, SENT140, GLOVE)
 
 
 def find_public_set(name: str) -> PublicSet:
-    """The public set of that name; raises a ValueError for a name that is not in the catalogue, with the nearest that is."""
+    """The entry of the catalogue called `name`; raises ValueError, which suggests the nearest name, where there is none."""
     for public in CATALOGUE:
         if public.name == name:
             return public

@@ -25,11 +25,11 @@ _CUT = (http.client.HTTPException, ConnectionError, TimeoutError, EOFError, ssl.
 
 
 class WrongFile(ValueError):
-    """What came is not the file that was published."""
+    """A file whose checksum is neither the published one nor the one that the user gave."""
 
 
 class _Refused(Exception):
-    """This address has nothing for us; another one may."""
+    """One address cannot give the file; another one is to be tried."""
 
 
 def download(
@@ -40,9 +40,9 @@ def download(
 
     A part left by an earlier call is continued. Where the connection is cut, the rest is requested again, after `pause`
     seconds that double with each failure in a row; after `tries` failures without a new byte the next address is tried.
-    `timeout` is in seconds. Raises WrongFile where the file does not have the published checksum (or `sha256`, if given), and
-    ConnectionError, which says what was tried, where no address gives the file. `progress` is called with the bytes so far
-    and in all.
+    `timeout` is in seconds. `progress` is called with the bytes so far and in all. Raises WrongFile where the file does not
+    have the published checksum (or `sha256`, if given): a download is then deleted, a file that was there stays. Raises
+    ConnectionError, which says what was tried, where no address gives the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / source.file, folder / f"{source.file}.part"

@@ -19,9 +19,9 @@ def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dic
     """Read FEMNIST as a population of the writers with at least `at_least` images, and count the whole file.
 
     Returns the population, with images (28, 28) float32 in [0, 1], and a dict with all `clients` and `examples`. `path` is
-    the database, packed or not, or a folder of LEAF's json files. From a database the images are memory-mapped from a file in
-    the folder `work`. Raises ValueError where the data are not FEMNIST's, or no writer is left; LEAF's files then give an
-    empty population.
+    the database, packed or not, or a folder of LEAF's json files. A packed database is unpacked to the folder `work` and
+    deleted afterwards; a database's images are memory-mapped from a file there. Raises ValueError where the data are not
+    FEMNIST's. Where no writer is left, a database raises ValueError, and LEAF's files give an empty population.
     """
     if path.is_dir():
         population = Population.from_leaf(path)

@@ -20,7 +20,11 @@ _LEAST = {"sent140": 50}                       # examples of a client, as in the
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user may want otherwise: a file at hand, another address or checksum, larger clients, wider windows."""
+    """What a user wants other than the defaults.
+
+    `file` is a file or folder at hand to use instead of a download, `url` another address, `sha256` another checksum, and
+    `at_least` the fewest examples of a client that is kept; `again` prepares a set anew.
+    """
 
     file: Path | None = None
     url: str | None = None
@@ -34,7 +38,10 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fetching:
-    """One set on its way: what is wanted, where it goes, where downloads are kept, who is notified."""
+    """One set that is being fetched: what is wanted, the folder `out` it goes to, the `cache` of downloads, and two callbacks.
+
+    `progress` is called with the bytes so far and in all, `note` with sentences for the user.
+    """
 
     public: PublicSet
     out: Path

@@ -43,8 +43,8 @@ def read_shakespeare(path: Path, work: Path, at_least: int, width: int) -> tuple
 
     Returns the population and a dict: `clients` (roles) and `snippets` (speeches) of the whole file; for LEAF's files
     `clients` and `examples`. `path` is the database, unpacked to the folder `work` if it is packed, or a folder of LEAF's
-    json files, whose windows of 80 are cut to their last `width`. Where no role is left, raises ValueError; LEAF's files give
-    an empty population.
+    json files, whose windows of 80 are cut to their last `width`. Where no role is left, a database raises ValueError, and
+    LEAF's files give an empty population.
     """
     if path.is_dir():
         population = read_leaf(path, lambda x, y: (np.stack([letter_codes(window)[-width:] for window in x]),
