@@ -77,6 +77,9 @@ def _type_name(feature: Any) -> str:
 
 
 def _nearby_folder_hint(place: Path) -> str:
-    """A sentence naming the first folder below that holds json files (LEAF's train or test); empty where there is none."""
+    """Text such as " Did you mean data/train?", with the first subfolder of `place` that holds json files.
+
+    Empty where there is none.
+    """
     inner = sorted(path.parent for path in place.glob("*/*.json"))
     return f" Did you mean {inner[0]}?" if inner else ""

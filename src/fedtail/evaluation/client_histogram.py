@@ -94,7 +94,7 @@ class ClientHistogram:
         return tail_mean(self.counts, self.edges, fraction, top=self.better != "lower")
 
     def statistic(self, name: str) -> float:
-        """A statistic by name: "mean", "std", "variance", or "p90", "worst10", "best5" with any percentage.
+        """A statistic by name: "mean", "std", "variance", or "p90", "worst10", "best5" with any percentage in (0, 100].
 
         Raises FieldError for other names.
         """

@@ -84,7 +84,7 @@ class Distribution:
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
 
     def statistic(self, name: str) -> float:
-        """A statistic by name: "mean", "std", "variance", or "p90", "worst10", "best5" with any percentage.
+        """A statistic by name: "mean", "std", "variance", or "p90", "worst10", "best5" with any percentage in (0, 100].
 
         Raises FieldError for other names.
         """
@@ -193,7 +193,7 @@ def parse_statistic(name: str) -> tuple[str, float | None]:
 def named_statistic(distribution: Any, name: str) -> float:
     """The statistic `name` of a `Distribution` or `ClientHistogram`.
 
-    Names are "mean", "std", "variance", and "p90", "worst10", "best5" with any percentage; others raise FieldError.
+    Names are "mean", "std", "variance", and "p90", "worst10", "best5" with any percentage in (0, 100]; others raise FieldError.
     """
     kind, percent = parse_statistic(name)
     if percent is None:
