@@ -17,15 +17,15 @@ from fedtail.types import Examples
 
 
 def rows_of(inputs: Examples, rows: Any) -> Examples:
-    """inputs[rows] along the first axis, of a tensor or of every tensor in a dict.
+    """`inputs[rows]` along the first axis, for a tensor or for every tensor in a dict.
 
-    `rows` is a slice (a view comes back), a mask, an int64 tensor of row numbers, or one number, which drops the axis.
+    `rows` is a slice (which gives a view), a mask, an int64 tensor of row numbers, or one number, which drops the axis.
     """
     return {k: take_rows(v, rows) for k, v in inputs.items()} if isinstance(inputs, dict) else take_rows(inputs, rows)
 
 
 def take_rows(values: Tensor, rows: Any) -> Tensor:
-    """values[rows] along the first axis: a copy for an int64 tensor of row numbers, which may have any shape.
+    """`values[rows]` along the first axis; an int64 tensor of row numbers may have any shape, and gives a copy.
 
     Anything else (a slice, a mask, one number) indexes as usual; row numbers go through `index_select`, which is faster.
     """
@@ -36,17 +36,20 @@ def take_rows(values: Tensor, rows: Any) -> Tensor:
 
 
 def tensors_of(inputs: Examples) -> list[Tensor]:
-    """A list of the tensor itself, or of the tensors of a dict in its order."""
+    """The tensors of the inputs as a list: the tensor itself, or those of a dict in its order."""
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
 
 def inputs_to_device(inputs: Examples, device: torch.device) -> Examples:
-    """A tensor, or each tensor of a dict, on a device; what is there already is not copied."""
+    """The inputs, a tensor or a dict of tensors, on `device`; tensors that are there already are not copied."""
     return {k: to_device(v, device) for k, v in inputs.items()} if isinstance(inputs, dict) else to_device(inputs, device)
 
 
 def example_counts(inputs: Examples, name: str) -> list[tuple[str, int]]:
-    """How many examples each tensor of the inputs holds, with the name an error text should give it: `x`, or `x['age']`."""
+    """The number of examples in each tensor of the inputs, as pairs (name, count).
+
+    The name is what an error should call it: `name` for a tensor, such as "x", and "x['age']" for an entry of a dict.
+    """
     if isinstance(inputs, dict):
         return [(f"{name}[{k!r}]", len(v)) for k, v in inputs.items()]
     return [(name, len(inputs))]
@@ -55,8 +58,9 @@ def example_counts(inputs: Examples, name: str) -> list[tuple[str, int]]:
 def as_examples(x: Any, name: str) -> Examples:
     """A tensor, or a dict of tensors, from arrays, tensors, lists, dicts of them, or lists of sequences.
 
-    Sequences of different lengths are padded with 0 and become the dict of `pad_sequences`. Plain Python floats become
-    float32. Raises TypeError for text and for a dict whose keys are not text; `name` is what error texts call x.
+    Sequences of different lengths are padded with 0 and become the dict of `sequence` and `lengths`. Plain Python floats
+    become float32. Raises TypeError for text and for a dict whose keys are not text, ValueError for rows of different shapes;
+    `name` only words the errors.
     """
     if isinstance(x, dict):
         if not x or not all(isinstance(key, str) for key in x):
@@ -79,7 +83,7 @@ class Sequences(NamedTuple):
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
     def pad(self, fill: float) -> np.ndarray:
-        """One array, (examples, longest, ...) of the dtype of `values`, with `fill` behind the shorter sequences."""
+        """The sequences as one array, (examples, longest, ...) of the dtype of `values`, with `fill` after the shorter ones."""
         shape = (len(self.lengths), self.lengths.max(), *self.values.shape[1:])
         rows = np.full(shape, fill, self.values.dtype)
         rows[np.arange(shape[1]) < self.lengths[:, None]] = self.values
@@ -87,10 +91,10 @@ class Sequences(NamedTuple):
 
 
 def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
-    """The targets as a tensor, classes as int64 and numbers as they are, and the lengths of padded sequences, else None.
+    """The targets as a tensor, classes as int64 and floats as they are, and the lengths of padded sequences, else None.
 
-    Sequences of classes are padded with -100, which no class is and PyTorch's losses ignore; of numbers with NaN, which no
-    number is: one may well be -100.
+    Sequences of classes are padded with -100, which is no class and which PyTorch's losses ignore; sequences of floats with
+    NaN, since -100 may be one of the numbers. Raises TypeError for text.
     """
     if isinstance(y, Sequences):
         whole = y.values.dtype.kind in "iub"                        # bytes cannot hold -100
@@ -107,10 +111,11 @@ def as_targets(y: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def as_labels(values: Any, name: str) -> np.ndarray:
-    """A flat array with one label for each example, all text or all numbers, so that they sort and store without pickle.
+    """A flat array with one label for each example, all text or all numbers, so that they can be sorted and saved without pickle.
 
-    Labels that differ stay apart, where NumPy would round large whole numbers beside small ones, or make text of 1 beside
-    "1". Raises TypeError for mixtures that no array holds as they are, ValueError for NaN and for other shapes.
+    Different labels stay different: NumPy itself would round large integers beside small ones, and turn 1 beside "1" into
+    text. Raises TypeError for a mixture that no array holds unchanged, ValueError for NaN and other shapes; `name` only words
+    the errors.
     """
     labels = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if labels.ndim != 1:
@@ -129,10 +134,10 @@ def as_labels(values: Any, name: str) -> np.ndarray:
 
 
 def _whole_number_labels(labels: list[Any], name: str) -> np.ndarray:
-    """Whole numbers that NumPy's own choice of type would round, as uint64.
+    """Integers that NumPy would round to floats, as a uint64 array.
 
-    Raises ValueError where 64 bits do not hold them together, or text ends in a zero character; raises TypeError for labels
-    of mixed types.
+    Raises ValueError where they do not fit into 64 bits, or where text ends in a zero character, which NumPy drops; raises
+    TypeError for labels of mixed types. `name` only words the errors.
     """
     whole = all(isinstance(label, Integral) for label in labels)
     low, high = (int(min(labels)), int(max(labels))) if whole else (0, 0)
@@ -149,10 +154,10 @@ def _whole_number_labels(labels: list[Any], name: str) -> np.ndarray:
 
 
 def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor]:
-    """Sequences of different lengths as a dict: `sequence`, (examples, longest, ...), and `lengths`, (examples,) int64.
+    """Pad sequences of different lengths: a dict of `sequence`, (examples, longest, ...), and `lengths`, (examples,) int64.
 
-    `fill` stands behind the shorter ones; bytes become int64 where it is negative. Entries must all have one shape
-    (ValueError).
+    `fill` comes after the shorter ones; where it is negative, bytes and booleans become int64. Raises ValueError unless all
+    entries have one shape, TypeError for text.
 
     >>> pad_sequences([[1, 2, 3], [4]])["sequence"].tolist()
     [[1, 2, 3], [4, 0, 0]]
@@ -171,10 +176,10 @@ def pad_sequences(sequences: Sequence[Any], fill: float = 0) -> dict[str, Tensor
 
 
 def join_clients(parts: list[Any], name: str) -> Any:
-    """The clients' arrays one after another: a tensor where all are tensors, else an array in the precision of the floats.
+    """Concatenate the clients' arrays: a tensor where all are tensors, else an array; integers take the precision of the floats.
 
-    Where examples differ in length they come back as a list of rows. Raises ValueError for arrays or tensors of different
-    shapes.
+    Where examples differ in length, the result is a list of one entry per example. Raises ValueError for arrays or tensors
+    whose examples have different shapes; `name` only words the errors.
     """
     if any(is_ragged(part) for part in parts):
         return [row for part in parts for row in part]
@@ -192,17 +197,17 @@ def join_clients(parts: list[Any], name: str) -> Any:
 
 
 def common_dtype(arrays: Iterable[np.ndarray]) -> np.dtype:
-    """The dtype that holds all the arrays; integers beside floats take the floats' precision, not float64."""
+    """A dtype for all the arrays together: NumPy's common type, but integers beside floats do not widen them to float64."""
     kinds = {array.dtype for array in arrays}
     floats = [kind for kind in kinds if kind.kind == "f"]
     return np.result_type(*(floats or kinds))
 
 
 def as_array(values: Any, name: str) -> Any:
-    """A tensor detached; anything else as a writable, contiguous array of numbers that torch can share without a warning.
+    """The values as numbers that torch can use: a tensor detached, anything else as a writable, contiguous NumPy array.
 
-    Python floats become float32, wide unsigned integers int64. Raises TypeError for text, ValueError for rows of different
-    shapes; `name` is what they call the values.
+    Python floats become float32, unsigned integers of more than 8 bits int64. A suitable array is not copied. Raises
+    TypeError for text, ValueError for rows of different shapes; `name` only words the errors.
     """
     if isinstance(values, Tensor):
         return values.detach()
@@ -224,7 +229,10 @@ def as_array(values: Any, name: str) -> Any:
 
 
 def is_ragged(values: Any) -> bool:
-    """Whether these are sequences of different lengths; False for tensors, dicts, text and arrays of numbers."""
+    """Whether `values` is a list (or object array) of sequences that do not all have the same length.
+
+    False for tensors, dicts, text, arrays of numbers, and lists that contain a single number or text.
+    """
     if isinstance(values, (Tensor, dict, str)) or (isinstance(values, np.ndarray) and values.dtype != object):
         return False
     lengths = {_sequence_length(value) for value in values}
@@ -232,10 +240,11 @@ def is_ragged(values: Any) -> bool:
 
 
 def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tensor | None = None) -> None:
-    """Refuse NaN and infinity with a ValueError that says where the first is; `size` is that of each client.
+    """Raise ValueError, which says where the first is, for NaN and infinity among inputs and targets.
 
-    NaN beyond the `lengths` of sequences of targets is padding. Without `lengths` those of padded inputs are used: so a
-    client's examples, taken out of one population, can go into another.
+    `size` is each client's number of examples. NaN in targets beyond the `lengths` of their sequences is padding and allowed.
+    Where `lengths` is None, those of padded inputs are used, so that a client's examples from one population can go into
+    another; float targets padded with -100 then raise ValueError too.
     """
     named = {f"x[{k!r}]": v for k, v in inputs.items()} if isinstance(inputs, dict) else {"x": inputs}
     if lengths is None and targets.ndim > 1 and isinstance(inputs, dict) and {"sequence", "lengths"} <= inputs.keys():
@@ -256,15 +265,18 @@ def check_finite(inputs: Examples, targets: Tensor, size: Tensor, lengths: Tenso
 
 
 def _padding_mask(lengths: Tensor, values: Tensor) -> Tensor:
-    """Which positions of padded sequences are padding: a boolean tensor (examples, time, 1, ...) that broadcasts to `values`."""
+    """Which positions of padded sequences, of the given `lengths`, are padding: a bool tensor (examples, time, 1, ...).
+
+    It broadcasts to `values`, (examples, time, ...), and is on their device.
+    """
     beyond = torch.arange(values.shape[1], device=lengths.device) >= lengths[:, None]
     return beyond.reshape(*beyond.shape, *[1] * (values.ndim - 2)).to(values.device)
 
 
 def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
-    """Refuse (ValueError) targets of numbers that are -100 wherever the inputs are padded.
+    """Raise ValueError for float targets that are -100 at every position where the inputs are padded.
 
-    They were padded by hand with a value that is a number like any other; padding among numbers is NaN.
+    They were padded by hand with a value that is a number like any other here; padding among floats is NaN.
     """
     beyond = _padding_mask(lengths, targets).expand_as(targets)
     if targets.is_floating_point() and bool(beyond.any()) and bool((targets[beyond] == IGNORED).all()):
@@ -273,6 +285,6 @@ def _refuse_old_padding(targets: Tensor, lengths: Tensor) -> None:
 
 
 def _sequence_length(value: Any) -> int:
-    """How many entries a sequence has; -1 for a single number or text."""
+    """The number of entries of a sequence; -1 for a single number, a 0-dimensional array, text or bytes."""
     scalar = isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0
     return -1 if scalar or not hasattr(value, "__len__") else len(value)

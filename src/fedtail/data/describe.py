@@ -28,12 +28,14 @@ class Spread(NamedTuple):
 
 
 def describe(population: Population, name: str = "") -> dict[str, Any]:
-    """Counts, sizes, inputs, targets, how clients differ, warnings, and a task to start from.
+    """A report on a population, of values that fit in a json file: how large it is, and how different its clients are.
 
-    Under `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label
-    proportions and those of all clients, in [0, 1), and `if_shuffled`, this distance with labels dealt out at random (small
-    clients differ by chance). For numbers: `variance_between`, the share of the variance that lies between clients, and
-    `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of variance).
+    Its entries: `name`, `clients`, `examples`, `sizes`, `largest` (client), `inputs`, `targets`, `difference`, `groups`
+    (number of clients, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under `difference`,
+    for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and those of
+    all clients, in [0, 1), and `if_shuffled`, this distance with labels dealt out at random (small clients differ by chance).
+    For numbers: `variance_between`, the share of the variance that lies between clients, and `intraclass_correlation`, its
+    estimate free of the clients' sizes (one-way analysis of variance). Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
@@ -62,7 +64,10 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
 
 
 def _size_summary(size: np.ndarray) -> dict[str, Any]:
-    """Range, percentiles and mean of the clients' sizes, and a histogram of them in at most ten bins of growing width."""
+    """Minimum, maximum, mean, median and 10th and 90th percentile of the clients' sizes, and a histogram.
+
+    The histogram is a list of at most ten bins of growing width: `from`, `to` (inclusive) and `clients`.
+    """
     low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
     most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
     edges = np.unique(np.rint(np.geomspace(low, high + 1, most_bins + 1)).astype(np.int64))
@@ -73,7 +78,7 @@ def _size_summary(size: np.ndarray) -> dict[str, Any]:
 
 
 def _largest_client(population: Population) -> dict[str, Any]:
-    """The client with most examples: its name (or position), its number of examples and its share of all, in [0, 1]."""
+    """The client with the most examples: `name` (its position where there are no names), `examples`, and `share` of all."""
     client = int(population.size.argmax())
     examples = int(population.size[client])
     name = client if population.names is None else np.asarray(population.names[client]).item()
@@ -81,9 +86,9 @@ def _largest_client(population: Population) -> dict[str, Any]:
 
 
 def _value_spread(values: Tensor, rows: Tensor) -> Spread:
-    """The range of the values in the given rows, and the deviation of each feature where they are float vectors.
+    """The smallest and largest value in the given rows and, where rows are float vectors, the standard deviation of each feature.
 
-    Read in blocks, so that mapped data stay on disk.
+    Values are read in blocks, so that mapped data stay on disk. Both ends are 0 where rows have no entries.
     """
     if not values[0].numel():
         return Spread(0.0, 0.0, None)
@@ -96,9 +101,10 @@ def _value_spread(values: Tensor, rows: Tensor) -> Spread:
 
 
 def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
-    """The standard deviation of each feature over the given rows, (features,) float64, read block by block.
+    """The standard deviation of each feature over the given rows, (features,) float64.
 
-    Exactly zero where a feature never changes, since the first row is subtracted from all.
+    `blocks` are slices of `rows` to read at once. Exactly zero where a feature never changes, since the first row is
+    subtracted from all.
     """
     origin = values[rows[0]].double()
     total, square = torch.zeros_like(origin), torch.zeros_like(origin)
@@ -109,9 +115,9 @@ def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np
 
 
 def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is to be predicted, and how clients differ in it: `targets` and `difference` of `describe`.
+    """The entries `targets` and `difference` of `describe`, two dicts: what is to be predicted, and how clients differ in it.
 
-    `owner` is the client of each example. Padding (-100 among classes, NaN among numbers) is left out; raises a ValueError
+    `owner` is the client of each example. Padding (-100 among classes, NaN among numbers) is left out; raises ValueError
     where there is nothing else.
     """
     flat = targets.reshape(len(targets), -1)
@@ -131,9 +137,11 @@ def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> t
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
-    """How many classes there are and their range; counts by class unless there are too many; for sequences their lengths.
+    """The entry `targets` of `describe` for classes: `kind`, their number `count`, `min` and `max`.
 
-    `which` is the position in `labels` of each target that is no padding, `real` says which are, (examples, outputs).
+    Also `counts` by class where there are at most 100 classes, and for sequences the mean and maximal `length`. `labels` are
+    the sorted classes, `which` the position in them of each target, `real` says which targets are no padding, (examples,
+    outputs).
     """
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
@@ -145,9 +153,10 @@ def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real:
 
 
 def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dict[str, float]:
-    """The mean distance of clients' label proportions to those of all, as they are and with labels shuffled.
+    """The entry `difference` of `describe` for classes: how far clients' label proportions are from those of all clients.
 
-    `single_label` is the share of clients with one label only. The shuffle is always the same.
+    `total_variation` is the mean distance, `if_shuffled` that after shuffling the labels (always in the same way), and
+    `single_label` the share of clients with one label only. `owner` and `label` are the client and the class of each target.
     """
     distance, distinct = _total_variation(owner, label, clients)
     shuffled, _ = _total_variation(owner, named_random(0, "describe").permutation(label), clients)
@@ -156,10 +165,10 @@ def _label_difference(owner: np.ndarray, label: np.ndarray, clients: int) -> dic
 
 
 def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each client with a label: the distance to the label proportions of all clients, and how many labels it has.
+    """Each client's distance (total variation) to the label proportions of all clients, and its number of distinct labels.
 
-    Only the pairs (client, label) that occur take memory: sum_c |p_kc - p_c| is one plus the sum over them of
-    |p_kc - p_c| - p_c.
+    Two arrays, without the clients that have no labels. `owner` and `label` are the client and the class of each target. Only
+    the pairs (client, label) that occur take memory: sum_c |p_kc - p_c| is one plus the sum over them of |p_kc - p_c| - p_c.
     """
     held = np.bincount(owner, minlength=clients)
     overall = np.bincount(label) / len(label)
@@ -171,9 +180,10 @@ def _total_variation(owner: np.ndarray, label: np.ndarray, clients: int) -> tupl
 
 
 def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, clients: int) -> dict[str, float | None]:
-    """`variance_between` and `intraclass_correlation`, each the mean over outputs.
+    """The entry `difference` of `describe` for numbers: `variance_between` and `intraclass_correlation`, means over the outputs.
 
-    None where nothing varies, or no client has two examples. `real` says which entries are no padding, (examples, outputs).
+    Each is None where it is undefined for every output: nothing varies or, for the second, no client has two examples. `real`
+    says which entries of `values` are no padding, (examples, outputs).
     """
     shares = [_variance_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
               for k in range(values.shape[1]) if real[:, k].any()]
@@ -183,7 +193,11 @@ def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, 
 
 
 def _variance_between_clients(owner: np.ndarray, values: np.ndarray, clients: int) -> tuple[float | None, float | None]:
-    """The share of the variance between clients in [0, 1], and the intraclass correlation; None where one is undefined."""
+    """The share of the variance of `values` that lies between clients, in [0, 1], and the intraclass correlation.
+
+    `owner` is the client of each value. Both are None where nothing varies; the second also where there is one client, or
+    every client has one value.
+    """
     held = np.bincount(owner, minlength=clients)
     centred = values - values.mean()
     mean = np.bincount(owner, centred, clients) / held.clip(min=1)
@@ -199,7 +213,10 @@ def _variance_between_clients(owner: np.ndarray, values: np.ndarray, clients: in
 
 
 def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]:
-    """Sentences about clients that cannot be split, and about a client that holds more than half of all examples."""
+    """Warnings as sentences: that clients with one example cannot be split, and that one client holds more than half of all.
+
+    `about` is the report, of which `largest` is read.
+    """
     found, single, largest = [], int((population.size == 1).sum()), about["largest"]
     if single:
         found.append(f"{single} of {len(population)} clients hold one example, which cannot be split within the client. Use "
@@ -211,7 +228,10 @@ def _client_warnings(population: Population, about: dict[str, Any]) -> list[str]
 
 
 def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[str]:
-    """Sentences about inputs that are bytes, and about features on very different scales."""
+    """Warnings as sentences: that inputs are bytes, and that features have standard deviations which differ more than 1000-fold.
+
+    `inputs` and `spreads` describe each input by name.
+    """
     found = []
     for name, spread in spreads.items():
         if inputs[name]["dtype"] == "uint8":
@@ -228,7 +248,7 @@ def _input_warnings(inputs: dict[str, Any], spreads: dict[str, Spread]) -> list[
 
 
 def _target_warnings(targets: dict[str, Any]) -> list[str]:
-    """Sentences about labels that are all alike, or not numbered from 0 on; none for numbers."""
+    """Warnings as sentences: that all labels are equal, or that labels are not 0, 1, ... without gaps; none for numbers."""
     if targets["kind"] == "numbers":
         return []
     count, low, high = targets["count"], targets["min"], targets["max"]
@@ -241,9 +261,10 @@ def _target_warnings(targets: dict[str, Any]) -> list[str]:
 
 
 def _suggest_model(x: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any] | None:
-    """A model of `fedtail.models` for one tensor of inputs, as the table of an experiment file.
+    """A model of `fedtail.models` for inputs that are one tensor, as the table of an experiment file: {"part": name, ...}.
 
-    None for tokens, sequences, and labels that are all alike.
+    `x` and `targets` are the report's entries on them. None for inputs that are single numbers, or integers other than bytes
+    (tokens), for sequences of targets, and for labels that are all equal.
     """
     features = math.prod(x["shape"])
     if x["dtype"] not in ("float16", "bfloat16", "float32", "float64", "uint8") or not x["shape"] or not features:

@@ -39,10 +39,11 @@ def label_shift(
 ) -> Splits:
     """Ten classes in twenty features, where test clients hold fewer labels than training clients [PLMH23, section D.2].
 
-    One pool of examples, always the same (scikit-learn's `make_classification`, random_state 2345); `seed` drives what
-    clients get. A client draws label proportions from Dir(`train_concentration`) or, for validation and test clients,
-    Dir(`test_concentration`), then its labels, then examples of those labels. No example is given out twice in all
-    three sets. Features are as they come, not standardised. Most of the time goes into the pool.
+    Returns the populations `train`, `validation` and `test`. All examples come from one pool of `pool_size`, always the same
+    (scikit-learn's `make_classification`, random_state 2345); `seed` drives what clients get. A client draws label
+    proportions from Dir(`train_concentration`) or, for validation and test clients, Dir(`test_concentration`), then its
+    labels, then examples of those labels. No example is given out twice in all three sets. Features are not standardised.
+    Most of the time goes into the pool. Raises ValueError where the pool is too small, or a number is not positive.
 
     >>> label_shift(train_clients=20, validation_clients=5, test_clients=5, pool_size=10_000).train
     Population(20 clients, 2000 examples)
@@ -73,12 +74,13 @@ def synthetic(
 ) -> Population:
     """Synthetic(alpha, beta): clients that differ in their model (alpha) and inputs (beta) [Li23, section 3.4.1].
 
-    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1);
-    inputs x ~ N(v_k, diag(j^-1.2)) in 60 features; the label is the largest of W_k x + b_k, without noise, out of 10.
+    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1); inputs x
+    ~ N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k.
 
-    `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they
-    agree. `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80)
-    rounded, whose mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client.
+    `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they agree.
+    `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80) rounded, whose
+    mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises FieldError for
+    other values.
 
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
@@ -87,9 +89,11 @@ def synthetic(
 
 
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
-    """Clients that all have one W, b ~ N(0, 1) and inputs centred at 0, with labels as in `synthetic` [Li23, section 3.7.1].
+    """Clients with one common distribution: a shared linear model W, b ~ N(0, 1), and inputs centred at 0 [Li23, section 3.7.1].
 
-    `sizes` is as in `synthetic`: "power_law", "moderate", or a list of one number for each client.
+    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the index of the largest of the 10 entries of W x + b.
+    `sizes` gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02,
+    0.80) rounded; or a list of one number for each client.
     """
     return _labelled_population(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
@@ -97,9 +101,10 @@ def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") 
 def synthetic_hybrid(
     alpha: float, beta: float, clients: int = 100, seed: int = 0, sizes: Sizes = "moderate", spread: Spread = "std"
 ) -> Population:
-    """Half the clients share one distribution, as in `synthetic_iid`, half differ, as in `synthetic` [Li23, Fig. 4.10].
+    """Half of the clients share one distribution (`synthetic_iid`), the others differ (`synthetic`) [Li23, Fig. 4.10].
 
-    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others.
+    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others. `alpha`, `beta` and `spread`
+    set how the others differ; `sizes` is "power_law", "moderate", or a list of one number of examples for each client.
     """
     alike, different = _shared_model(clients, seed), synthetic_models(alpha, beta, clients, seed, spread)
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
@@ -111,9 +116,10 @@ def synthetic_hybrid(
 def synthetic_models(
     alpha: float, beta: float, clients: int = 30, seed: int = 0, spread: Spread = "std"
 ) -> LinearClients:
-    """The model W_k, b_k and the input centre v_k of every client of `synthetic` with these arguments, float64.
+    """Draw the model W_k, b_k and the input centre v_k of every client of `synthetic` with the same arguments, float64 arrays.
 
-    The labels of `synthetic` are computed from them. Raises a FieldError for an unknown `spread`, and alpha or beta below 0.
+    The label of an input x is the index of the largest entry of W_k x + b_k. Raises FieldError for an unknown `spread`, and
+    for an alpha or beta that is negative or infinite.
     """
     if spread not in ("std", "variance"):
         raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")
@@ -137,9 +143,10 @@ def three_gaussians(
 ) -> Population:
     """Clients that each sample a Gaussian of identity covariance: where should one point w be? [LPMH21, Fig. 3].
 
-    The loss of a sample xi is |xi - w|^2; `x` and `y` are both the sample, so that a model which ignores its input and
-    answers w has this as its squared error. The default means form an obtuse triangle: at theta = 2/3 the best point
-    is then the midpoint of the longest side, which an acute triangle does not give.
+    There is a client for each of `means`. The loss of a sample xi is |xi - w|^2; `x` and `y` are both the sample, float32, so
+    that a model which ignores its input and answers w has this as its squared error. The default means form an obtuse
+    triangle: at theta = 2/3 the best point is then the midpoint of the longest side, which an acute triangle does not give.
+    Raises ValueError for means that are not a list of points.
 
     >>> three_gaussians(examples_per_client=5)
     Population(3 clients, 15 examples)
@@ -155,7 +162,10 @@ def three_gaussians(
 
 
 def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Population:
-    """Scikit-learn's 1797 handwritten digits, 8 x 8 pixels in [0, 1], dealt to clients by `dirichlet`. No download.
+    """Scikit-learn's 1797 handwritten digits, 64 pixels (8 x 8, flat) in [0, 1], dealt out to clients by `dirichlet`.
+
+    No download. `concentration` is that of the clients' label proportions: small values give clients with few digits, large
+    ones clients that are alike.
 
     >>> digits(clients=10)
     Population(10 clients, 1797 examples)
@@ -167,9 +177,9 @@ def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Pop
 
 
 def _label_counts(seed: int, part: str, clients: int, concentration: float, examples: int) -> np.ndarray:
-    """How many examples of each label each client holds, (clients, 10) int64; rows sum to `examples`.
+    """Draw how many examples of each label each client holds, (clients, 10) int64; each row sums to `examples`.
 
-    Drawn by `seed` and the name of the `part` ("train", say). Raises a ValueError for numbers that are not positive.
+    The draw depends on `seed` and the name of the `part` ("train", say). Raises ValueError for numbers that are not positive.
     """
     if clients < 1 or examples < 1 or not 0 < concentration < np.inf:
         raise ValueError(f"{part} needs at least one client, one example for each and a positive concentration, got "
@@ -179,7 +189,10 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
 
 
 def _check_pool(held: np.ndarray, needed: Any) -> None:
-    """Refuse (ValueError) a pool with fewer examples of a label than the clients need; both arguments count by label, (10,)."""
+    """Raise ValueError where the pool has fewer examples of a label than the clients need.
+
+    Both arguments are counts by label, (10,).
+    """
     for label in np.flatnonzero(needed > held)[:1]:
         raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "
                          f"Raise pool_size={held.sum()}, or ask for fewer clients or examples_per_client.")
@@ -188,7 +201,8 @@ def _check_pool(held: np.ndarray, needed: Any) -> None:
 def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
     """How many examples each client holds, (clients,) integers: drawn by `seed`, or `sizes` itself where it is a list.
 
-    Raises FieldError for an unknown word, and for a list that is not one whole number from 1 for each client.
+    "power_law" is floor(LogNormal(4, 2)) + 50, "moderate" LogNormal(4.02, 0.80) rounded + 50. Raises FieldError for another
+    word, and for a list that is not one whole number from 1 for each client.
     """
     random = named_random(seed, "synthetic sizes")
     if isinstance(sizes, str):
@@ -205,7 +219,10 @@ def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
 
 
 def _shared_model(clients: int, seed: int) -> LinearClients:
-    """One model, drawn by `seed`, for all clients, whose inputs are centred at zero; the arrays are broadcast, not copied."""
+    """One linear model, drawn by `seed`, as the model of all clients, with inputs centred at zero.
+
+    The arrays are broadcast views, not copies.
+    """
     random = named_random(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
     parts = (weight, bias, np.zeros(_FEATURES))
@@ -213,9 +230,9 @@ def _shared_model(clients: int, seed: int) -> LinearClients:
 
 
 def _labelled_population(models: LinearClients, size: np.ndarray, seed: int, group: np.ndarray | None = None) -> Population:
-    """A population of `size[k]` examples for each client k: inputs drawn around its centre by `seed`, labels by its model.
+    """A population in which client k draws `size[k]` inputs around its centre, by `seed`, and its linear model gives the labels.
 
-    Labels are computed from the float32 inputs that are stored.
+    Labels are computed from the inputs after rounding to float32, as they are stored. `group` is passed on.
     """
     deviation = np.arange(1, _FEATURES + 1) ** -0.6                              # Sigma = diag(j^-1.2)
     parts = []

@@ -26,12 +26,14 @@ def read_dataset(
     dataset: Any, x: str | Sequence[str], y: str, client: Any, split: str | None = None, subset: str | None = None,
     group: str | None = None, mass: str | None = None,
 ) -> Population:
-    """A population from a `datasets.Dataset`, a folder written by its `save_to_disk`, or a name on the hub.
+    """A population from a `datasets.Dataset`, a folder written by its `save_to_disk`, or a name on the hub, which is downloaded.
 
-    One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which become float32 in
-    [0, 1], (height, width) where grey and (channels, height, width) else. Several columns of single numbers are one
-    feature vector; with others among them, x is a dict by column. `client` is a column, or an array of ids
-    (`partition_ids`); None makes all examples one client's. Columns of numbers are never Python objects.
+    One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which become float32 in [0, 1],
+    (height, width) where grey and (channels, height, width) else. Several columns of single numbers are one feature vector;
+    with others among them, x is a dict by column. `client` is a column, or an array of ids (`partition_ids`); None makes all
+    examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split`
+    and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without examples,
+    TypeError for text.
     """
     source = open_dataset(dataset, split, subset)
     if not len(source):
@@ -44,10 +46,11 @@ def read_federated(
     federated: Any, x: str | Sequence[str], y: str, split: str | None = None, group: str | None = None,
     mass: str | None = None,
 ) -> Population:
-    """A client for each partition of a `flwr_datasets` FederatedDataset, or of a partitioner with its dataset set.
+    """A population with a client for each partition of Flower's FederatedDataset, or of a partitioner that has its dataset.
 
-    Clients are named by partition id; partitions without examples are left out, and examples in no partition too. Columns are
-    read as in `read_dataset`. `split` is needed where a FederatedDataset has several.
+    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x`, `y`,
+    `group` and `mass` name columns, as in `read_dataset`. `split` is needed where a FederatedDataset has several. Loads every
+    partition. Raises TypeError for other objects, ValueError where there are no examples.
     """
     partitioner = _partitioner_of(federated, split)
     columns, parts, features = distinct_names(x, y, group, mass), [], None
@@ -67,11 +70,12 @@ def partition_ids(
     dataset: Any, partitioner: str, settings: Mapping[str, Any], shuffle_seed: int | None = 42, split: str | None = None,
     subset: str | None = None,
 ) -> np.ndarray:
-    """The partition of every example, (examples,) in the order of the data set, by one of Flower's partitioners.
+    """The partition of every example, (examples,) int64 in the order of the data set, by one of Flower's partitioners.
 
     `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled first
     by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the data in
-    their order. Only the columns that `settings` name are read. Every example must get exactly one client (else ValueError).
+    their order. Only the columns that `settings` name are read. Raises ValueError unless every example is in exactly one
+    partition.
 
     >>> from datasets import Dataset
     >>> data = Dataset.from_dict({"label": [0, 1, 0, 1, 0, 1]})
@@ -99,18 +103,20 @@ def partition_ids(
 
 
 def read_columns(dataset: Any, names: Sequence[str], split: str | None = None, subset: str | None = None) -> dict[str, Any]:
-    """Columns of a data set by name, as arrays: labels or a place, say, to deal the examples out by.
+    """The columns `names` of a data set, as a dict of arrays by name (`Sequences` for lists of different lengths).
 
-    Raises FieldError for a name that is not there, ValueError for null values.
+    `dataset` is a Dataset, a folder or a hub name; `split` and `subset` choose from it. Raises FieldError for a name that is
+    not there, ValueError for null values.
     """
     table = _arrow_table(open_dataset(dataset, split, subset), names)
     return {name: column_values(table[name], name) for name in names}
 
 
 def open_dataset(dataset: Any, split: str | None = None, subset: str | None = None) -> Any:
-    """One `datasets.Dataset`, out of a data set, a dict of splits, a folder written by `save_to_disk`, or a hub name.
+    """One `datasets.Dataset`, from a Dataset, a dict of splits, a folder written by `save_to_disk`, or a hub name (downloaded).
 
-    `split` is needed where there are several (ValueError). A streamed data set is refused (TypeError).
+    `split` is needed where there are several, and must not contradict that of a single one (ValueError). `subset` is the
+    configuration of a hub data set. Raises TypeError for anything else, such as a streamed data set.
     """
     datasets = _import_package("datasets")
     found = _load_dataset(dataset, split, subset) if isinstance(dataset, (str, Path)) else dataset
@@ -125,14 +131,15 @@ def open_dataset(dataset: Any, split: str | None = None, subset: str | None = No
 
 
 def is_dataset_folder(path: str | Path) -> bool:
-    """Whether a folder holds what `save_to_disk` writes: one data set, or a dict of splits."""
+    """Whether `path` is a folder that `save_to_disk` wrote, with one data set or a dict of splits."""
     return any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _load_dataset(name: str | Path, split: str | None, subset: str | None) -> Any:
-    """A data set, or a dict of splits, from a folder written by `save_to_disk`, or by its name on the hub.
+    """A data set, or a dict of splits, from a folder written by `save_to_disk`, or downloaded by its name on the hub.
 
-    Raises FileNotFoundError or ConnectionError where there is neither; the text says how to get the data without a network.
+    `split` and `subset` are used for the hub only. Raises FileNotFoundError or ConnectionError where there is neither; the
+    error says how to get the data without a network.
     """
     datasets = _import_package("datasets")
     if is_dataset_folder(name):
@@ -150,9 +157,9 @@ def _load_dataset(name: str | Path, split: str | None, subset: str | None) -> An
 
 
 def _choose_split(splits: Mapping[str, Any], split: str | None) -> Any:
-    """The named split, or without a name the only one.
+    """The split called `split`, or the only one where `split` is None.
 
-    Raises a ValueError where there are several, a FieldError for a wrong name.
+    Raises ValueError where it is None and there are several, FieldError where there is none of that name.
     """
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
@@ -163,9 +170,9 @@ def _choose_split(splits: Mapping[str, Any], split: str | None) -> Any:
 
 
 def _arrow_table(source: Any, names: Sequence[str]) -> Any:
-    """The named columns as an arrow table, copied only where examples were selected or shuffled.
+    """The columns `names` of a Dataset as an arrow table; they are copied only where examples were selected or shuffled.
 
-    Raises FieldError for a wrong name.
+    Raises FieldError for a name that is not there.
     """
     for name in names:
         check_name(name, source.column_names, "column in the data set")
@@ -177,7 +184,10 @@ def _arrow_table(source: Any, names: Sequence[str]) -> Any:
 
 def _population_arguments(table: Any, features: Any, x: str | Sequence[str], y: str, client: Any, group: str | None,
                           mass: str | None) -> dict[str, Any]:
-    """The arguments of `Population.from_arrays` from the named columns of an arrow table; `features` are their types."""
+    """The arguments of `Population.from_arrays` (x, y, client, group, mass) as a dict, from the named columns of an arrow table.
+
+    `features` are the data set's types by column, which tell images from numbers. `client` may also hold ids, or be None.
+    """
     data = {name: _column_numbers(table[name], features[name], name) for name in distinct_names(x, y)}
     about = {name: column_values(table[name], name) for name in distinct_names([], client, group, mass)}
     inputs = as_inputs(data[x]) if isinstance(x, str) else _join_columns({name: data[name] for name in x})
@@ -185,9 +195,10 @@ def _population_arguments(table: Any, features: Any, x: str | Sequence[str], y: 
 
 
 def _join_columns(columns: dict[str, Any]) -> Any:
-    """Several x columns as one input: single numbers as a matrix, (examples, columns), anything else as a dict by name.
+    """Several x columns as one input: a matrix (examples, columns) where all hold single numbers, else the dict by name.
 
-    Sequences of different lengths must be the only column (else ValueError).
+    One column of sequences of different lengths becomes a dict of `sequence` and `lengths`; beside others it raises
+    ValueError.
     """
     ragged = [name for name, column in columns.items() if isinstance(column, Sequences)]
     if ragged and len(columns) > 1:
@@ -199,9 +210,10 @@ def _join_columns(columns: dict[str, Any]) -> Any:
 
 
 def _column_numbers(column: Any, feature: Any, name: str) -> Any:
-    """A column as an array of numbers or as `Sequences`; images as pixels in [0, 1].
+    """An arrow column as an array of numbers, or as `Sequences` for lists of different lengths; images as pixels in [0, 1].
 
-    Raises TypeError for text, audio and other features that are no numbers; the text says how to convert them.
+    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers;
+    the error says how to convert them.
     """
     datasets = _import_package("datasets")
     if isinstance(feature, datasets.Image):
@@ -217,9 +229,10 @@ def _column_numbers(column: Any, feature: Any, name: str) -> Any:
 
 
 def _partitioner_of(federated: Any, split: str | None) -> Any:
-    """A partitioner that has its data: the argument itself, or that of a split of a federated data set.
+    """A Flower partitioner that has its data: `federated` itself, or that of the given split of a FederatedDataset.
 
-    Raises TypeError for anything else, ValueError for a partitioner without a dataset.
+    Raises TypeError for anything else, ValueError for a partitioner without a dataset and for several splits with none
+    chosen.
     """
     flower = _import_package("flwr_datasets")
     if isinstance(federated, flower.FederatedDataset):
@@ -233,9 +246,9 @@ def _partitioner_of(federated: Any, split: str | None) -> Any:
 
 
 def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
-    """One of Flower's partitioners by name, made with `settings`.
+    """A new instance of the class `name` in `flwr_datasets.partitioner`, made with `settings` as arguments.
 
-    Raises FieldError for a wrong name or setting, ValueError for a missing setting.
+    Raises FieldError for an unknown class or argument, ValueError for a missing argument.
     """
     module = _import_package("flwr_datasets.partitioner")
     known = [each for each in module.__all__ if each != "Partitioner"]
@@ -250,9 +263,9 @@ def _new_partitioner(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | None) -> Any:
-    """A data set for a partitioner: the row number of each example, and the columns that `settings` name.
+    """A Dataset to hand to a partitioner: the row number of each example, and the columns of `source` that `settings` name.
 
-    Shuffled by `shuffle_seed` unless that is None.
+    It is shuffled by `shuffle_seed` unless that is None. Raises FieldError where `partition_by` is no column.
     """
     arrow, datasets = _import_package("pyarrow"), _import_package("datasets")
     if isinstance(by := settings.get("partition_by"), str):
@@ -265,14 +278,17 @@ def _rows_to_deal(source: Any, settings: Mapping[str, Any], shuffle_seed: int | 
 
 @contextmanager
 def _silence_arrow_warning() -> Iterator[None]:
-    """Within the block, silence arrow's FutureWarning about an option that Flower's partitioners pass under its old name."""
+    """A context manager that silences arrow's FutureWarning about `null_placement`, which Flower's partitioners cause."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Specifying null_placement", FutureWarning)
         yield
 
 
 def _import_package(name: str) -> Any:
-    """An optional package by its import name; raises an ImportError that says what to install where it is missing."""
+    """Import an optional package or module by its name and return it.
+
+    Raises ImportError, which says what to install, where it is missing.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as reason:
@@ -283,10 +299,10 @@ def _import_package(name: str) -> Any:
 
 
 def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
-    """Images as float32 in [0, 1], (examples, height, width) where grey, else (examples, channels, height, width).
+    """Images as one float32 array in [0, 1], (examples, height, width) where grey, else (examples, channels, height, width).
 
-    `column` is an arrow column of encoded images, `image` the `datasets.Image` that decodes a cell. Raises a ValueError where
-    an image is missing or has another size or mode than the first.
+    `column` is an arrow column of encoded images, `image` the `datasets.Image` that decodes a cell; `name` only words the
+    errors. Raises ValueError where an image is missing or has another shape than the first.
     """
     if column.null_count:
         raise ValueError(f"column {name!r} lacks {column.null_count} of {len(column)} images. Drop those examples first.")
@@ -302,9 +318,10 @@ def read_pixels(column: Any, image: Any, name: str) -> np.ndarray:
 
 
 def _decode_image(cell: Any, image: Any, name: str) -> np.ndarray:
-    """An encoded image as float32 in [0, 1], channels first where there are several.
+    """Decode one image to float32 in [0, 1], (height, width), or (channels, height, width) where there are several channels.
 
-    Raises TypeError where the range is unknown.
+    `image` is the `datasets.Image` that decodes the arrow `cell`; palettes become RGB. Raises TypeError where the largest
+    pixel value is unknown; `name` only words the error.
     """
     picture = image.decode_example(cell.as_py())
     if picture.mode == "P":                             # a palette's numbers mean nothing by themselves

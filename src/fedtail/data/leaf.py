@@ -22,12 +22,13 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 
 
 def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
-    """A population from all `*.json` files in a folder, in the order of their names.
+    """A population from all `*.json` files in a folder, in the order of their names; a user in several files is one client.
 
-    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}); a user spread over several files
-    is one client. Clients are in order of appearance, and `names` holds their user ids; users without examples are left out.
-    Numbers become float32, or int64 where all are whole. Text needs `encode(x, y) -> (x, y)`, called with one user's lists.
-    One file is in memory as json at a time. Raises ValueError for a file that is not LEAF's, or cut short.
+    Each file has `users`, `num_samples` and `user_data` ({user: {"x": [...], "y": [...]}}). Clients are in order of
+    appearance, and `names` holds their user ids; users without examples are left out. Integers become int64 and other numbers
+    float32; in y, floats that are all whole become int64 too. Text needs `encode(x, y) -> (x, y)`, called with one user's
+    lists, else TypeError. One file is in memory as json at a time. Raises ValueError for a file that is not LEAF's, or cut
+    short.
     """
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for path in leaf_files(folder):
@@ -44,8 +45,8 @@ def read_leaf(folder: str | Path, encode: Encode | None = None) -> Population:
 def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """LEAF Shakespeare as int64: windows of characters (examples, width) and the character after each (examples,).
 
-    A number is the character's place in `ALPHABET`. Other characters, or windows of different widths, are refused
-    (ValueError).
+    A number is the character's position in `ALPHABET`. Raises ValueError for other characters, for windows of different
+    widths, and where an entry of `y` is not one character.
 
     >>> x, y = encode_characters(["To be", "o be,"], [",", " "])
     >>> x.shape, y.tolist(), ALPHABET[y[0]]
@@ -61,7 +62,7 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
 
 
 def _character_codes(text: str) -> np.ndarray:
-    """The place of every character in `ALPHABET`, int64; raises a ValueError that names those that are not in it."""
+    """The position of every character of `text` in `ALPHABET`, int64; raises ValueError, which names them, for others."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -73,7 +74,7 @@ def _character_codes(text: str) -> np.ndarray:
 
 
 def leaf_files(folder: str | Path) -> list[Path]:
-    """The json files of a folder, sorted by name; raises FileNotFoundError where there are none."""
+    """The paths of the `*.json` files in a folder, sorted by name; raises FileNotFoundError where there are none."""
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"there is no .json file in {folder}. Pass the folder LEAF wrote, such as "
@@ -82,10 +83,10 @@ def leaf_files(folder: str | Path) -> list[Path]:
 
 
 def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Every user of one LEAF file with its lists x and y, in the file's order.
+    """Iterate over the users of one LEAF file: (user id, list x, list y), in the file's order.
 
-    The whole file is read and checked first; a list that is not as long as `num_samples` says raises a ValueError when its
-    user comes.
+    The whole file is read, and its structure checked, before the first user comes (ValueError). A user whose lists do not
+    have the length that `num_samples` says raises ValueError at its turn.
     """
     try:
         content = json.loads(read_text(path, MOST_BYTES, "a LEAF file"), object_pairs_hook=dict_of_unique_keys)
@@ -117,14 +118,15 @@ def read_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
 
 
 def _is_list_of(values: Any, kind: type) -> bool:
-    """Whether this is a list whose values all have exactly this type; so True and False are no int."""
+    """Whether `values` is a list whose values all have exactly the type `kind`; True and False are therefore no int."""
     return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
-    """One user's x and y, after `encode`, as arrays; lists of arrays where lengths differ, dicts of them for a dict.
+    """One user's x and y as arrays, after `encode` where it is given.
 
-    Raises a TypeError that says `where` for text.
+    Where examples differ in length it is a list of arrays, and for a dict a dict of either. In y, floats that are all whole
+    become int64. Raises TypeError for text; `where` only words the errors.
     """
     if encode is not None:
         x, y = encode(x, y)
@@ -136,19 +138,28 @@ def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) 
 
 
 def _as_classes(values: Any) -> Any:
-    """An array of floats that are all whole as int64, since LEAF writes classes as 0.0 and 1.0; anything else unchanged."""
+    """An array of floats that are all whole as int64, since LEAF writes classes as 0.0 and 1.0.
+
+    Anything else comes back unchanged.
+    """
     whole = isinstance(values, np.ndarray) and values.dtype.kind == "f" and bool((values == np.rint(values)).all())
     return values.astype(np.int64) if whole else values
 
 
 def _as_arrays(values: Any, name: str) -> Any:
-    """Values as an array; a list of arrays where rows differ in length; for a dict, a dict of these by key."""
+    """The values as an array of numbers; a list of arrays where rows differ in length; for a dict, a dict of either.
+
+    `name` only words the errors.
+    """
     if isinstance(values, dict):
         return {key: _as_arrays(part, f"{name}[{key!r}]") for key, part in values.items()}
     return [as_array(row, name) for row in values] if is_ragged(values) else as_array(values, name)
 
 
 def _holds_text(values: Any) -> bool:
-    """Whether the first example is text, or a list with text in it; False where there is no example."""
+    """Whether the first of `values` is text, or a list with text in it; False where there are none.
+
+    The others are not examined.
+    """
     first = values[0] if len(values) else None
     return isinstance(first, str) or (isinstance(first, list) and any(isinstance(entry, str) for entry in first))

@@ -14,12 +14,12 @@ def open_any(
     path: str | Path, x: str | Sequence[str] | None = None, y: str | None = None, client: str | None = None,
     group: str | None = None, mass: str | None = None, split: str | None = None,
 ) -> Population:
-    """A population from whatever lies at `path`.
+    """A population from the file or folder at `path`, whatever kind of data it holds.
 
-    An `.npz` or `.parquet` file or a folder by `Dataset.save_to_disk`, whose arrays or columns `x`, `y` and `client` name
-    (without names, those called so); a folder of LEAF's json files; or a folder by `Population.save`. The last two know their
-    x, y and clients, and names for them are refused (ValueError). Raises FileNotFoundError where nothing of the kind is
-    there.
+    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several).
+    Then `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and
+    there is no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for
+    these raise ValueError. Raises FileNotFoundError where nothing of the kind is there, ValueError where an array is missing.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}
@@ -33,9 +33,10 @@ def open_any(
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
-    """The population in a folder: a saved data set, a saved population, or LEAF's json files.
+    """The population in a folder: a data set by `save_to_disk`, a saved population, or LEAF's json files.
 
-    `given` holds the names of arrays by role, None where the caller gave none; only a saved data set takes any.
+    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else
+    ValueError). Raises FileNotFoundError where the folder is none of the three.
     """
     from fedtail.data.hub import is_dataset_folder, open_dataset
 
@@ -55,10 +56,10 @@ def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Popul
 
 
 def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> dict[str, Any]:
-    """The array to read for each role, roles without one left out.
+    """A dict from role (x, y, client, group, mass) to the name of the array to read; roles without one are left out.
 
-    `given` names some; x, y and client are otherwise the arrays called so. `there` describes all arrays, for the ValueError
-    that is raised where one of the three is missing.
+    `given` maps roles to names, or None; x, y and client are by default the arrays called so. `there` describes all arrays of
+    the file by name. Raises ValueError, which lists them and says `place`, where one of the three is missing.
     """
     names = {role: value for role, value in given.items() if value is not None}
     names |= {role: role for role in ("x", "y", "client") if role not in names and role in there}
@@ -71,11 +72,14 @@ def _array_names(place: Path, given: dict[str, Any], there: dict[str, str]) -> d
 
 
 def _type_name(feature: Any) -> str:
-    """The type of a data set's column, for an error text: "int64", or "Image"."""
+    """The type of a data set's column (a `datasets` feature) as text, for an error: "int64", or a class name such as "Image"."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 
 
 def _nearby_folder_hint(place: Path) -> str:
-    """A sentence naming the first folder below that holds json files (LEAF's train or test); empty where there is none."""
+    """Text such as " Did you mean data/train?", with the first subfolder of `place` that holds json files.
+
+    Empty where there is none.
+    """
     inner = sorted(path.parent for path in place.glob("*/*.json"))
     return f" Did you mean {inner[0]}?" if inner else ""

@@ -21,12 +21,13 @@ def named_random(seed: int, name: str) -> np.random.Generator:
 
 
 def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at_least: int = 1) -> np.ndarray:
-    """Clients whose label proportions are drawn from a Dirichlet distribution; returns a client id per example.
+    """Deal examples out to clients whose label proportions are drawn from a Dirichlet distribution.
 
-    Client k draws p_k ~ Dir(concentration, ..., concentration) over the labels. The examples of label c are dealt out
-    in proportion to p_1c, p_2c, ..., so every example goes to one client and client k's own mix is p_k up to a factor
-    for each label. A large concentration gives every client the mix of the whole data; towards 0, one label each.
-    A client left with fewer than `at_least` examples is filled up, at random, from the clients that hold the most.
+    Returns a client id per example, (examples,) int64. Client k draws p_k ~ Dir(concentration, ..., concentration) over the
+    labels. The examples of label c are dealt out in proportion to p_1c, p_2c, ..., so every example goes to one client and
+    client k's own mix is p_k up to a factor for each label. A large concentration gives every client the mix of the whole
+    data; towards 0, one label each. A client left with fewer than `at_least` examples is filled up, at random, from the
+    clients that hold the most. Raises FieldError where there are too few examples for that.
 
     >>> client = dirichlet([0, 0, 0, 1, 1, 1], clients=2, concentration=0.5)
     >>> client.shape, sorted(set(client.tolist()))
@@ -49,10 +50,11 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
 
 
 def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> np.ndarray:
-    """Clients with a few shards of the data sorted by label, so a few labels each [McMahan et al. 2017].
+    """Deal examples out to clients in shards of the data sorted by label, so that a client has few labels [McMahan et al. 2017].
 
-    The examples, sorted by label and in random order within one, are cut into `clients * shards_per_client` shards whose
-    sizes differ by at most one; the shards are dealt out at random. Returns a client id per example, (examples,) int64.
+    Returns a client id per example, (examples,) int64. The examples, sorted by label and in random order within one, are cut
+    into `clients * shards_per_client` shards whose sizes differ by at most one; the shards are dealt out at random. Raises
+    FieldError where there are fewer examples than shards.
 
     >>> sorted(label_shards([1, 0, 1, 0], clients=2, shards_per_client=1).tolist())
     [0, 0, 1, 1]
@@ -70,10 +72,11 @@ def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: in
 
 
 def quantity_skew(examples: int, clients: int, sigma: float, seed: int = 0, at_least: int = 1) -> np.ndarray:
-    """Clients with the same mix of examples and lognormal sizes; returns a client id per example.
+    """Deal `examples` examples out at random to clients with lognormal sizes, all from the same distribution.
 
-    Client k holds `at_least` examples and a share of the rest in proportion to exp(sigma * z_k), z_k standard normal.
-    sigma = 0 gives equal sizes (to within one example); 1 is mild, 2 has a few very large clients.
+    Returns a client id per example, (examples,) int64. Client k holds `at_least` examples and a share of the rest in
+    proportion to exp(sigma * z_k), z_k standard normal. sigma = 0 gives equal sizes (to within one example); 1 is mild, 2 has
+    a few very large clients. Raises FieldError where there are too few examples.
 
     >>> import numpy
     >>> numpy.bincount(quantity_skew(10, clients=5, sigma=0.0)).tolist()
@@ -91,9 +94,9 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int = 0, at_l
 
 
 def by_column(values: Any) -> np.ndarray:
-    """A client for each distinct value, numbered in sorted order; returns a client id per example.
+    """Make a client of each distinct value: returns a client id per example, (examples,) int64, numbered in sorted order.
 
-    `Population.from_arrays(x, y, client=values)` does the same and keeps the values as the clients' names.
+    `Population.from_arrays(x, y, client=values)` makes the same clients and keeps the values as their names.
 
     >>> by_column(["north", "south", "east", "north"]).tolist()
     [1, 2, 0, 1]
@@ -102,7 +105,7 @@ def by_column(values: Any) -> np.ndarray:
 
 
 def _check_clients(examples: int, clients: int, at_least: int) -> None:
-    """Refuse (FieldError) fewer than one client or example each, and more clients than the examples can serve."""
+    """Raise FieldError unless `clients` and `at_least` are 1 or more and `examples` suffices for `at_least` per client."""
     if clients < 1 or at_least < 1:
         field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
         raise FieldError(field, "at least 1", came,
@@ -115,9 +118,10 @@ def _check_clients(examples: int, clients: int, at_least: int) -> None:
 
 
 def _label_shares(random: np.random.Generator, clients: int, labels: int, concentration: float) -> np.ndarray:
-    """Which share of each label goes to each client, (clients, labels) in [0, 1]; columns sum to one.
+    """Draw, from `random`, which share of each label's examples goes to each client: (clients, labels) in [0, 1].
 
-    In logarithms, since with a small concentration most proportions underflow: log Gamma(c) = log Gamma(c + 1) + log(uniform)
+    Each client draws Dirichlet proportions over the labels, which are then scaled so that each label's shares sum to one. All
+    in logarithms, since with a small concentration most proportions underflow: log Gamma(c) = log Gamma(c + 1) + log(uniform)
     / c in distribution.
     """
     logs = np.log(random.standard_gamma(concentration + 1, (clients, labels)))
@@ -127,9 +131,9 @@ def _label_shares(random: np.random.Generator, clients: int, labels: int, concen
 
 
 def _fill_up(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
-    """A copy of the client ids in which every client has at least `at_least` examples.
+    """A copy of the client ids in which each of `clients` clients has at least `at_least` examples.
 
-    What is missing comes from the largest clients, examples chosen by `random`; other examples stay where they are.
+    The missing ones are taken from the largest clients, at random by `random`; all other examples stay with their client.
     """
     count = np.bincount(client, minlength=clients)
     missing = np.maximum(at_least - count, 0)
@@ -144,7 +148,10 @@ def _fill_up(client: np.ndarray, clients: int, at_least: int, random: np.random.
 
 
 def _examples_to_give(count: np.ndarray, need: int) -> np.ndarray:
-    """How many examples each client gives, (clients,), so that they sum to `need` and the largest give first."""
+    """How many examples each client gives away, (clients,), so that they sum to `need`; the largest clients give first.
+
+    `count` is how many each client holds. Those that give are left with about the same number, equal to within one.
+    """
     low, high = 0, int(count.max())                    # the highest level above which there are at least `need`
     while low < high:
         level = (low + high + 1) // 2

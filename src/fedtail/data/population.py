@@ -57,7 +57,7 @@ class Population:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse masses that are not one positive finite number for each client, with a ValueError."""
+        """Raise ValueError unless `mass` holds one positive, finite number for each client."""
         if self.mass.shape != self.size.shape:
             raise ValueError(f"mass has shape {tuple(self.mass.shape)}, but there are {len(self.size)} clients. Pass one number "
                              "for each client.")
@@ -67,14 +67,16 @@ class Population:
                 raise ValueError(f"mass must be positive and finite, got {low:g} to {high:g}. Leave out clients without weight.")
 
     def __len__(self) -> int:
+        """The number of clients."""
         return len(self.size)
 
     def __repr__(self) -> str:
+        """The numbers of clients and examples, such as "Population(2 clients, 3 examples)"."""
         return f"Population({len(self)} clients, {self.num_examples} examples)"
 
     @property
     def num_examples(self) -> int:
-        """How many examples all clients hold together."""
+        """The number of examples of all clients together."""
         return int(self.size.sum())
 
     @classmethod
@@ -84,8 +86,8 @@ class Population:
         `x` is an array, a tensor, a dict of them, or a list of sequences of different lengths (padded; the module gets
         `sequence` and `lengths`). `y` may be such a list too: classes are padded with -100, numbers with NaN. `client` holds
         any labels; clients are in their sorted order and named by them, and examples keep their order within a client. `mass`
-        (None: the sizes) and `group`, if given, are per client in that order. Raises ValueError or TypeError for lengths that
-        differ, NaN, infinity and text.
+        (by default the number of examples) and `group` (integers from 0) hold one value per client in that order. Raises
+        ValueError for lengths that differ, NaN and infinity, TypeError for text.
 
         >>> Population.from_arrays([[0.], [1.], [2.]], [0, 1, 0], client=["b", "a", "b"])
         Population(2 clients, 3 examples)
@@ -109,9 +111,10 @@ class Population:
     def from_clients(cls, clients: Sequence[tuple[Any, Any]], mass: Any = None, group: Any = None) -> Population:
         """A population from a list of one `(x, y)` pair per client, in that order; clients get no names.
 
-        `x` and `y` are what `from_arrays` takes, of one kind and shape for all clients; sequences may differ in length and
-        are padded to the longest of all clients. `mass` and `group`, if given, are per client. Raises ValueError for a client
-        without examples.
+        `x` is an array, a tensor, a dict of them, or a list of sequences, `y` an array, tensor or list, of one kind and shape
+        for all clients. Sequences may differ in length and are padded to the longest of all clients. `mass` (by default the
+        number of examples) and `group` (integers from 0) hold one value per client. Raises ValueError for an empty list, a
+        client without examples, shapes or lengths that do not fit, NaN and infinity, and TypeError for text.
 
         >>> Population.from_clients([([[0.], [1.]], [0, 1]), ([[2.]], [1])])
         Population(2 clients, 3 examples)
@@ -134,9 +137,10 @@ class Population:
     ) -> Population:
         """A population from an `.npz` file, read whole; `x`, `y`, `client`, `group` and `mass` name its arrays.
 
-        Several `x` make a dict. `client` may also be an array of ids, from a partitioner, or None: all examples are then one
-        client's. `group` (any labels, numbered in sorted order) and `mass` have a value for each example, equal for all of a
-        client's. Nothing is unpickled.
+        Where `x` is a list of names, the inputs are a dict of those arrays. `client` may also be an array of ids, from a
+        partitioner, or None: all examples are then one client's. `group` (any labels, numbered in sorted order) and `mass`
+        have a value for each example, equal for all of a client's. Nothing is unpickled. Raises FieldError for a name that
+        the file lacks.
         """
         from fedtail.data.tables import read_npz
         return cls.from_arrays(**read_npz(path, x, y, client, group, mass))
@@ -150,7 +154,7 @@ class Population:
 
         Several `x` columns of numbers become one feature vector; a column of lists of different lengths is padded. `client`
         may also be an array of ids, or None: all examples are then one client's. `group` and `mass` have a value for each
-        example, equal for all of a client's. Raises ValueError for columns with null values.
+        example, equal for all of a client's. Raises FieldError for a name that the file lacks, ValueError for null values.
         """
         from fedtail.data.tables import read_parquet
         return cls.from_arrays(**read_parquet(path, x, y, client, group, mass))
@@ -164,40 +168,47 @@ class Population:
 
         `x`, `y`, `client`, `group` and `mass` name columns; `split` is needed where there are several. Images become float32
         in [0, 1], several `x` columns of single numbers one feature vector. `client` may also be an array of ids, or None:
-        all examples are then one client's. `group` and `mass` have a value for each example, equal for all of a client's.
+        all examples are then one client's. `group` and `mass` have a value for each example, equal for all of a client's. A
+        name on the hub is downloaded.
         """
         from fedtail.data.hub import read_dataset
         return read_dataset(dataset, x, y, client, split=split, group=group, mass=mass)
 
     @classmethod
     def from_leaf(cls, folder: str | Path, encode: Any = None) -> Population:
-        """A population from a folder of LEAF json files, a client for each user with examples, named by user id.
+        """A population from a folder of LEAF json files: one client for each user with examples, named by user id.
 
-        `encode(x, y)` gets one user's lists and returns arrays or lists of numbers. Raises TypeError for text without it.
+        `encode(x, y)` gets one user's lists and returns arrays or lists of numbers; without it, text raises TypeError. Raises
+        ValueError for a file that is not LEAF's.
         """
         from fedtail.data.leaf import read_leaf
         return read_leaf(folder, encode)
 
     @classmethod
     def open(cls, folder: str | Path) -> Population:
-        """Open a folder that `save` wrote; the arrays stay on disk and are memory-mapped, copy on write.
+        """Open a folder that `save` wrote.
 
-        Raises FileNotFoundError where the folder is no saved population, ValueError where it is damaged.
+        The arrays stay on disk and are memory-mapped; writing to a tensor does not change the files. Raises FileNotFoundError
+        where the folder is no saved population, ValueError where it is damaged.
         """
         from fedtail.data.storage import open_population
         return open_population(folder)
 
     def save(self, folder: str | Path) -> None:
-        """Write a folder of `.npy` files and a small json, which `Population.open` maps into memory.
+        """Write the population to `folder`, as `.npy` files and a small json, for `Population.open`.
 
-        Only these clients' examples are written. A saved population that is there is replaced; a folder with other files is
-        refused (FileExistsError).
+        Only these clients' examples are written. A saved population that is there is replaced; a folder with other files
+        raises FileExistsError, a population without clients ValueError.
         """
         from fedtail.data.storage import save_population
         save_population(self, folder)
 
     def select(self, clients: Any) -> Population:
-        """The given clients only, in the order given (indices or a boolean mask); examples are shared, not copied."""
+        """A population of the given clients only, in the order given; examples are shared, not copied.
+
+        `clients` holds positions or is a boolean mask over all clients. Raises TypeError for other values, ValueError for a
+        mask of another length.
+        """
         chosen = torch.from_numpy(_client_indices(clients, len(self)))
         return self.with_columns(
             start=self.start[chosen], size=self.size[chosen], mass=self.mass[chosen], key=self.key[chosen],
@@ -206,28 +217,32 @@ class Population:
         )
 
     def with_columns(self, **columns: Any) -> Population:
-        """A copy in which the fields named are replaced by other values, one for each client; examples are shared.
+        """A copy with the fields given as keywords (`mass`, say, one value for each client) replaced; examples are shared.
 
-        Masses are not checked again, which keeps this cheap: `select` calls it in every round.
+        The new values are not checked, which keeps this cheap: `select` calls it in every round.
         """
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **columns)
         return made
 
     def to(self, device: Any) -> Population:
-        """A population whose examples are on a device, so that rounds and evaluations there copy nothing; `folder` is None."""
+        """A copy of the population with inputs and targets on `device`, so that computing there copies nothing.
+
+        Its `folder` is None.
+        """
         device = torch.device(device)
         return replace(self, inputs=inputs_to_device(self.inputs, device), targets=to_device(self.targets, device), folder=None)
 
     def at_least(self, examples: int) -> Population:
-        """The clients that hold at least so many examples (the papers keep writers with 100 images or more)."""
+        """A population of the clients that hold at least `examples` examples, possibly none; examples are shared, not copied."""
         return self.select(self.size >= examples)
 
     def split(self, fractions: Sequence[float], seed: int = 0) -> tuple[Population, ...]:
-        """Disjoint random sets of clients, one for each fraction: `train, test = population.split((0.5, 0.5))`.
+        """Disjoint random sets of clients, one population for each fraction: `train, test = population.split((0.5, 0.5))`.
 
-        The draw depends on `seed` and the clients' keys only. Within a set clients keep their order. Fractions may sum to
-        less than 1: the other clients are left out. A fraction that leaves a set empty is refused (ValueError).
+        The draw depends only on `seed` and the clients' keys. Within a set clients keep their order. Fractions may sum to
+        less than 1: the other clients are left out. Raises ValueError for fractions that are not positive or sum to more than
+        1, and for a set that would be empty.
         """
         if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
             raise ValueError(f"fractions must be positive and sum to at most 1, got {tuple(fractions)}. For two halves "
@@ -244,9 +259,9 @@ class Population:
     def split_examples(self, fraction: float = 0.5, seed: int = 0) -> tuple[Population, Population]:
         """Two populations of the same clients: one with a random `fraction` of each client's examples, one with the rest.
 
-        Which example goes where depends on `seed` and the client's key. Each part gets at least one example, so a client with
-        a single one raises FieldError; a client's mass is shared in proportion. Costs a sort of all examples and a copy of
-        them, whatever the largest client.
+        Which example goes where depends only on `seed`, the client's key and the example's position. Each part gets at least
+        one example, and the client's mass in proportion. The examples are copied. Raises FieldError for a client with a
+        single example, or a fraction outside (0, 1).
         """
         if not 0 < fraction < 1:
             raise FieldError("fraction", "in (0, 1)", fraction, "For half and half write 0.5.")
@@ -264,15 +279,19 @@ class Population:
         return self._with_rows(rows[first], cut), self._with_rows(rows[~first], self.size - cut)
 
     def examples(self, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-        """For every example, clients in order: its client, and its row in `inputs` and `targets`; both (examples,) int64."""
+        """The client of every example and the example's row in `inputs` and `targets`: two int64 tensors (examples,) on `device`.
+
+        Examples come client by client, in the order of the clients.
+        """
         size, start, count = to_device(self.size, device), to_device(self.start, device), self.num_examples
         owner = torch.arange(len(self), device=device).repeat_interleave(size, output_size=count)
         return owner, (start - (size.cumsum(0) - size))[owner] + torch.arange(count, device=device)
 
     def pieces(self, examples: int) -> Iterator[Population]:
-        """Populations of consecutive clients, each with about so many examples, that together are this one.
+        """Divide the clients, in their order, into populations of about `examples` examples each; an iterator over them.
 
-        A client is never cut, so a piece may hold more. Examples are shared, not copied.
+        A client is never cut in two, so a piece may hold more. Where there are no more than `examples` in all, the only piece
+        is this population. Examples are shared, not copied.
         """
         if self.num_examples <= examples:
             return iter((self,))
@@ -281,14 +300,15 @@ class Population:
         return (self.select(torch.arange(low, high)) for low, high in zip([0, *ends], ends, strict=False))
 
     def client(self, index: int) -> tuple[Examples, Tensor]:
-        """The inputs and targets of the client at a position, as views of the population's tensors."""
+        """The inputs (a tensor, or a dict of tensors) and the targets of the client at position `index`, as views."""
         rows = slice(int(self.start[index]), int(self.start[index] + self.size[index]))
         return rows_of(self.inputs, rows), self.targets[rows]
 
     def _with_rows(self, rows: Tensor, size: Tensor) -> Population:
-        """These clients with the given rows of the examples only, copied.
+        """A copy with the same clients that holds only the given `rows` of the examples.
 
-        `rows` lists a client's rows together, clients in order; `size` is how many each has. Mass shrinks in proportion.
+        Each client's mass shrinks in proportion. `rows` lists rows of `inputs` client by client, `size[k]` of them for client
+        k.
         """
         rows = to_device(rows, self.targets.device)
         return replace(self, inputs=rows_of(self.inputs, rows), targets=take_rows(self.targets, rows), size=size,
@@ -299,9 +319,11 @@ class Population:
         cls, inputs: Examples, targets: Tensor, size: Tensor, mass: Any, group: Any, names: np.ndarray | None,
         lengths: Tensor | None,
     ) -> Population:
-        """A population from tensors in client order, refused where a number is NaN or infinite.
+        """A population from tensors whose examples are in client order, with keys 0, 1, 2, ...
 
-        `mass` None means the sizes. `lengths` are those of padded sequences of targets, whose padding may be NaN.
+        `size` is the number of examples of each client; `mass` None means that the sizes are the masses. `lengths` are those
+        of padded sequences of targets, whose padding may be NaN. Raises ValueError where another input or target is NaN or
+        infinite.
         """
         check_finite(inputs, targets, size, lengths)
         size = size.long()
@@ -311,9 +333,9 @@ class Population:
 
 
 def _client_indices(clients: Any, count: int) -> np.ndarray:
-    """Positions of clients as int64, from integer indices or a boolean mask over all `count` clients.
+    """The positions of the chosen clients, int64, from integers (or one integer) or a boolean mask over all `count` clients.
 
-    Raises ValueError for a mask of another length, TypeError for other values, such as names.
+    Raises ValueError for a mask of another shape, TypeError for other values, such as names.
     """
     chosen = np.atleast_1d(np.asarray(clients))
     if chosen.dtype == bool:
@@ -328,7 +350,10 @@ def _client_indices(clients: Any, count: int) -> np.ndarray:
 
 
 def _group_numbers(group: Any, count: int) -> Tensor:
-    """Groups as an int64 tensor, one for each of `count` clients; raises a ValueError unless they are integers from 0."""
+    """The groups as an int64 tensor (count,).
+
+    Raises ValueError unless `group` holds one integer from 0 for each of `count` clients.
+    """
     groups = np.asarray(group)
     if groups.dtype.kind not in "iub" or groups.shape != (count,) or (groups < 0).any():
         raise ValueError(f"group must hold one integer from 0 for each of {count} clients, got shape {groups.shape} of "
@@ -337,9 +362,10 @@ def _group_numbers(group: Any, count: int) -> Tensor:
 
 
 def _check_client(index: int, x: Any, y: Any, first: Any) -> None:
-    """Raise ValueError for a client without examples, or with x and y of different lengths.
+    """Raise ValueError where a client of `from_clients` has no examples, or its `x` and `y` have different lengths.
 
-    Also for an x of another form than the `first` client's: both are arrays, or dicts with the same keys.
+    Also where its `x` does not have the form of `first`, the x of client 0: an array, or a dict with the same keys. `index`
+    only words the error.
     """
     if len(y) == 0:
         raise ValueError(f"client {index} has no examples. Leave it out of the list.")

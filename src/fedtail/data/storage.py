@@ -30,11 +30,12 @@ _BLOCK = 1 << 26                                        # bytes gathered at once
 
 
 def save_population(population: Population, folder: str | Path) -> None:
-    """Write a folder that `open_population` maps: `.npy` files and `population.json`.
+    """Write the population to `folder`, as `.npy` files and `population.json`, for `open_population`.
 
-    Only the clients' own examples are written, one client after another, so a selection is saved at its own size. The folder
-    is written beside its place and then renamed: a crash leaves the old one or none, never half of one. A saved population
-    that is there is replaced; a folder that holds anything else is refused with a FileExistsError.
+    Only the clients' own examples are written, one client after another, so a selection is saved at its own size. They are
+    written to a new folder beside it, which is then renamed: a crash leaves the old one or none, never half of one. A saved
+    population that is there is replaced. Raises FileExistsError for a folder that holds anything else, ValueError for a
+    population without clients.
     """
     place = Path(os.path.abspath(folder))
     if not len(population):
@@ -51,12 +52,12 @@ def save_population(population: Population, folder: str | Path) -> None:
 
 
 def open_population(folder: str | Path) -> Population:
-    """Map a saved population: data stay on disk until read, and what is written to a tensor never reaches the files.
+    """Open a saved population by memory-mapping its files; writing to a tensor does not change them.
 
-    The cost does not depend on the number of examples; sizes and starts of the clients are read once to check them. Only a
-    folder of format version 1 whose targets are sequences of numbers is read through: it is refused (ValueError) where it
-    holds -100, which was padding then. Raises FileNotFoundError where the folder is no saved population, ValueError where it
-    is damaged.
+    The cost does not depend on the number of examples: the clients' sizes, starts and masses are read to check them, the
+    examples are not. The exception is a folder of format version 1 with sequences of numbers as targets: they are read, and
+    -100 among them raises ValueError, since it was padding then. Raises FileNotFoundError where the folder is no saved
+    population or lacks a file, ValueError where it is damaged.
     """
     place = Path(folder)
     manifest = _read_manifest(place)
@@ -74,7 +75,10 @@ def open_population(folder: str | Path) -> Population:
 
 
 def _write_arrays(population: Population, folder: Path) -> None:
-    """Write the arrays of a population and, last, its manifest to an empty folder, examples in client order."""
+    """Write the arrays of a population and, last, its manifest `population.json` to an empty folder.
+
+    Examples are written in client order.
+    """
     size = population.size
     start = size.cumsum(0) - size
     rows = population.examples()[1]
@@ -96,9 +100,9 @@ def _write_arrays(population: Population, folder: Path) -> None:
 
 
 def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Write the given rows of an array to `name.npy`, in blocks; returns the mapped file as an array.
+    """Write the given `rows` of `values` to `name.npy` in `folder`, block by block; returns the file as a memory-mapped array.
 
-    A key of `inputs` that is no identifier, so no file name, is refused (ValueError).
+    Raises ValueError for a key of `inputs` that is not an identifier, so that it cannot be a file name.
     """
     if name.startswith("inputs.") and not name.removeprefix("inputs.").isidentifier():
         raise ValueError(f"x[{name.removeprefix('inputs.')!r}] cannot be a file name. Call it by a plain word, as the "
@@ -113,7 +117,10 @@ def _write_rows(folder: Path, name: str, values: np.ndarray, rows: np.ndarray) -
 
 
 def _as_numpy(tensor: Tensor, name: str) -> np.ndarray:
-    """A tensor, from any device, as an array; raises TypeError for a dtype that NumPy lacks, such as bfloat16."""
+    """A tensor, from any device, as a NumPy array; on the CPU it shares the tensor's memory.
+
+    Raises TypeError for a dtype that NumPy lacks, such as bfloat16; `name` only words the error.
+    """
     try:
         return tensor.detach().cpu().numpy()
     except TypeError:
@@ -122,7 +129,7 @@ def _as_numpy(tensor: Tensor, name: str) -> np.ndarray:
 
 
 def _check_replaceable(place: Path) -> None:
-    """Refuse (FileExistsError) a folder that holds anything but a saved population; a missing or empty one is fine."""
+    """Raise FileExistsError where `place` holds anything but a saved population; a missing or empty folder is fine."""
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
     try:
@@ -137,7 +144,7 @@ def _check_replaceable(place: Path) -> None:
 
 
 def _put_in_place(writing: Path, place: Path) -> None:
-    """Rename the written folder to its place and remove the one that was there, which is put back if the rename fails."""
+    """Rename the folder `writing` to `place`. A folder already there is deleted, or put back where the rename fails."""
     if not place.exists():
         writing.rename(place)
         return
@@ -152,7 +159,11 @@ def _put_in_place(writing: Path, place: Path) -> None:
 
 
 def _read_manifest(place: Path) -> dict[str, Any]:
-    """The checked content of `population.json`; raises FileNotFoundError where there is none, ValueError where it is damaged."""
+    """The content of `population.json` as a dict: `format`, `version`, `clients`, `examples`, and `arrays` by name.
+
+    Format, version and the names of the arrays are checked. Raises FileNotFoundError where the file is missing, ValueError
+    where it does not describe a saved population.
+    """
     if not (place / _MANIFEST).is_file():
         raise FileNotFoundError(f"{place} is not a saved population: it has no {_MANIFEST}. Write one with "
                                 "population.save(folder).")
@@ -176,9 +187,10 @@ def _read_manifest(place: Path) -> dict[str, Any]:
 
 
 def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
-    """Refuse (ValueError) targets of the former version that hold -100 among sequences of numbers.
+    """Raise ValueError where the targets of a folder of the former format version are sequences of numbers that contain -100.
 
-    There it may be padding or a number, and nobody can tell. Read in blocks, so that mapped data stay on disk.
+    In that version it may be padding or a number, which cannot be told apart. Targets are read in blocks, so that mapped data
+    stay on disk; `place` only words the error.
     """
     if targets.dtype.kind != "f" or targets.ndim == 1:
         return
@@ -189,10 +201,10 @@ def _refuse_former_padding(place: Path, targets: np.ndarray) -> None:
 
 
 def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
-    """The array `name.npy`, mapped copy on write, so that writing to it never reaches the file.
+    """The array in `name.npy`, memory-mapped: writing to it does not change the file.
 
-    Raises a ValueError where the file is cut short, or its dtype and shape are not those of `entry`, the manifest's line
-    about it.
+    `entry` is the manifest's dtype and shape of it. Raises FileNotFoundError where the file is missing, ValueError where it
+    is cut short, is not as `entry` says, or has a dtype that a population does not have.
     """
     file = place / f"{name}.npy"
     if not file.is_file():
@@ -216,9 +228,10 @@ def _map_array(place: Path, name: str, entry: Any) -> np.ndarray:
 
 
 def _check_counts(place: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError where arrays do not fit the manifest's counts, or a client reaches beyond the examples.
+    """Raise ValueError where an array does not have the length that the manifest says, or where clients are not valid.
 
-    Also where a mass is not positive and finite, or a group is below 0.
+    A client must have at least one example, rows within the examples, a positive and finite mass, and a group from 0. `place`
+    only words the errors.
     """
     clients, examples = manifest.get("clients"), manifest.get("examples")
     for name, array in arrays.items():

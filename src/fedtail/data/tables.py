@@ -21,7 +21,7 @@ _DEFLATE = 1032                                         # no deflated byte stand
 
 
 def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Arrays of an `.npz` file, or columns of a `.parquet` file, by name: what is needed to deal data out to clients.
+    """The arrays of an `.npz` file, or the columns of a `.parquet` file, called `names`: a dict by name.
 
     A column of lists of one length is a matrix, of several lengths a list of arrays. Nothing is unpickled. Raises FieldError,
     which lists what the file holds, for a name that is not there.
@@ -31,7 +31,10 @@ def read_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def list_arrays(path: str | Path) -> dict[str, str]:
-    """What a file holds, without reading it: each name with its shape and type in words, such as "(100, 4) float32"."""
+    """The arrays or columns of a file by name, each described as text such as "(100, 4) float32"; no values are read.
+
+    Raises ValueError for a file that is neither `.npz` nor parquet.
+    """
     if suffix_of(path) == ".parquet":
         with open_parquet(path) as file, refuse_damaged(str(path), AGAIN):
             rows = file.metadata.num_rows
@@ -41,7 +44,7 @@ def list_arrays(path: str | Path) -> dict[str, str]:
 
 
 def suffix_of(path: str | Path) -> str:
-    """`.npz` or `.parquet`, in lower case; raises a ValueError for other files."""
+    """The suffix of a path in lower case, ".npz" or ".parquet"; raises ValueError for any other."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".parquet"):
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}; files that end in .npz or .parquet are read. Write one with "
@@ -51,9 +54,11 @@ def suffix_of(path: str | Path) -> str:
 
 def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
              mass: str | None = None) -> dict[str, Any]:
-    """The arguments of `Population.from_arrays` from the named arrays of an `.npz` file; several `x` make a dict.
+    """Read the named arrays of an `.npz` file; returns the arguments of `Population.from_arrays` as a dict.
 
-    `client` may also be ids, one per example, or None for a single client. Nothing is unpickled.
+    Where `x` is a list of names, its entry is a dict of those arrays. `client` names an array, or holds ids, one per example,
+    or is None for a single client. `group` and `mass` name arrays with one value per example. Nothing is unpickled. Raises
+    FieldError for a name that is not there.
     """
     arrays = _npz_arrays(path, distinct_names(x, y, client, group, mass))
     inputs = arrays[x] if isinstance(x, str) else {name: arrays[name] for name in x}
@@ -62,11 +67,12 @@ def read_npz(path: str | Path, x: str | Sequence[str], y: str, client: Any, grou
 
 def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, group: str | None = None,
                  mass: str | None = None) -> dict[str, Any]:
-    """The arguments of `Population.from_arrays` from the named columns of a parquet file.
+    """Read the named columns of a parquet file; returns the arguments of `Population.from_arrays` as a dict.
 
     One `x` column may hold lists: of one length they are a matrix, of several they are sequences, which are padded. Several
-    `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision. `client` may also be ids, one
-    per example, or None for a single client.
+    `x` columns of numbers are stacked to a feature matrix, integers in the floats' precision. `client` names a column, or
+    holds ids, one per example, or is None for a single client. `group` and `mass` name columns with one value per example.
+    Raises FieldError for a name that is not there.
     """
     wanted = [x] if isinstance(x, str) else list(x)
     arrays = _parquet_columns(path, distinct_names(x, y, client, group, mass))
@@ -76,15 +82,19 @@ def read_parquet(path: str | Path, x: str | Sequence[str], y: str, client: Any, 
 
 
 def distinct_names(x: str | Sequence[str], *others: Any) -> list[str]:
-    """The names in `x` and those of `others` that are text, each once, in order; ids and None are skipped."""
+    """The name or names in `x`, and those of `others` that are text, without duplicates and in order.
+
+    Arrays of ids and None are skipped.
+    """
     return list(dict.fromkeys([*([x] if isinstance(x, str) else x), *(name for name in others if isinstance(name, str))]))
 
 
 def client_arguments(arrays: dict[str, Any], client: Any, group: str | None, mass: str | None, count: int) -> dict[str, Any]:
-    """`client`, `group` and `mass` as `Population.from_arrays` takes them, in a dict.
+    """The arguments `client`, `group` and `mass` of `Population.from_arrays`, as a dict.
 
-    `client` names an array, or holds ids; None makes all `count` examples client 0's. `group` and `mass` name arrays with a
-    value for each example, equal for all of a client's (else ValueError); groups are numbered in sorted order.
+    `client` is the name of one of `arrays`, or holds ids, or is None, which makes all `count` examples client 0's. `group`
+    and `mass` name arrays with a value for each example, and become one value for each client; groups are numbered in sorted
+    order. Raises ValueError where a client has two values, or a mass is not positive.
     """
     if isinstance(client, str):
         labels = _example_labels(arrays[client], f"client {client!r}")
@@ -97,9 +107,9 @@ def client_arguments(arrays: dict[str, Any], client: Any, group: str | None, mas
 
 
 def values_per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
-    """One value for each client, in the order of the sorted labels, out of one for each example.
+    """The value of each client, in sorted order of the labels in `client`, from `values` with one for each example.
 
-    Raises a ValueError, which says `name`, where lengths differ or a client has two values.
+    Raises ValueError where the lengths differ or a client's examples have different values; `name` only words the error.
     """
     if len(values) != len(client):
         raise ValueError(f"{name} has {len(values)} values, but client names {len(client)}. Give one for each example.")
@@ -113,14 +123,14 @@ def values_per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.n
 
 
 def as_inputs(column: Any) -> Any:
-    """A column as `x`: an array unchanged, sequences as the dict of a padded `sequence` and its `lengths`."""
+    """A column as `x`: an array unchanged, `Sequences` as a dict of the padded `sequence`, filled with 0, and its `lengths`."""
     return {"sequence": column.pad(0), "lengths": column.lengths} if isinstance(column, Sequences) else column
 
 
 def stack_columns(columns: dict[str, Any]) -> np.ndarray:
-    """Several columns of single numbers as one matrix, (examples, columns), integers in the floats' precision.
+    """Several columns of single numbers as one matrix, (examples, columns); integers beside floats take the floats' precision.
 
-    Raises ValueError for columns of lists.
+    Raises ValueError for a column of lists.
     """
     for name, column in columns.items():
         if isinstance(column, Sequences) or column.ndim != 1:
@@ -131,7 +141,10 @@ def stack_columns(columns: dict[str, Any]) -> np.ndarray:
 
 
 def check_name(name: str, names: Iterable[str], what: str) -> None:
-    """Refuse (FieldError) a name that is not among `names`; the text says `what` was sought and the nearest name."""
+    """Raise FieldError where `name` is not among `names`; the error lists them and suggests the nearest.
+
+    `what` says in the error what kind of thing was sought, such as "column in data.parquet".
+    """
     names = list(names)
     if name not in names:
         near = difflib.get_close_matches(name, names, 1, cutoff=0.0)
@@ -141,9 +154,10 @@ def check_name(name: str, names: Iterable[str], what: str) -> None:
 
 
 def column_values(column: Any, name: str) -> Any:
-    """An arrow column as an array of numbers or text, or for lists as a matrix or `Sequences`.
+    """An arrow column as a NumPy array of numbers, times or text; lists become a matrix, or `Sequences` where lengths differ.
 
-    Raises ValueError for null values, Unreadable for other types. No Python object is made for each row.
+    No Python object is made for each row. Raises ValueError for null values, Unreadable for other types; `name` only words
+    the errors.
     """
     import pyarrow as arrow
     import pyarrow.compute as compute
@@ -166,9 +180,10 @@ def column_values(column: Any, name: str) -> Any:
 
 
 def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
-    """The lists whose entries `values` holds one after another: a matrix where they have one length, else `Sequences`.
+    """A column of lists as a matrix (rows, length, ...) where all lists have one length, else as `Sequences`.
 
-    Raises ValueError for lists of lists of different lengths.
+    `values` holds the entries of all lists one after another, `lengths` how many each list has. Where there are no lists,
+    `values` comes back. Raises ValueError for lists of lists of different lengths.
     """
     if isinstance(values, Sequences):
         raise ValueError(f"column {name!r} holds lists of lists of different lengths. Pad them to one shape first.")
@@ -178,7 +193,7 @@ def _list_column(values: Any, lengths: np.ndarray, name: str) -> Any:
 
 
 def _check_column_type(column: Any, name: str) -> None:
-    """Refuse (Unreadable) a column that holds neither numbers, times, text nor lists of them; nested lists are looked into."""
+    """Raise Unreadable unless the column holds numbers, booleans, times, text, bytes or nulls, or (nested) lists of them."""
     from pyarrow import types
 
     kind = column.type
@@ -191,9 +206,10 @@ def _check_column_type(column: Any, name: str) -> None:
 
 
 def _text_column(column: Any, name: str) -> np.ndarray:
-    """A column of text as an array of NumPy strings; each distinct text becomes a Python string once.
+    """A column of text, dictionary-encoded or not, as an array of NumPy strings.
 
-    Raises Unreadable where one long text would make the array much larger than the file.
+    Each distinct text becomes a Python string only once. Raises Unreadable where one long text would make the array much
+    larger than the column; `name` only words the error.
     """
     from pyarrow import types
 
@@ -209,7 +225,10 @@ def _text_column(column: Any, name: str) -> np.ndarray:
 
 
 def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of a parquet file by name, as `column_values` gives them; raises a FieldError for a name that is not there."""
+    """Read the columns `names` of a parquet file: a dict by name of arrays, or of `Sequences` for lists of different lengths.
+
+    Raises FieldError for a name that is not there, ValueError for null values, Unreadable for a damaged file.
+    """
     from fedtail.parquet_files import read_columns
 
     with open_parquet(path) as file:
@@ -221,16 +240,17 @@ def _parquet_columns(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def open_parquet(path: str | Path) -> Any:
-    """An open parquet file, to close after use; raises Unreadable where it is something else, or its footer is too large."""
+    """Open a parquet file; the caller closes it. Raises Unreadable where it is something else, or its footer is too large."""
     from fedtail.parquet_files import open_parquet
 
     return open_parquet(path)
 
 
 def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Arrays of an `.npz` file by name; raises a FieldError for a name that is not there.
+    """Read the arrays `names` of an `.npz` file: a dict by name.
 
-    Raises Unreadable where they would unpack to far more than the file could hold.
+    Raises FieldError for a name that is not there, Unreadable where the arrays would unpack to far more than the file could
+    hold, or are damaged.
     """
     with _open_npz(path) as archive:
         there = {name.removesuffix(".npy"): name for name in archive.namelist()}
@@ -241,7 +261,10 @@ def _npz_arrays(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _open_npz(path: str | Path) -> zipfile.ZipFile:
-    """An `.npz` file as the zip archive it is, to close after use; raises FileNotFoundError or ValueError where it is none."""
+    """Open an `.npz` file as the zip archive it is; the caller closes it.
+
+    Raises FileNotFoundError where there is no file, ValueError where it is not an `.npz` file.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
     with refuse_damaged(str(path), AGAIN):
@@ -251,9 +274,10 @@ def _open_npz(path: str | Path) -> zipfile.ZipFile:
 
 
 def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str) -> np.ndarray:
-    """An array of an `.npz` file.
+    """Read one array of an open `.npz` file, whose name in the archive is `entry`; `path` and `name` only word the errors.
 
-    Raises Unreadable where the packed bytes cannot be what its header announces, before memory is taken.
+    Raises Unreadable where the packed bytes are too few for the announced size, before memory is taken, or where the array is
+    damaged or needs pickle.
     """
     about = archive.getinfo(entry)
     if about.file_size > _DEFLATE * about.compress_size + _BLOCK and about.compress_type == zipfile.ZIP_DEFLATED:
@@ -264,10 +288,10 @@ def _npz_array(path: str | Path, archive: zipfile.ZipFile, entry: str, name: str
 
 
 def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
-    """The array in a stream of `size` bytes in numpy's format, which is read to its end.
+    """Read an array in numpy's `.npy` format from a stream of `size` bytes, to its end.
 
-    Raises Unreadable where it needs pickle, or where the header announces another length than the stream has; `what` names
-    it.
+    Raises Unreadable where it needs pickle, where the header announces another length than `size`, or where the stream ends
+    early; `what` only words the errors.
     """
     shape, by_columns, kind = npy_header(stream, what)
     count = math.prod(shape)
@@ -287,16 +311,16 @@ def npy_array(stream: IO[bytes], size: int, what: str) -> np.ndarray:
 
 
 def read_npy(path: str | Path) -> np.ndarray:
-    """The array in a `.npy` file, read whole and never unpickled; raises Unreadable where it is damaged."""
+    """Read the array in a `.npy` file into memory; nothing is unpickled. Raises Unreadable where it is damaged or missing."""
     with refuse_damaged(str(path), AGAIN), Path(path).open("rb") as stream:
         return npy_array(stream, Path(path).stat().st_size, str(path))
 
 
 def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether columns come first (Fortran order), and dtype of an array in numpy's format.
+    """Read the header of an array in numpy's `.npy` format: its shape, whether it is in Fortran order, and its dtype.
 
-    The stream stands at the data afterwards. Raises Unreadable for Python objects, which need pickle, and for other unknown
-    types.
+    Afterwards the stream stands at the data. Raises Unreadable for Python objects, which need pickle, and for other dtypes
+    than numbers, times and text; `what` only words the errors.
     """
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
@@ -311,7 +335,10 @@ def npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.
 
 
 def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
-    """Shape and type of an array in an `.npz` file in words; "of an unknown type" where its header cannot be read."""
+    """The shape and dtype of an array in an `.npz` file as text, such as "(100, 4) float32".
+
+    Returns "of an unknown type" where its header cannot be read.
+    """
     try:
         with archive.open(name) as stream:
             shape, _, kind = npy_header(stream, name)
@@ -321,14 +348,20 @@ def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _example_labels(values: Any, name: str) -> np.ndarray:
-    """One label for each example, as `as_labels` gives them; raises a ValueError that says `name` for sequences."""
+    """One label for each example, as a flat array of numbers or text.
+
+    Raises ValueError for lists, NaN and other shapes, TypeError for mixed types; `name` only words the errors.
+    """
     if isinstance(values, Sequences):
         raise ValueError(f"{name} holds lists; one label for each example is needed. Choose another column.")
     return as_labels(values, name)
 
 
 def _positive_numbers(values: Any, name: str) -> np.ndarray:
-    """One number for each example, as an array; raises a ValueError unless all are positive and finite."""
+    """One number for each example, as a flat array; raises ValueError unless all are positive and finite.
+
+    `name` only words the error.
+    """
     numbers = _example_labels(values, f"mass {name!r}")
     if numbers.dtype.kind not in "iuf" or not ((numbers > 0) & np.isfinite(numbers)).all():
         raise ValueError(f"mass {name!r} must hold one positive number for each example, got {numbers.dtype} of shape "

@@ -30,25 +30,29 @@ class ClientHistogram:
     noise: float = 0.0
 
     def __len__(self) -> int:
+        """The number of clients, rounded to a whole number."""
         return round(self.clients)
 
     @property
     def clients(self) -> float:
-        """How many clients the histogram counts; with noise an estimate, not a whole number."""
+        """How many clients the histogram counts, the sum of `counts`; with noise it is an estimate and not a whole number."""
         return float(self.counts.sum())
 
     @property
     def resolution(self) -> float:
-        """The width of a bin, in the units of the metric: how far percentiles and tails may be off."""
+        """The width of a bin, in units of the metric; percentiles and tail means may be off by so much."""
         return (self.edges.values[-1] - self.edges.values[0]) / self.edges.bins
 
     def mean(self) -> float:
-        """Mean over clients of the values clipped to the range; NaN without clients."""
+        """Mean over clients of the metric, each value clipped to the histogram's range; NaN without clients."""
         low, high = self.edges.values[0], self.edges.values[-1]
         return low + (high - low) * min(max(self.total / self.clients, 0.0), 1.0) if self.clients else math.nan
 
     def variance(self) -> float:
-        """Variance over clients of the values clipped to the range, not below zero; NaN without clients."""
+        """Variance over clients of the metric, each value clipped to the histogram's range.
+
+        0 where noise would make it negative; NaN without clients.
+        """
         low, high = self.edges.values[0], self.edges.values[-1]
         if not self.clients:
             return math.nan
@@ -60,36 +64,56 @@ class ClientHistogram:
         return math.sqrt(self.variance())
 
     def percentiles(self, percents: Sequence[float]) -> dict[str, float]:
-        """Several percentiles by name: {"p20": the 20th, ...}, in the order of `percents`."""
+        """The percentiles `percents` (0 to 100) in a dict such as {"p20": ..., "p50": ...}, in the given order.
+
+        NaN without clients.
+        """
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
 
     def percentile(self, percent: float) -> float:
-        """The value that `percent` (0 to 100) of the clients do not exceed, interpolated in its bin; NaN without clients."""
+        """The value that `percent` (0 to 100) percent of the clients do not exceed; NaN without clients.
+
+        Clients are taken to be spread evenly within a bin.
+        """
         return float(quantiles(self.counts, self.edges, np.array([percent / 100]))[0]) if self.clients else math.nan
 
     def worst(self, fraction: float) -> float:
-        """Mean over the worst `fraction` of the clients, those at the bad end of the metric; NaN without clients."""
+        """Mean over the worst `fraction`, in (0, 1], of the clients; NaN without clients.
+
+        Those are the largest values where `better` is "lower", else the smallest. Clients are taken to be spread evenly
+        within a bin.
+        """
         return tail_mean(self.counts, self.edges, fraction, top=self.better == "lower")
 
     def best(self, fraction: float) -> float:
-        """Mean over the best `fraction` of the clients, those at the good end of the metric; NaN without clients."""
+        """Mean over the best `fraction`, in (0, 1], of the clients; NaN without clients.
+
+        Those are the smallest values where `better` is "lower", else the largest. Clients are taken to be spread evenly
+        within a bin.
+        """
         return tail_mean(self.counts, self.edges, fraction, top=self.better != "lower")
 
     def statistic(self, name: str) -> float:
-        """A statistic by its name: mean, std, variance, or p90, worst10, best5 with any percentage; else a FieldError."""
+        """A statistic by name: "mean", "std", "variance", or "p90", "worst10", "best5" with any percentage in (0, 100].
+
+        Raises FieldError for other names.
+        """
         return named_statistic(self, name)
 
     def summary(self) -> dict[str, float]:
-        """The statistics of `Distribution.summary` that a histogram can tell, and its number of clients, resolution and noise."""
+        """Statistics over clients by name, and `clients`, `resolution` and `noise`.
+
+        The statistics are mean, std, p10, p50, p90, worst10, worst5, best10 and variance.
+        """
         return {"mean": self.mean(), "std": self.std(), **self.percentiles((10, 50, 90)), "worst10": self.worst(0.1),
                 "worst5": self.worst(0.05), "best10": self.best(0.1), "variance": self.variance(),
                 "clients": self.clients, "resolution": self.resolution, "noise": self.noise}
 
 
 def tail_mean(counts: np.ndarray, edges: Edges, fraction: float, top: bool = True) -> float:
-    """Mean of the largest `fraction` of a histogram (the smallest where `top` is False), clients spread evenly within bins.
+    """Mean of the largest `fraction` of a histogram's values, or of the smallest where `top` is False; NaN without counts.
 
-    NaN where the counts sum to zero.
+    `counts` holds the number of clients in each bin; they are taken to be spread evenly within it.
 
     >>> tail_mean(np.array([2.0, 2.0]), Edges.equal(0.0, 2.0, 2), 0.25)
     1.75

@@ -39,24 +39,35 @@ class Distribution:
     rates: bool = False                                # error rates in [0, 1], whose accuracies are 1 - value
 
     def __len__(self) -> int:
+        """The number of clients, including those of mass zero."""
         return len(self.values)
 
     def mean(self) -> float:
-        """Mean over clients, by mass where there is one; NaN without clients or where a value is NaN."""
+        """Mean over clients, weighted by mass where there is one; NaN without clients or where a value is NaN."""
         values, share = self._values_with_mass()
         return float((share * values).sum())
 
     def variance(self) -> float:
-        """Variance over clients, of the population and not of a sample: no n - 1."""
+        """Variance over clients, weighted by mass where there is one; squared deviations are divided by n, not by n - 1.
+
+        NaN without clients, or where a value is NaN or infinite.
+        """
         values, share = self._values_with_mass()
         return float((share * (values - self.mean()).square()).sum())
 
     def std(self) -> float:
-        """Standard deviation over clients, the root of `variance`."""
+        """Standard deviation over clients, the square root of `variance`.
+
+        NaN without clients, or where a value is NaN or infinite.
+        """
         return math.sqrt(self.variance())
 
     def percentile(self, percent: float) -> float:
-        """The value that `percent` (0 to 100, else a FieldError) of the clients do not exceed; NaN where a value is NaN."""
+        """The value that `percent` percent of the clients (of their mass, where there is one) do not exceed.
+
+        Without mass it is interpolated as numpy does; with mass it is the smallest value whose cumulative mass reaches
+        `percent`. NaN without clients or where a value is NaN. Raises FieldError for a `percent` outside [0, 100].
+        """
         if not 0 <= percent <= 100:
             raise FieldError("percent", "in [0, 100]", float(percent))
         values, share = self._values_with_mass()
@@ -69,25 +80,37 @@ class Distribution:
         return float(ranked[min(int(torch.searchsorted(reached, percent / 100)), len(ranked) - 1)])
 
     def percentiles(self, percents: Sequence[float] = TRAINING_PERCENTILES) -> dict[str, float]:
-        """Several percentiles by name: {"p20": the 20th, ...}, in the order of `percents`."""
+        """The percentiles `percents` (0 to 100) in a dict such as {"p20": ..., "p50": ...}, in the given order."""
         return {f"p{percent:g}": self.percentile(percent) for percent in percents}
 
     def statistic(self, name: str) -> float:
-        """A statistic by its name: mean, std, variance, or p90, worst10, best5 with any percentage; else a FieldError."""
+        """A statistic by name: "mean", "std", "variance", or "p90", "worst10", "best5" with any percentage in (0, 100].
+
+        Raises FieldError for other names.
+        """
         return named_statistic(self, name)
 
     def worst(self, fraction: float) -> float:
-        """Mean over the worst `fraction` of the clients, by mass where there is one; one client may be in it in part."""
+        """Mean over the worst `fraction`, in (0, 1], of the clients; NaN without clients or where a value is NaN.
+
+        Those are the largest values where `better` is "lower", else the smallest. The fraction is of the mass, where there is
+        one; the client at its boundary is included in part.
+        """
         return self._tail_mean(fraction, 1 if self.better == "lower" else -1)
 
     def best(self, fraction: float) -> float:
-        """Mean over the best `fraction` of the clients, by mass where there is one; one client may be in it in part."""
+        """Mean over the best `fraction`, in (0, 1], of the clients; NaN without clients or where a value is NaN.
+
+        Those are the smallest values where `better` is "lower", else the largest. The fraction is of the mass, where there is
+        one; the client at its boundary is included in part.
+        """
         return self._tail_mean(fraction, -1 if self.better == "lower" else 1)
 
     def angle(self) -> float:
-        """Degrees between the scores and the all-equal vector, arccos(mean(a) / sqrt(mean(a^2))); see `scores`.
+        """The angle in degrees between the vector of `scores` and the all-ones vector: arccos(mean(a) / sqrt(mean(a^2))).
 
-        Scores that are all zero are equal scores, so their angle is zero as that of any others; NaN where one is not finite.
+        0 means that all clients have the same score. It is 0 also where all scores are zero, and NaN where one is not finite.
+        Masses are not used as weights.
         """
         scores = _scale_to_unit(self.scores())
         size = float(scores.square().mean().sqrt())
@@ -96,9 +119,10 @@ class Distribution:
         return math.degrees(math.acos(max(-1.0, min(1.0, float(scores.mean()) / size)))) if size else 0.0
 
     def kl_to_uniform(self) -> float:
-        """Divergence of the scores, made to sum to one, from equal shares: log m - entropy; zero for scores that are all zero.
+        """KL divergence from the scores, normalised to sum to one, to the uniform distribution over m clients: log m - entropy.
 
-        NaN where a score is negative or not finite.
+        0 where all scores are equal, zero included; NaN where a score is negative or not finite. Masses are not used as
+        weights.
         """
         scores = _scale_to_unit(self.scores())
         total = scores.sum()
@@ -108,15 +132,18 @@ class Distribution:
         return float(torch.special.xlogy(share, share * len(share)).sum()) if total > 0 else 0.0
 
     def scores(self) -> Tensor:
-        """The numbers whose fairness `angle` and `kl_to_uniform` measure, for clients with mass.
+        """The numbers whose fairness `angle` and `kl_to_uniform` measure, for the clients whose mass is not zero.
 
-        They are accuracies, 1 - error, for `rates`; else the values.
+        They are accuracies, 1 - value, where `rates` is true; else the values. One NaN where there are no clients.
         """
         values, _ = self._values_with_mass()
         return 1 - values if self.rates else values
 
     def summary(self) -> dict[str, float]:
-        """Everything that [PLMH23, section 7] and [Li23, chapter 4] report of a list of clients."""
+        """Statistics by name: mean, std, p10, p50, p90, worst10, worst5, best10, variance, angle and kl.
+
+        These are what [PLMH23, section 7] and [Li23, chapter 4] report of a list of clients.
+        """
         return {
             "mean": self.mean(), "std": self.std(), **self.percentiles((10, 50, 90)),
             "worst10": self.worst(0.1), "worst5": self.worst(0.05), "best10": self.best(0.1),
@@ -124,7 +151,10 @@ class Distribution:
         }
 
     def _values_with_mass(self) -> tuple[Tensor, Tensor]:
-        """Values of the clients that have mass, and their shares of it, which sum to one; without such clients one NaN."""
+        """The values of the clients whose mass is not zero, and their shares of the mass, which sum to one.
+
+        All shares are equal where `mass` is None. Where there are no such clients, the result is one NaN with share 1.
+        """
         mass = torch.ones_like(self.values) if self.mass is None else self.mass
         here = mass != 0
         values, mass = (self.values, mass) if bool(here.all()) else (self.values[here], mass[here])
@@ -134,7 +164,10 @@ class Distribution:
         return values, mass / total
 
     def _tail_mean(self, fraction: float, sign: int) -> float:
-        """Mean over the largest (sign 1) or smallest (sign -1) fraction of the values; NaN where a value is NaN."""
+        """Mean over the largest (`sign` 1) or smallest (`sign` -1) `fraction` of the values, weighted by mass.
+
+        NaN without clients or where a value is NaN.
+        """
         values, share = self._values_with_mass()
         if bool(values.isnan().any()):
             return math.nan
@@ -143,9 +176,10 @@ class Distribution:
 
 
 def parse_statistic(name: str) -> tuple[str, float | None]:
-    """The method of a distribution that a name means, and its percentage: ("percentile", 90.0) for p90; None for mean.
+    """The method of `Distribution` that a statistic's name means, and the percentage in the name, or None where it has none.
 
-    A FieldError for a name that means no statistic.
+    ("percentile", 90.0) for "p90", ("worst", 10.0) for "worst10", ("mean", None) for "mean". Raises FieldError for a name
+    that is no statistic, or a percentage outside (0, 100].
     """
     if name in ("mean", "std", "variance"):
         return name, None
@@ -157,7 +191,10 @@ def parse_statistic(name: str) -> tuple[str, float | None]:
 
 
 def named_statistic(distribution: Any, name: str) -> float:
-    """A statistic of a `Distribution` or `ClientHistogram` by its name, as `parse_statistic` reads it."""
+    """The statistic `name` of a `Distribution` or `ClientHistogram`.
+
+    Names are "mean", "std", "variance", and "p90", "worst10", "best5" with any percentage in (0, 100]; others raise FieldError.
+    """
     kind, percent = parse_statistic(name)
     if percent is None:
         return getattr(distribution, kind)()
@@ -165,9 +202,10 @@ def named_statistic(distribution: Any, name: str) -> float:
 
 
 def parse_keep_best(name: str) -> tuple[str, str]:
-    """The metric and the statistic that `keep_best` names: ("error", "worst10") for worst10, ("loss", "p90") for loss.p90.
+    """The metric and the statistic that a `keep_best` setting names: ("loss", "p90") for "loss.p90".
 
-    A FieldError about `keep_best` where there is no such statistic.
+    The metric is "error" where the setting names none: ("error", "worst10") for "worst10". Raises FieldError about
+    `keep_best` where there is no such statistic; the metric is not checked.
     """
     metric, _, statistic = name.rpartition(".")
     try:
@@ -178,7 +216,10 @@ def parse_keep_best(name: str) -> tuple[str, str]:
 
 
 def _order_statistic(values: Tensor, place: float) -> float:
-    """The value at a `place` in ascending order, the first being 0; between two places linear, as numpy does."""
+    """The value at position `place` of the sorted values, the first being 0.
+
+    Between two positions it is interpolated linearly, as numpy's percentile does.
+    """
     below, above = math.floor(place), math.ceil(place)
     parted = torch.from_numpy(np.partition(values.detach().cpu().numpy(), (below, above)))
     low, high, step = parted[below], parted[above], place - below
@@ -188,7 +229,10 @@ def _order_statistic(values: Tensor, place: float) -> float:
 
 
 def _scale_to_unit(scores: Tensor) -> Tensor:
-    """Scores over a power of two near the largest, so that no square over- or underflows; one NaN where any is not finite."""
+    """The scores divided by a power of two, so that the largest in absolute value is about 1 and no square over- or underflows.
+
+    One NaN, (1,), where there are none or any is not finite.
+    """
     if len(scores) == 0 or not bool(scores.isfinite().all()):
         return scores.new_full((1,), math.nan)
     exponent = max(-1000, min(1000, math.frexp(float(scores.abs().max()))[1]))
@@ -197,7 +241,9 @@ def _scale_to_unit(scores: Tensor) -> Tensor:
 
 def table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
           title: str = "") -> str:
-    """Named rows of numbers as aligned text, multiplied by `scale` and rounded to `digits`; `columns` default to the first row's.
+    """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
+
+    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner.
 
     >>> print(table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
              mean    p90

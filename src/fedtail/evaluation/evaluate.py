@@ -33,33 +33,42 @@ class Evaluation:
     distributions: Mapping[str, Any]      # Distribution; ClientHistogram where only sums over clients are known
 
     def __getitem__(self, name: str) -> Distribution:
-        """The distribution of a metric over clients; a KeyError that names the metrics there are."""
+        """The distribution of the metric `name` over clients.
+
+        A `Distribution`, or a `ClientHistogram` after a federated evaluation. Raises KeyError, which lists the metrics there
+        are, for another name.
+        """
         if name not in self.distributions:
             raise KeyError(f"no metric {name!r}; there are {', '.join(self.distributions)}.")
         return self.distributions[name]
 
     @property
     def loss(self) -> Distribution:
-        """The distribution of the loss over clients."""
+        """The distribution of the loss over clients; raises KeyError where the loss was not evaluated."""
         return self["loss"]
 
     @property
     def error(self) -> Distribution:
-        """The distribution of the error over clients."""
+        """The distribution of the error over clients; raises KeyError where the error was not evaluated."""
         return self["error"]
 
     def table(self) -> str:
-        """Aligned text: one line for each metric, one column for each statistic over clients."""
+        """Aligned text: one line for each metric, one column for each statistic over clients.
+
+        The corner says how many clients there are. Raises KeyError where the loss was not evaluated.
+        """
         clients = len(self.loss)
         return table({name: d.summary() for name, d in self.distributions.items()}, COLUMNS, digits=4, title=f"{clients} clients")
 
 
 def evaluate(model: Trained | nn.Module, population: Population, task: Task | None = None, weighted: bool = False,
              engine: Engine = Engine(), **old: Any) -> Evaluation:
-    """Evaluate a trained module on every client; `weighted` weights clients by mass (training), else equally (test).
+    """Evaluate a trained model on every client of a population: the distribution of loss, error and metrics over clients.
 
-    `task` names the loss, the error and the metrics, by default those it was trained with. `engine` says where it is computed;
-    its kernel is for training. `old` takes settings of the engine as keywords, as earlier versions did.
+    `weighted` weights clients by mass, as in training; by default all have equal weight, as for test clients. `task` gives
+    the loss, the error and the metrics, by default those of training. `engine` sets device, dtype and workers; its `kernel`
+    is not used here. `old` takes the engine's settings as keywords, which is deprecated. Raises what `Task.check` raises
+    where model and data do not fit.
     """
     engine = resolve_engine(engine, old, "evaluate")
     task = task_with_model(model, task)
@@ -71,7 +80,10 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
 
 
 def task_with_model(model: Trained | nn.Module, task: Task | None) -> Task:
-    """A copy of `task` with the model as its module; without a task that of a trained model, or a plain one around the module."""
+    """A copy of `task` with the model as its module.
+
+    Without a task: a copy of the one the `Trained` model was trained with, or a plain `Task` around the module.
+    """
     if isinstance(model, Trained):
         return replace(task or model.task, module=model.module)
     return Task(model) if task is None else replace(task, module=model)
@@ -81,7 +93,11 @@ _CHECKED: WeakKeyDictionary[Population, tuple[Any, ...] | None] = WeakKeyDiction
 
 
 def check_task_once(task: Task, population: Population) -> None:
-    """Raise what `task.check` raises. A module of one form is checked only once on the same data, not in every evaluation."""
+    """Check that the task fits the population, and raise what `task.check` raises.
+
+    The check is skipped where the last one on this population was of a task of the same form (classes, shapes and functions)
+    on unchanged data. A task that passes is remembered until the population is garbage-collected.
+    """
     form = _task_form(task, population)
     if form is None or _CHECKED.get(population) != form:
         task.check(population)
@@ -89,9 +105,11 @@ def check_task_once(task: Task, population: Population) -> None:
 
 
 def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
-    """All that `task.check` depends on: classes and shapes of the module, functions, and torch's counts of writes to the data.
+    """A tuple that changes whenever the outcome of `task.check` may change.
 
-    Classes and functions are held weakly, since they may know the population; None where one cannot be.
+    It holds the module's classes and the shapes of its parameters, the metrics, and the version counters of the population's
+    tensors, which PyTorch raises at every write in place. Classes and functions are held by weak references; None where one
+    does not allow that, or a lazy module has no shapes yet.
     """
     module, data = task.module, (*tensors_of(population.inputs), population.targets)
     try:
@@ -105,13 +123,15 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
 
 def client_values_by_block(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
                            workers: int | None = None) -> dict[str, Tensor]:
-    """Every metric for every client, (clients,) each by its name, in fixed blocks of clients.
+    """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
-    `workers` processes share the blocks where it pays; their number does not change the values.
+    `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where
+    it pays (None: one for each core, on a CPU); their number does not change the values.
     """
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
     def values(block: int) -> dict[str, Tensor]:
+        """The metrics of the clients in one block, by name."""
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
     parts = run_blocks(values, len(blocks), num_workers(params.device, workers))
@@ -119,10 +139,10 @@ def client_values_by_block(kernel: Kernel, params: Tensor, population: Populatio
 
 
 def client_values(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...]) -> dict[str, Tensor]:
-    """Every metric for every client, (clients,) float64 each, by its name.
+    """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
-    Metrics per example are computed in flat batches, those per client from its own outputs: a ValueError where one does not
-    return one number.
+    `kernel` computes the model's outputs. Metrics per example are averaged over a client's examples; a metric per client is
+    called once with all its outputs and targets, and raises ValueError where it does not return one number.
     """
     flat = [m for m in metrics if m.per == "example"]
     values = dict(zip([m.name for m in flat], client_means(kernel, params, population, [m.function for m in flat]), strict=True))
@@ -141,7 +161,10 @@ def client_values(kernel: Kernel, params: Tensor, population: Population, metric
 
 
 def evaluation_of(task: Task, values: dict[str, Tensor], population: Population, weighted: bool = False) -> Evaluation:
-    """Each client's values, by metric, as distributions over clients; `weighted` by mass, else with equal weights."""
+    """An evaluation from each client's values, `values[name]` (clients,), for every metric of the task.
+
+    `weighted` weights clients by their mass, else all have equal weight.
+    """
     mass = population.mass if weighted else None
     rates = gives_rates(task, population)
     return Evaluation({m.name: Distribution(values[m.name], mass, m.better, rates and m.name == "error")
@@ -149,6 +172,9 @@ def evaluation_of(task: Task, values: dict[str, Tensor], population: Population,
 
 
 def gives_rates(task: Task, population: Population) -> bool:
-    """Whether the task's errors are rates in [0, 1], to be shown in percent."""
+    """Whether the task's error is a misclassification rate in [0, 1], whose accuracy is 1 - error.
+
+    So it is where the error is `misclassification`, or the default error with integer targets.
+    """
     classes = task.error is default_error and not population.targets.is_floating_point()
     return classes or task.error is misclassification

@@ -29,9 +29,11 @@ class Choice:
 
 
 def choose(models: Sequence[nn.Module], data: tuple[Any, Any], task: Task | None = None) -> Choice:
-    """Pick the model with the least error on a client's own held-out examples `(x, y)`; ties go to the first.
+    """Pick the model with the least error on one client's own held-out examples `data`, a pair (x, y).
 
-    It runs where the data is: nothing leaves the client. A ValueError without models.
+    Ties go to the first model. `task` gives the error function; by default it is that of a plain `Task` around each model.
+    Everything runs locally, on the CPU: nothing leaves the client. Raises ValueError without models, and what `Task.check`
+    raises where a model does not fit the data.
     """
     if not models:
         raise ValueError("choose needs at least one model.")
@@ -54,11 +56,14 @@ class FamilyEvaluation:
     choice: Tensor                      # (clients,) which model each client picked
 
     def counts(self) -> dict[str, int]:
-        """How many clients picked each model, by its name."""
+        """How many clients picked each model, in a dict by the model's name; 0 for a model that none picked."""
         return dict(zip(self.names, self.choice.bincount(minlength=len(self.names)).tolist(), strict=True))
 
     def table(self) -> str:
-        """Aligned text: a line for the error of each model, and one for that of each client's own pick."""
+        """Aligned text with the mean, 90th percentile and worst tenth of the error over clients.
+
+        One line for each model, which says how many clients picked it, and a last line for the models that clients picked.
+        """
         picks = zip(self.counts().items(), self.members, strict=True)
         rows = {f"{name} (picked by {count})": errors.summary() for (name, count), errors in picks}
         rows["each client's own pick"] = self.chosen.summary()
@@ -67,9 +72,11 @@ class FamilyEvaluation:
 
 def evaluate_family(trained: Trained, population: Population, fraction: float = 0.5, seed: int = 0,
                     names: Sequence[str] = ()) -> FamilyEvaluation:
-    """Every client picks a model by the first part of its examples; all models, and its pick, are evaluated on the second.
+    """Let every client pick a model of a trained family on one part of its examples, and evaluate the models on the other part.
 
-    The first part is `fraction` of the examples, drawn from `seed`. A ValueError unless `names` are as many as the models.
+    The part for picking is a random `fraction` of each client's examples, drawn from `seed`. On the other part the result has
+    the errors of every model and of each client's pick. `names` are the models' names, by default "model 0" and so on; raises
+    ValueError unless there is one for each model, FieldError for a client with one example.
     """
     models = result_params(trained.algorithm, trained.state)
     names = tuple(names) or tuple(f"model {k}" for k in range(len(models)))
@@ -85,15 +92,15 @@ def evaluate_family(trained: Trained, population: Population, fraction: float = 
 
 
 def _best_models(errors: Tensor) -> Tensor:
-    """The index of the first model with the least error for each client, (clients,), from (models, clients).
+    """The index of the model with the least error for each client, (clients,) int64, from errors of shape (models, clients).
 
-    A model whose error is NaN, having diverged, is taken only where all have.
+    Ties go to the first model. A model whose error is NaN, having diverged, is picked only where all are NaN.
     """
     return errors.nan_to_num(nan=float("inf")).argmin(0)
 
 
 def _client_errors(task: Task, population: Population) -> Tensor:
-    """The error of every client under the task's module, (clients,), computed on the CPU."""
+    """The mean error of every client under the task's module, (clients,) float64, computed on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
     return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]

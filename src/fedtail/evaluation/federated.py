@@ -44,29 +44,33 @@ class MetricRange(Part):
     better: Literal["lower", "higher"] = "lower"
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a range or number of bins that no histogram can have."""
+        """Raise ValueError where `low`, `high` and `bins` do not make a histogram. Also computes and caches `edges`."""
         _ = self.edges                  # refuses what is no range
 
     @cached_property
     def edges(self) -> Edges:
-        """Edges of the metric's equal bins over [low, high]."""
+        """The edges of `bins` bins of equal width over [`low`, `high`]; cached."""
         return Edges.equal(self.low, self.high, self.bins)
 
     @property
     def width(self) -> int:
-        """Entries of a row about this metric: the value, its square, and one for each bin."""
+        """How many entries a client's row has for this metric: the value, its square, and one for each bin."""
         return MOMENTS + self.bins
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: the value within the range as a number in [0, 1], its square, and a one in its bin: (clients, width)."""
+        """Client: one row of numbers for each of `values` (clients,), to be summed over clients: (clients, width) float64.
+
+        A row is the value, clipped to [`low`, `high`] and scaled to [0, 1], its square, and a one-hot vector of its bin.
+        Values beyond the range are in the first or last bin.
+        """
         inside = (values.clamp(self.low, self.high) - self.low) / (self.high - self.low)
         bins = torch.nn.functional.one_hot(torch.from_numpy(self.edges.place(values.numpy())), self.bins)
         return torch.cat([inside[:, None], inside.square()[:, None], bins.double()], 1)
 
     def read(self, sums: Tensor, noise: float = 0.0) -> ClientHistogram:
-        """The distribution over clients that the sum of the rows tells; negative counts are taken as zero.
+        """Server: the distribution of the metric over clients from `sums`, (width,), the sum of the clients' rows.
 
-        `noise` is the standard deviation of each entry of the sum.
+        `noise` is the standard deviation of the noise in each entry of the sum (0: none); negative counts are set to zero.
         """
         counts = np.maximum(sums[MOMENTS:].numpy(), 0.0)
         return ClientHistogram(self.edges, counts, float(sums[0]), float(sums[1]), self.better, noise)
@@ -85,9 +89,10 @@ class ClientMetrics(Part):
     sends = (MetricRange,)
 
     def losses(self, clients: Clients, model: int) -> Tensor:
-        """Client: the metrics under the broadcast model of index `model`, (clients, metrics), float64; NaN without examples.
+        """Client: each metric of each client under the broadcast model of index `model`, (clients, metrics) float64 on the CPU.
 
-        A FieldError where the task has no metric of some name.
+        NaN for clients without examples in the split. Raises FieldError where the task has no metric of some name, ValueError
+        where the split is "test" and no client holds out examples.
         """
         known = {metric.name: metric for metric in clients.kernel.task.all_metrics}
         missing = [one.name for one in self.ranges if one.name not in known]
@@ -102,7 +107,10 @@ class ClientMetrics(Part):
         return found
 
     def rows(self, values: Tensor) -> Tensor:
-        """Client: the rows about all metrics side by side, (clients, row_width); zeros where any metric is not finite."""
+        """Client: the rows of all metrics side by side, (clients, row_width), from `values`, (clients, metrics).
+
+        All zeros for a client with any metric that is NaN or infinite, so that it is in no bin.
+        """
         finite = values.isfinite().all(1)
         known = values.where(finite[:, None], 0.0)
         rows = torch.cat([one.rows(column) for one, column in zip(self.ranges, known.T.contiguous(), strict=True)], 1)
@@ -110,12 +118,15 @@ class ClientMetrics(Part):
 
     @property
     def row_width(self) -> int:
-        """Entries of a row about all metrics."""
+        """How many entries a client's row has: the widths of all metrics together."""
         return sum(one.width for one in self.ranges)
 
     @property
     def row_norm(self) -> float:
-        """The largest L2 norm of a row: for each metric three entries of at most 1."""
+        """A bound on the L2 norm of a client's row, to which it is clipped.
+
+        For each metric three entries are not zero, each at most 1: the value, its square and its bin.
+        """
         return math.sqrt((MOMENTS + 1) * len(self.ranges))
 
 
@@ -138,7 +149,11 @@ class FederatedEvaluation:
     every: int = 5
 
     def __post_init__(self) -> None:
-        """Raise a FieldError for a split, interval, bound or metric that is not allowed, a TypeError for what is no noise."""
+        """Raise FieldError for a field that is not allowed, and TypeError for a `noise` that is not a `Noise`.
+
+        Not allowed are an unknown split, `every` below 1, a bound that is not positive and finite, and two metrics of one
+        name.
+        """
         if self.split not in SPLITS:
             raise FieldError("split", "test or train", self.split)
         if self.every < 1:
@@ -154,32 +169,44 @@ class FederatedEvaluation:
 
     @cached_property
     def client_half(self) -> ClientMetrics:
-        """The part that clients run: which metrics, over which ranges, on which of their examples."""
+        """The part that clients run: the metrics with their ranges, and the split; cached.
+
+        The metrics are the loss where `loss_bound` is given, the error, and those in `more`.
+        """
         loss = () if self.loss_bound is None else (MetricRange("loss", 0.0, self.loss_bound, self.bins),)
         return ClientMetrics((*loss, MetricRange("error", 0.0, self.error_bound, self.bins), *self.more), self.split)
 
     @property
     def mechanism(self) -> Mechanism:
-        """What happens to rows and sums before they are released: nothing, or clipping and noise."""
+        """What is done to rows and their sum before the release.
+
+        `NoPrivacy()` without `noise`; else a `NoisySum`, which clips each row to its largest norm and adds the noise.
+        """
         return NoPrivacy() if self.noise is None else NoisySum(self.client_half.row_norm, self.noise)
 
     def questions(self, first: int, models: int) -> tuple[Evaluate, ...]:
-        """One question about each of `models` broadcast models, the first of which has index `first`."""
+        """One `Evaluate` question for each of `models` consecutive broadcast models, the first of which has index `first`."""
         return tuple(Evaluate(self.client_half, model=first + k, mechanism=self.mechanism) for k in range(models))
 
     def read(self, sums: Tensor) -> Evaluation:
-        """The released sum about one model, (row_width,), as distributions over clients by metric."""
+        """Server: the evaluation of one model from `sums`, (row_width,), the released sum of the clients' rows.
+
+        It has a `ClientHistogram` for each metric, by name.
+        """
         parts = sums.double().cpu().split([one.width for one in self.client_half.ranges])
         noise = 0.0 if self.noise is None else self.noise.noise_multiplier * self.client_half.row_norm
         return Evaluation({one.name: one.read(part, noise)
                            for one, part in zip(self.client_half.ranges, parts, strict=True)})
 
     def round(self, method: Method, only: bool = False) -> EvaluatedRound:
-        """A round of `method` that begins with this evaluation or, with `only`, consists of it."""
+        """A round of `method` in which the cohort evaluates the models before it trains.
+
+        With `only`, it evaluates and does not train.
+        """
         return EvaluatedRound(method, self, only)
 
     def sampler_refusal(self, sample: Sampler) -> str | None:
-        """Why cohorts of a sampler cannot stand for all clients with equal weight, in words; None where they can."""
+        """An error text where cohorts of `sample` do not represent all clients equally, which is so for `ByMass`; else None."""
         if isinstance(sample, ByMass):
             return ("ByMass draws large clients more often, so that an evaluation over its cohorts would be about them. Sample "
                     "uniformly, or evaluate on everybody.")
@@ -188,10 +215,10 @@ class FederatedEvaluation:
 
 @dataclass(frozen=True)
 class EvaluatedRound:
-    """A round whose cohort evaluates the models to be handed out, and then trains, unless it is for evaluation only.
+    """A round whose cohort evaluates the models that would be handed out, and then trains, unless it is for evaluation only.
 
-    It is held like a round of the `method` itself, and ends in the state after it and what was found: an evaluation for each
-    model, or nothing where too few clients had something to evaluate on.
+    It is run like a round of the `method`, and returns the state after it and one evaluation for each model, or None where
+    too few clients contributed to the evaluation.
     """
 
     method: Method
@@ -200,31 +227,42 @@ class EvaluatedRound:
 
     @property
     def sample(self) -> Sampler:
-        """The sampler of the method."""
+        """The method's sampler, which draws the cohort."""
         return self.method.sample
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort for which the round is held, by the evaluation's noise and, if it trains, by the method."""
+        """The smallest cohort for which the round is held.
+
+        It is the larger of what the evaluation's mechanism needs and, unless `only`, what the method needs.
+        """
         return max(1 if self.only else self.method.minimum, self.evaluation.mechanism.minimum)
 
     def broadcast(self, state: Any, seed: int) -> Broadcast:
-        """The method's broadcast; where the models to be handed out differ from those trained on, they are appended."""
+        """The method's broadcast of the models to train on.
+
+        Where the models to evaluate differ from those, as with averaged iterates, their parameters (models, dim) are
+        appended.
+        """
         told = self.method.broadcast(state, seed)
         if self._result_models(state) is None:
             return told
         return Broadcast(told.round, told.seed, torch.cat([told.params, self._result_models(state).to(told.params)]))
 
     def _result_models(self, state: Any) -> Any:
-        """The models to be handed out, (models, dim), where they are not those trained on (averaged iterates), else None."""
+        """The parameters of each member's result, (models, dim).
+
+        None where all equal the models trained on, so that no copy is broadcast. They differ where iterates are averaged.
+        """
         results = [m.result(s) for m, s in zip(self.method.members, states_of(state), strict=True)]
         same = all(torch.equal(result, s.params) for result, s in zip(results, states_of(state), strict=True))
         return None if same else torch.stack(results)
 
     def conversation(self, state: Any, seed: int) -> Conversation[tuple[Any, tuple[Evaluation, ...] | None]]:
-        """Server: asks all evaluations at once, then holds the method's conversation unless the round is for evaluation only.
+        """Server: a generator that asks for evaluations of all models at once, then runs the method's conversation unless `only`.
 
-        Returns the state after the round and one evaluation for each model, None where too few clients could evaluate.
+        Returns the state after the round (with `only` the one that came in) and a tuple of one evaluation per model, or None
+        where too few clients contributed for their sums to be released.
         """
         count = len(self.method.members)
         first = 0 if self._result_models(state) is None else count
@@ -238,14 +276,23 @@ class EvaluatedRound:
         return (yield from self.method.conversation(state, seed)), found
 
     def after_skipped_round(self, state: Any, seed: int) -> tuple[Any, None]:
-        """The state after a skipped round, and None as there is no evaluation."""
+        """The state after a round that was skipped for lack of clients, and None in place of the evaluations.
+
+        The method gives that state; with `only`, `state` comes back unchanged.
+        """
         return (state if self.only else self.method.after_skipped_round(state, seed)), None
 
     def after_lost_round(self, state: Any, seed: int) -> tuple[Any, None]:
-        """The state after a round whose sums were not released, and None as there is no evaluation."""
+        """The state after a round whose sums were not released, and None in place of the evaluations.
+
+        The method gives that state; with `only`, `state` comes back unchanged.
+        """
         return (state if self.only else self.method.after_lost_round(state, seed)), None
 
     def releases(self, dim: int) -> tuple[Release, ...]:
-        """What the round releases, for the ledger, with a model of `dim` parameters: the evaluations, and what training does."""
+        """What the round releases, as entries for the privacy ledger, for a model of `dim` parameters.
+
+        One entry for each model's evaluation and, unless `only`, those of the method.
+        """
         asked = self.evaluation.questions(0, len(self.method.members))
         return (*(one.release(dim) for one in asked), *(() if self.only else self.method.releases(dim)))

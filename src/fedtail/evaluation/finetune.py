@@ -34,17 +34,19 @@ class FineTuned:
     after: Evaluation
 
     def table(self) -> str:
-        """Aligned text of two lines: statistics of the error over clients before and after fine-tuning."""
+        """Aligned text: the error before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
         return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
                      ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,
              seed: int = 0, engine: Engine = Engine(), **old: Any) -> FineTuned:
-    """Split each client's examples in two, train a copy of the model on the first part with `local`, evaluate it on the second.
+    """Train a copy of the model on a part of each client's examples with `local`, and evaluate it on that client's other part.
 
-    Clients train side by side where the kernel can, as in a round; what a client draws depends on the seed and on itself alone,
-    so that with whom it trains changes nothing but rounding. On a GPU the examples stay there if they fit, in full precision.
+    The part to train on is a random `fraction`, drawn from `seed`. Returns the evaluations of the second parts before and
+    after. Clients have equal weight. `task` gives loss, error and metrics, by default those of training; `old` takes the
+    engine's settings as keywords, which is deprecated. A client's draws depend on the seed and the client alone, so which
+    clients are computed together changes only rounding. Raises FieldError for a client with one example.
     """
     engine = resolve_engine(engine, old, "finetune")
     task = task_with_model(model, task)
@@ -57,7 +59,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     blocks = cohort_blocks(own.size, kernel.dim, together, params.device)
 
     def tuned_values(block: int) -> dict[str, Tensor]:
-        """Metrics of the clients of a block, each under the model it has trained, by name and in the order of the clients."""
+        """The metrics of the clients in one block, each under the model it has trained, by name and in the order of clients."""
         low, high = blocks[block]
         order = own.size[low:high].argsort(descending=True, stable=True)      # those side by side end at about the same time
         found: list[dict[str, Tensor]] = []

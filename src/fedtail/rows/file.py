@@ -43,22 +43,25 @@ class RowFile:
     """Rows of one shape and type. Processes that know its path read and write the same rows; it pickles as its path."""
 
     def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype):
-        """`name` says what the rows are of, `shape` and `dtype` are those of one row. The file is opened on first use."""
+        """Describe the file at `path`; it is opened on first use and need not exist before that.
+
+        `name` says what the rows hold; `shape` and `dtype` are those of one row.
+        """
         self.path, self.name, self.shape, self.dtype = path, name, shape, dtype
         self.row_bytes = prod(shape) * dtype.itemsize
         self._descriptor: int | None = None
         self._folder: object = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as its description: the copy opens the file for itself, and never removes it."""
+        """Pickle as path, name, shape and dtype: the unpickled copy opens the file itself and never deletes it."""
         return RowFile, (self.path, self.name, self.shape, self.dtype)
 
     @classmethod
     def create(cls, path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowFile:
-        """A file without rows; one that another process has just created for the same rows is taken as it is.
+        """Create the file at `path`, without rows, and its folder; a file that already exists there is opened instead.
 
-        Raises FieldError where a file is there with rows of another name, shape or dtype, and RowsError where it cannot be
-        written.
+        Safe where several processes create it at once. Raises FieldError where an existing file holds rows of another name,
+        shape or dtype, or where `name` is too long for the file's first page, and RowsError where the file cannot be written.
         """
         if path.exists():                                  # whoever came first has created it
             there = cls.open(path)
@@ -82,7 +85,10 @@ class RowFile:
 
     @classmethod
     def open(cls, path: Path) -> RowFile:
-        """A file that was written before; raises RowsError where it is missing or something else. No row is read."""
+        """Open an existing file and read name, shape and dtype from its first page; no row is read.
+
+        Raises RowsError where the file is missing, damaged or not a file of rows.
+        """
         try:
             if path.exists() and not path.is_file():
                 raise ValueError("a pipe or a device")
@@ -102,7 +108,7 @@ class RowFile:
             raise RowsError(f"{path} is not a file of rows, or its beginning is damaged. {PUT_BACK}") from reason
 
     def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Refuse (FieldError) rows of another name, shape or dtype than the file's; they are never cast."""
+        """Raise FieldError unless `name`, `shape` and `dtype` (of one row) are those of this file; rows are never cast."""
         if (name, tuple(shape)) != (self.name, self.shape):
             raise FieldError("", f"of shape {self.shape}", tuple(shape), text=(
                 f"rows of shape {tuple(shape)} came for {name!r}, where {self.path.name} holds rows of shape {self.shape} for "
@@ -113,22 +119,28 @@ class RowFile:
                 f"rows of one type, in every round: return rows.to({self.dtype}) from it, or start again in another folder."))
 
     def head(self, number: int) -> bytes:
-        """The 24 bytes before a row's numbers (mark, check, key, stamp); fewer where the file ends before."""
+        """The 24-byte header of row `number`: mark, CRC-32 of the numbers, client key, and stamp of the round that wrote it.
+
+        All zeros for a row marked as not written; fewer bytes where the file ends before.
+        """
         return os.pread(self._open_once(), HEAD.size, self._row_offset(number))
 
     def is_written(self, number: int, key: int, stamp: bytes) -> bool:
-        """Whether the row of this number was written to its end for this key, with this stamp. Its numbers are not checked."""
+        """Whether row `number` was written completely, for client `key` and in the round with this `stamp`.
+
+        Reads the header only; the numbers are not checked.
+        """
         head = self.head(number)
         return len(head) == HEAD.size and head.startswith(WRITTEN) and HEAD.unpack(head)[2:] == (key, stamp)
 
     def holds(self, count: int) -> bool:
-        """Whether the file is long enough for so many rows; they need not have been written."""
+        """Whether the file is long enough to contain `count` rows; they need not have been written."""
         return os.fstat(self._open_once()).st_size >= self._row_offset(count)
 
     def read(self, number: int, key: int, row: Tensor) -> None:
-        """Read the numbers of a row into `row`, a contiguous tensor of the file's shape and dtype.
+        """Read row `number` into `row` in place, a contiguous CPU tensor of the file's shape and dtype.
 
-        Raises RowsError where they are not what was written for that key: cut short, or changed.
+        Raises RowsError where the row was not written for client `key`, is cut short, or does not match its checksum.
         """
         head, numbers = bytearray(HEAD.size), _as_bytes(row)
         count = os.preadv(self._open_once(), [head, numbers], self._row_offset(number))
@@ -138,10 +150,11 @@ class RowFile:
                             f"changed. {PUT_BACK}")
 
     def write(self, number: int, key: int, stamp: bytes, row: Tensor) -> None:
-        """Write a row from any device; other rows may be written at the same time by other processes.
+        """Write `row`, a tensor on any device, as row `number` of client `key` in the round with this `stamp`.
 
-        Raises FieldError for another shape or dtype, RowsError where the disk is full. A row that is interrupted counts as
-        not written.
+        Other processes may write other rows at the same time. Raises FieldError for another shape or dtype, RowsError where
+        the file cannot be written, such as on a full disk. The header is written last, so that a row that was interrupted
+        counts as not written.
         """
         self.check(self.name, tuple(row.shape), row.dtype)
         numbers, begins = _as_bytes(row.detach().cpu().contiguous()), self._row_offset(number)
@@ -150,14 +163,14 @@ class RowFile:
         self._write_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
 
     def clear(self, number: int) -> None:
-        """Mark a row as not written; a file that ends before it stays as long as it is."""
+        """Mark row `number` as not written by zeroing its header; where the file ends before that row, nothing is written."""
         if self.head(number).strip(b"\0"):
             self._write_at(NOT_WRITTEN, self._row_offset(number))
 
     def copy(self, number: int, to: RowFile, at: int) -> None:
-        """Copy a row with its head to place `at` of another file of the same shape and dtype; it is not checked.
+        """Copy row `number`, with its header, to row `at` of the file `to`, which must have the same shape and dtype.
 
-        Raises RowsError where the file ends within the row.
+        The checksum is not verified. Raises RowsError where this file ends within the row or `to` cannot be written.
         """
         size, done = HEAD.size + self.row_bytes, 0
         content = bytearray(min(size, 2**24))
@@ -169,7 +182,7 @@ class RowFile:
             done += count
 
     def state(self) -> tuple[int, int, int]:
-        """The file's inode, size in bytes and time of its last write in ns: another value means that somebody has written.
+        """The file's inode, size in bytes and modification time in ns, in this order: if they change, somebody has written to it.
 
         Raises RowsError where the file is missing.
         """
@@ -180,27 +193,27 @@ class RowFile:
         return there.st_ino, there.st_size, there.st_mtime_ns
 
     def sync(self) -> None:
-        """Wait until what was written is on disk, so that it survives a power cut; raises RowsError where that fails."""
+        """Flush the file to disk (fsync), so that its rows survive a power cut; raises RowsError where that fails."""
         try:
             os.fsync(self._open_once())
         except OSError as reason:
             raise write_error(self.path, reason) from reason
 
     def remove_with(self, folder: object) -> None:
-        """Make this a temporary file, which is deleted when this object is garbage-collected.
+        """Make this a temporary file: it is deleted when this object is garbage-collected, in this process only.
 
-        It keeps a reference to `folder`, so that the folder stays as long. A second call does nothing.
+        This object keeps a reference to `folder`, so that the folder exists for as long. A second call does nothing.
         """
         if self._folder is None:
             self._folder = folder
             weakref.finalize(self, _remove_unless_forked, self.path, os.getpid())
 
     def _row_offset(self, number: int) -> int:
-        """Where the head of a row begins, in bytes from the start of the file."""
+        """The position of row `number`'s header, in bytes from the start of the file."""
         return PAGE + number * (HEAD.size + self.row_bytes)
 
     def _write_at(self, content: Any, at: int) -> None:
-        """Write all of `content` (bytes) at a position in bytes; raises RowsError where the disk does not take it."""
+        """Write all of `content` (bytes-like) at byte position `at` of the file; raises RowsError where the system refuses."""
         view, done = memoryview(content), 0
         try:
             while done < len(view):
@@ -209,9 +222,9 @@ class RowFile:
             raise write_error(self.path, reason) from reason
 
     def _open_once(self) -> int:
-        """The descriptor of the file, opened for reading and writing on the first call and closed with this object.
+        """The descriptor of the file, which the first call opens for reading and writing.
 
-        Raises RowsError where the file is missing.
+        It is closed when this object is garbage-collected. Raises RowsError where the file is missing.
         """
         if self._descriptor is None:
             try:
@@ -223,23 +236,26 @@ class RowFile:
 
 
 def _as_bytes(row: Tensor) -> memoryview:
-    """The numbers of a contiguous row as they lie in memory: a view of its bytes, which reads and writes the tensor."""
+    """A memoryview of the bytes of a contiguous CPU tensor, without a copy: writing to it changes the tensor."""
     numbers: Any = row.view(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 
 
 def _missing_error(path: Path) -> RowsError:
-    """The error, to raise, for a file of rows that is gone."""
+    """A RowsError, returned and not raised, that says the file of rows at `path` is missing."""
     return RowsError(f"{path} is missing, and with it what clients remember. {PUT_BACK}")
 
 
 def write_error(path: Path, reason: OSError) -> RowsError:
-    """The error, to raise, for a file of rows that could not be written; says what the system said and what to do."""
+    """A RowsError, returned and not raised, that says `path` could not be written, the system's `reason`, and what to do."""
     return RowsError(f"{path} could not be written: {reason.strerror or reason}. What earlier rounds wrote is whole: free some "
                      "space there, or choose another folder (TMPDIR, or --out), and go on from the last checkpoint.")
 
 
 def _remove_unless_forked(path: Path, process: int) -> None:
-    """Delete a file, in the process that owns it only: a forked one inherits the call, and leaves the file alone."""
+    """Delete the file at `path` if this is the process with id `process`.
+
+    A forked child inherits the call and does nothing.
+    """
     if os.getpid() == process:                           # a forked process inherits this, and leaves it alone
         path.unlink(missing_ok=True)

@@ -37,7 +37,10 @@ ABANDONED = 86400.0      # seconds after which a temporary folder that nobody ho
 @with_old_names
 @dataclass(frozen=True, eq=False)
 class RowPlaces:
-    """Where the clients of a round write their rows, each in a place of its own. It is small, and any process may be given it."""
+    """Where the clients of one round write their rows: each has its own place in the file of every name.
+
+    It is small to send, and any process that sees the folder can write. Rows count only after `RowFolder.commit`.
+    """
 
     folder: Path
     stamp: bytes
@@ -46,14 +49,14 @@ class RowPlaces:
     place: Tensor                                 # (clients,) from the first place on
 
     def take(self, chosen: Tensor) -> RowPlaces:
-        """The places of some of these clients, by position or mask."""
+        """The places of some of these clients, given by positions or a boolean mask."""
         return replace(self, key=self.key[chosen], place=self.place[chosen])
 
     def write(self, name: str, chosen: Tensor, rows: Tensor) -> None:
-        """Write the rows, (chosen, ...), of some of these clients (positions) under a name; not yet committed.
+        """Write `rows`, (chosen, ...), to the places of the clients at positions `chosen`, under `name`, without committing them.
 
-        The first row of a name fixes the shape and dtype of its rows; others raise FieldError. Raises RowsError where the
-        disk is full.
+        Where `name` has no file yet, one is created for rows of this shape and dtype; rows of another kind raise FieldError
+        from then on. Raises RowsError where the file cannot be written, such as on a full disk.
         """
         if name in self.files:
             file, first = self.files[name]
@@ -64,20 +67,23 @@ class RowPlaces:
             file.write(first + place, key, self.stamp, row)
 
     def path(self, name: str) -> Path:
-        """Where the file for a name that has none yet is to be created."""
+        """The path at which this round creates the file for `name` where there is none yet."""
         return self.folder / file_name(name, self.stamp)
 
     def read_written(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """What these clients have written in this round so far, committed or not.
+        """Read the rows that these clients have written in this round so far, committed or not.
 
-        By name: the positions of those who have written, (writers,) int64, and their rows. Names that none of them wrote are
-        left out.
+        A dict by name: the positions of the clients that have written, (writers,) int64, and their rows, (writers, ...).
+        Names that none of them wrote are left out.
         """
         return {name: found for name, (file, first) in {**self.files, **self.new_files()}.items()
                 if len((found := self._read_rows(file, first))[0])}
 
     def new_files(self) -> dict[str, tuple[RowFile, int]]:
-        """The files that this round has created, by name, each with the number of its first place, 0."""
+        """The files that this round has created, by name, each with the number of its first place, 0.
+
+        An empty dict where there are none.
+        """
         ending, names = f"-{self.stamp.hex()}.rows", list[str]()
         with suppress(FileNotFoundError):                  # the rule: there is no folder before the first row, so be quick
             names = sorted(name for name in os.listdir(self.folder) if name.endswith(ending))
@@ -85,7 +91,10 @@ class RowPlaces:
         return {file.name: (file, 0) for file in files}
 
     def _read_rows(self, file: RowFile, first: int) -> tuple[Tensor, Tensor]:
-        """The positions of the clients that wrote to `file`, whose places begin at `first`, in this round, and their rows."""
+        """Read from `file`, whose first place for this round is row `first`, the rows that these clients wrote in this round.
+
+        Returns the positions of the clients that wrote one, (writers,) int64, and the rows, (writers, ...).
+        """
         keys, numbers = self.key.tolist(), (first + self.place).tolist()
         chosen = [k for k, key in enumerate(keys) if file.is_written(numbers[k], key, self.stamp)]
         rows = torch.empty(len(chosen), *file.shape, dtype=file.dtype)
@@ -95,7 +104,11 @@ class RowPlaces:
 
 
 class RowSite(NamedTuple):
-    """A folder on a machine. Another machine that shares it over a network is not meant: parts of a page would be lost there."""
+    """A folder on one machine, so that another process can tell whether it sees the same one.
+
+    A network folder on another machine does not count as the same: two machines that write to one page of a file may lose
+    data.
+    """
 
     machine: str
     path: Path
@@ -104,13 +117,13 @@ class RowSite(NamedTuple):
 
     @classmethod
     def from_path(cls, path: Path) -> RowSite:
-        """The site of a folder that exists: the machine by its boot id (else host name), and the folder by device and inode."""
+        """The site of an existing folder: the machine's boot id (else host name), the path, and the folder's device and inode."""
         started = Path("/proc/sys/kernel/random/boot_id")
         there = path.stat()
         return cls(started.read_text() if started.exists() else platform.node(), path, there.st_dev, there.st_ino)
 
     def is_visible(self) -> bool:
-        """Whether this process, on whichever machine, sees that very folder at that path."""
+        """Whether this process runs on the same machine and sees the same folder at that path."""
         return self.path.is_dir() and RowSite.from_path(self.path) == self
 
 
@@ -121,9 +134,9 @@ class RowFolder:
     """
 
     def __init__(self, folder: Path | None = None):
-        """Row stores in `folder`, which is created by the first row; None means a temporary one.
+        """Row stores in `folder`, which is created with the first row.
 
-        A temporary folder is removed when nothing refers to its rows any more.
+        None means a temporary folder, which is removed when nothing refers to its rows any more. Starts without any store.
         """
         self.stores: dict[str, RowStore] = {}
         self._temporary: TemporaryRows | None = None
@@ -134,9 +147,10 @@ class RowFolder:
         self._lock = None if self._temporary else WriterLock(self.path)
 
     def hold(self) -> None:
-        """Become the only writer of a given folder; nothing for a temporary one, or where it is held.
+        """Become the only writer of the folder; does nothing where it is temporary or this object is the writer already.
 
-        Raises RowsError where there is another writer, or one has written since `release`.
+        Waits up to 10 seconds for another writer to end. Raises RowsError where it does not, or where another process has
+        written to these stores since `release`.
         """
         if self._lock is not None and not self._lock.is_held:
             self._lock.acquire()
@@ -144,7 +158,10 @@ class RowFolder:
                 store.resume_writing()
 
     def release(self) -> None:
-        """Let others write to the folder; the next round takes it again. Nothing where it is not held."""
+        """Stop being the writer, so that others can write; the next round that writes calls `hold` again.
+
+        Does nothing where this object is not the writer.
+        """
         if self._lock is not None and self._lock.is_held:
             for store in self.stores.values():
                 with suppress(RowsError):                  # a file that is gone is missed by whoever goes on
@@ -152,29 +169,33 @@ class RowFolder:
             self._lock.release()
 
     def rows(self) -> dict[str, Rows]:
-        """Snapshots of what is committed, by the name under which clients keep their rows."""
+        """A snapshot of the committed rows of each store, by the name under which clients keep them."""
         return {name: store.rows for name, store in self.stores.items()}
 
     def reserve(self, key: Tensor) -> RowPlaces:
-        """Places for a row of each of these clients (`key`) under every name, at the ends of the files.
+        """Reserve, for a round, a place for one row of each client in `key` (int64 client keys) at the end of every store's file.
 
-        Nothing is written, and the next round gets the same places unless this one is committed. Raises RowsError for another
-        writer.
+        Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where
+        there are stores. Raises RowsError where there is another writer.
         """
         self._refuse_other_writers()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}
         return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
 
     def site(self) -> RowSite:
-        """Where the folder is (its parent, which is created), for other processes to find out whether they see it."""
+        """The site of the folder's parent, which is created if missing.
+
+        Another process calls `is_visible` on it to learn whether it sees the same folder and so can use these rows.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return RowSite.from_path(self.path.parent)
 
     def commit(self, places: RowPlaces) -> None:
-        """Take over what clients wrote to their places: the round was held to its end, and this is what they remember.
+        """Commit the rows that clients wrote to their `places` in a completed round. Becomes the writer where there are rows.
 
-        Where most rows of a file were replaced, or rows are spread over many files, the newest are copied to a new one.
-        Raises RowsError for another writer, and then the round's new files are removed.
+        Where more than half of a store's rows are replaced and these take more than 64 MB, or its rows are spread over more
+        than 8 files, the newest rows are copied to a new file. Raises RowsError where there is another writer, after deleting
+        the files the round created.
         """
         created = places.new_files()
         try:
@@ -191,7 +212,10 @@ class RowFolder:
                 self._use_store(name, store.rows.copy_to(self._new_path(name)))
 
     def discard(self, places: RowPlaces) -> None:
-        """Drop a round that was not held to its end: its new files are removed, its rows in others written over later."""
+        """Drop a round that was not completed: delete the files it created and then the folder, if that is empty.
+
+        Rows it wrote to existing files stay uncommitted and are overwritten later.
+        """
         created = places.new_files()
         for file, _ in created.values():
             file.path.unlink(missing_ok=True)
@@ -200,13 +224,13 @@ class RowFolder:
                 self.path.rmdir()
 
     def forget(self) -> None:
-        """Begin without any rows; the files stay until `sweep`."""
+        """Drop all stores, so that no client has a row; the files stay on disk until `sweep`."""
         self.stores = {}
 
     def write(self, name: str, key: Tensor, rows: Tensor) -> None:
-        """Commit rows, (clients, ...), of the clients in `key` under a name, in a new file.
+        """Write and commit `rows`, (clients, ...), of the clients with keys `key` as the only rows of `name`, in a new file.
 
-        Earlier rows of that name are dropped.
+        Earlier rows of that name are dropped. Becomes the writer; raises RowsError where there is another.
         """
         self.hold()
         store = RowStore.create(self._new_path(name), tuple(rows.shape[1:]), rows.dtype, name)
@@ -214,10 +238,11 @@ class RowFolder:
         store.write(key, rows)
 
     def recall(self, name: str, rows: Rows) -> None:
-        """Go on under a name from a snapshot, of this folder or another fleet's.
+        """Make the rows of a snapshot, of this folder or another, the current rows of `name`; no snapshot is overwritten.
 
-        Where later rows of its store are in use, or the store is elsewhere, rows are copied (or, in a temporary folder,
-        referred to), so that no snapshot is written over. Raises RowsError for another writer.
+        Where the snapshot is the newest state of a store in this folder, that store is used. Otherwise its rows are copied to
+        a new file or, in a temporary folder, referred to in place. Becomes the writer; raises RowsError where there is
+        another.
         """
         self.hold()
         store = rows.store
@@ -227,13 +252,16 @@ class RowFolder:
         self._use_store(name, store)
 
     def _borrow_rows(self, name: str, rows: Rows) -> RowStore:
-        """A store in a new file that begins with the rows of a snapshot, which stay where they are."""
+        """A store in a new file that begins with the rows of a snapshot; they are not copied and stay in the snapshot's file."""
         store = RowStore.create(self._new_path(name), rows.shape, rows.dtype, name)
         store.borrow(rows)
         return store
 
     def sweep(self, names: Collection[str]) -> None:
-        """Delete files of rows that are neither in use nor among these file names; raises RowsError for another writer."""
+        """Delete the `*.rows` files of the folder that no store uses and that are not among the file names `names`.
+
+        Raises RowsError where there is another writer.
+        """
         self._refuse_other_writers()
         used = {store.file.path.name for store in self.stores.values()} | set(names)
         for path in self.path.glob("*.rows"):
@@ -241,9 +269,9 @@ class RowFolder:
                 path.unlink(missing_ok=True)
 
     def _refuse_other_writers(self, writes: bool = False) -> None:
-        """Raise RowsError where there is another writer.
+        """Raise RowsError where another writer holds the folder.
 
-        Whoever has rows here, or `writes` some now, becomes the writer; others leave the folder as it is.
+        Where this object has stores, or `writes` is true, it becomes the writer by this; otherwise it only checks.
         """
         if self.stores or writes:
             self.hold()
@@ -251,11 +279,14 @@ class RowFolder:
             self._lock.check()
 
     def _new_path(self, name: str) -> Path:
-        """A path for a file of rows of a name that no other file has."""
+        """A path in the folder for a new file with the rows of `name`; a random stamp makes it unique."""
         return self.path / file_name(name, new_stamp())
 
     def _use_store(self, name: str, store: RowStore) -> None:
-        """Let a store hold the rows of a name from now on; in a temporary folder its file goes with the last reference."""
+        """Make `store` the one that holds the rows of `name`.
+
+        In a temporary folder its file is then deleted when nothing refers to it.
+        """
         self.stores[name] = store
         if self._temporary is not None:
             store.file.remove_with(self._temporary)
@@ -263,18 +294,21 @@ class RowFolder:
 
 
 class TemporaryRows:
-    """A folder of files that nobody asked to keep: made by whoever first writes to it, removed when nothing refers to it."""
+    """A temporary folder for rows: created with the first row, deleted when nothing refers to it any more."""
 
     def __init__(self) -> None:
-        """Choose a path for the folder, which is not created yet; it is removed with this object, in this process only."""
+        """Choose a random path in the system's temporary folder, without creating it.
+
+        Whatever is at the path is deleted when this object is garbage-collected, in this process only.
+        """
         self.path = Path(tempfile.gettempdir()) / f"{PREFIX}{secrets.token_hex(8)}"
         self._held: int | None = None
         weakref.finalize(self, _remove_unless_forked, self.path, os.getpid())
 
     def hold(self) -> None:
-        """Lock the folder, once it is there, so that no other process takes it for an abandoned one.
+        """Lock the folder, which must exist, so that no other process takes it for an abandoned one; a second call does nothing.
 
-        Abandoned folders of this user, older than a day, are removed.
+        Also deletes other folders of this kind that belong to this user, are older than a day and are not locked.
         """
         if self._held is not None:
             return
@@ -288,16 +322,16 @@ class TemporaryRows:
 
 
 def file_name(name: str, stamp: bytes) -> str:
-    """The name of the file for the rows of a name: its beginning, for people, a digest of it, and the stamp in hexadecimal.
+    """The file name for the rows of `name`: its first 40 letters, a digest of all of it, and the stamp in hexadecimal.
 
-    Two names never share a file, however they begin.
+    Names that begin alike get different files through the digest.
     """
     digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
     return f"{quote(name.replace(' ', '-'), safe='-')[:BEGINNING]}-{digest}-{stamp.hex()}.rows"
 
 
 def _remove_unheld(folder: Path) -> None:
-    """Delete a folder of rows; raises BlockingIOError where a process holds it."""
+    """Delete a folder of rows unless a process holds a lock on it, which raises BlockingIOError."""
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -307,6 +341,6 @@ def _remove_unheld(folder: Path) -> None:
 
 
 def _remove_unless_forked(folder: Path, process: int) -> None:
-    """Delete a folder, in the process that owns it only: a forked one inherits the call, and leaves the folder alone."""
+    """Delete `folder` if this is the process with id `process`; a forked child, which inherits the call, does nothing."""
     if os.getpid() == process:                           # a forked process inherits this, and leaves it alone
         shutil.rmtree(folder, ignore_errors=True)

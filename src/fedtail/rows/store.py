@@ -25,35 +25,36 @@ NOTHING = bytes(16)              # the digest of no rows
 
 
 class Recalled(NamedTuple):
-    """One row for each of some clients, and who has one; zeros where nothing was ever written."""
+    """One row for each of some clients, zeros for a client that never wrote one; `has` says who did."""
 
     rows: Tensor                 # (clients, ...)
     has: Tensor                  # (clients,) bool
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row."""
+        """The shape of one row, without the clients' dimension."""
         return tuple(self.rows.shape[1:])
 
     def take(self, chosen: Tensor) -> Recalled:
-        """The rows of some of these clients, by position or mask; copied."""
+        """The rows of some of these clients, given by positions or a boolean mask; a copy."""
         return Recalled(self.rows[chosen], self.has[chosen])
 
     def read(self) -> Recalled:
-        """Itself: rows in memory answer the call by which `RowReferences` are read."""
+        """Return self: the rows are in memory already. `RowReferences.read` has the same signature and reads them from disk."""
         return self
 
     def or_nan(self) -> Tensor:
-        """The rows, (clients, ...), with NaN in those of clients that have none; not a copy where all have one."""
+        """The rows, (clients, ...), with NaN for clients that have none. Where all have one it is `rows` itself, not a copy."""
         if bool(self.has.all()):
             return self.rows
         return self.rows.masked_fill(~self.has.view(-1, *[1] * (self.rows.ndim - 1)), float("nan"))
 
 
 class Mark(NamedTuple):
-    """All that a checkpoint has to hold of a store: its file, how many rows of it count, and a digest of their heads.
+    """What a checkpoint saves of a store: its file name, how many rows of it are committed, and a digest of their headers.
 
-    Heads hold keys and checks of the numbers, so the digest covers the index and, row by row as they are read, the content.
+    Headers hold client keys and checksums of the numbers, so the digest covers who has a row and, once it is read, its
+    content.
     """
 
     file: str
@@ -79,7 +80,10 @@ class RowStore:
     """
 
     def __init__(self, file: RowFile):
-        """A store without committed rows on `file`, whatever that holds; `open` takes over what a mark names."""
+        """A store on `file` in which no row is committed yet, whatever the file holds.
+
+        `RowStore.open` restores the committed rows.
+        """
         self.file = file
         self._places: dict[int, list[tuple[RowFile, int]]] = {}      # of each key's rows, the newest last
         self._length, self._digest = 0, NOTHING                      # of what is committed
@@ -87,14 +91,18 @@ class RowStore:
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
-        """An empty store in a new file; `shape` and `dtype` are those of one row, `name` says what the rows are of."""
+        """An empty store in a new file at `path`; `shape` and `dtype` are those of one row, `name` says what the rows hold.
+
+        Raises FieldError or RowsError where the file cannot be created, or exists with rows of another kind.
+        """
         return cls(RowFile.create(path, name, tuple(shape), dtype))
 
     @classmethod
     def open(cls, folder: Path, mark: Mark) -> RowStore:
-        """The store in a folder as a mark names it; rows beyond it are ignored. Heads are read and checked, not the numbers.
+        """Restore the store that a checkpoint's `mark` names, whose file is in `folder`; rows committed later are ignored.
 
-        Raises RowsError where the file is missing, too short, or has other heads than at the time of the mark.
+        Row headers are read and compared with the mark's digest; the numbers are checked only when read. Raises RowsError
+        where the file is missing, too short, or has changed since.
         """
         if not isinstance(mark.length, int) or not 0 <= mark.length < LARGEST or not isinstance(mark.digest, str):
             raise RowsError(f"a mark of a row store is damaged: it names {shorten(mark.length)} rows. {PUT_BACK}")
@@ -108,12 +116,12 @@ class RowStore:
         return store
 
     def __len__(self) -> int:
-        """How many rows the file holds, with those that newer ones have replaced."""
+        """How many rows of the file are committed, including replaced rows and places that were left empty."""
         return self._length
 
     @property
     def rows(self) -> Rows:
-        """A snapshot of what is committed now; later commits do not change it."""
+        """A snapshot of the rows committed now; later commits do not change it. Nothing is read or copied."""
         return Rows(self, self._length, self._digest)
 
     @property
@@ -123,11 +131,14 @@ class RowStore:
 
     @property
     def num_files(self) -> int:
-        """How many files hold the newest rows: its own, and those of an earlier store whose rows it began with."""
+        """How many files are in use: this store's own, and those of other stores that hold some key's newest row (`borrow`)."""
         return len({places[-1][0] for places in self._places.values()} | {self.file})
 
     def write(self, keys: Iterable[int] | Tensor, rows: Tensor) -> None:
-        """Write a row for each key, (keys, ...), and commit; raises FieldError for rows of another shape or dtype."""
+        """Append a row for each of `keys` to the file and commit them; `rows` is (keys, ...).
+
+        Raises FieldError for rows of another shape or dtype, RowsError where the file cannot be written.
+        """
         keys, stamp = _as_list(keys), new_stamp()
         self.file.check(self.file.name, tuple(rows.shape[1:]), rows.dtype)
         for number, (key, row) in enumerate(zip(keys, rows, strict=True), len(self)):
@@ -135,9 +146,10 @@ class RowStore:
         self.commit(keys, stamp)
 
     def commit(self, keys: Iterable[int] | Tensor, stamp: bytes) -> None:
-        """Take over what was written with this stamp for these keys, in their order, at the end of the file.
+        """Commit the rows that a round wrote: the i-th of `keys` has its row, if any, at the i-th place after the committed end.
 
-        A key that wrote nothing keeps the row it had. Snapshots from before see nothing of it.
+        Only rows written for that key with this round's `stamp` are taken; a key without one keeps its former row, and its
+        place is cleared in the file. Earlier snapshots do not change.
         """
         keys, begin, end = _as_list(keys), len(self), len(self)
         for number, key in enumerate(keys, begin):
@@ -148,7 +160,10 @@ class RowStore:
         self._index_rows(begin, end)
 
     def _index_rows(self, begin: int, end: int) -> None:
-        """Put the rows from `begin` to `end` of the file into the index and the digest, and make `end` the committed length."""
+        """Add rows `begin` to `end` (exclusive) of the file to the index and the digest, and make `end` the committed length.
+
+        Reads their headers only.
+        """
         for number in range(begin, end):
             head = self.file.head(number)
             self._digest = hashlib.blake2b(self._digest + head, digest_size=16).digest()
@@ -157,25 +172,32 @@ class RowStore:
         self._length = max(begin, end)
 
     def stop_writing(self) -> None:
-        """Remember the state of the file: from now on others may write to it, which `resume_writing` will notice."""
+        """Remember the state of the file; from now on other processes may write to it, which `resume_writing` detects."""
         self._left = self.file.state()
 
     def resume_writing(self) -> None:
-        """Be the writer again; raises RowsError where others have written since `stop_writing`, whose rows would be lost."""
+        """Become the writer again.
+
+        Raises RowsError where the file has changed since `stop_writing`, since this process does not know the rows written
+        meanwhile.
+        """
         if self._left is not None and self._left != self.file.state():
             raise RowsError(f"{self.file.path} was written to by another process since it was last used here. Go on from the "
                             "checkpoint that process wrote last, or in another folder.")
         self._left = None
 
     def borrow(self, rows: Rows) -> None:
-        """Begin with the rows of a snapshot of another store, which stay in its file; new rows are written to this one."""
+        """Replace this store's index by the rows of a snapshot of another store.
+
+        They are not copied and stay in its file; new rows are written to this store's file.
+        """
         self._places = {key: [place] for key in rows.keys for place in [rows.place(key)] if place}
 
 
 @with_old_names
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A store as it was at some time: later rounds change nothing of it."""
+    """A snapshot of a store's committed rows; later commits do not change it."""
 
     store: RowStore
     length: int
@@ -193,30 +215,33 @@ class Rows:
 
     @property
     def keys(self) -> list[int]:
-        """The keys of the clients that have a row in this snapshot."""
+        """The keys of the clients that have a row in this snapshot, in the order in which they first got one."""
         return [key for key in self.store._places if self.place(key)]
 
     @property
     def is_newest(self) -> bool:
-        """Whether nothing was committed to the store since this snapshot."""
+        """Whether the store still has the length it had at this snapshot, so that nothing was committed since."""
         return self.length == len(self.store)
 
     @property
     def mark(self) -> Mark:
-        """What a checkpoint holds of this snapshot: file name, length and digest, from which `RowStore.open` finds it again."""
+        """The file name, the number of rows and their digest in hexadecimal, to save in a checkpoint.
+
+        `RowStore.open` restores the rows from it.
+        """
         return Mark(self.store.file.path.name, self.length, self.digest.hex())
 
     def place(self, key: int) -> tuple[RowFile, int] | None:
-        """The file and the number of a key's newest row in this snapshot; None where it has none."""
+        """The file and the row number of the newest row of client `key` in this snapshot; None where it has none."""
         for file, number in reversed(self.store._places.get(key, ())):
             if file is not self.store.file or number < self.length:
                 return file, number
         return None
 
     def find(self, keys: Iterable[int] | Tensor) -> RowReferences:
-        """Where the rows of some clients are, in the order of `keys`.
+        """References to the rows of the clients `keys`, in their order, without reading any.
 
-        Nothing is read, and a key without a row is noted as such.
+        `which` and `number` are -1 for a key without a row.
         """
         keys = _as_list(keys)
         found = [self.place(key) for key in keys]
@@ -226,11 +251,17 @@ class Rows:
                              torch.tensor([place[1] if place else -1 for place in found], dtype=torch.int64))
 
     def read(self, keys: Iterable[int] | Tensor) -> Recalled:
-        """The rows of some clients, in the order of `keys`, from disk; raises RowsError where one was changed."""
+        """Read the rows of the clients `keys` from disk, in their order; a key without a row gets zeros, and False in `has`.
+
+        Raises RowsError where a row is damaged or its file is missing.
+        """
         return self.find(keys).read()
 
     def copy_to(self, path: Path) -> RowStore:
-        """A store in a new file at `path` with the rows of this snapshot, and none that they have replaced."""
+        """A new store, in a new file at `path`, that holds each key's newest row of this snapshot and none of the replaced ones.
+
+        Checksums are copied, not verified.
+        """
         keys, new = self.keys, RowStore.create(path, self.shape, self.dtype, self.store.file.name)
         for number, key in enumerate(keys):
             place = self.place(key)
@@ -242,7 +273,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class RowReferences:
-    """Where the rows of some clients are. It is small, and any process that sees the files reads them."""
+    """Where the rows of some clients are on disk. It is small to send, and any process that sees the files can read the rows."""
 
     files: tuple[RowFile, ...]
     key: Tensor                  # (clients,)
@@ -255,11 +286,14 @@ class RowReferences:
         return self.files[0].shape
 
     def take(self, chosen: Tensor) -> RowReferences:
-        """The references of some of these clients, by position or mask."""
+        """The references of some of these clients, given by positions or a boolean mask; nothing is read."""
         return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
 
     def read(self) -> Recalled:
-        """The rows from disk, zeros for clients without one; raises RowsError where a row was changed or its file is missing."""
+        """Read the rows from disk: (clients, ...) with zeros for clients without a row, and `has`, which says who has one.
+
+        Raises RowsError where a row was changed or its file is missing.
+        """
         rows = torch.empty(len(self.key), *self.shape, dtype=self.files[0].dtype)
         for row, key, which, number in zip(rows, self.key.tolist(), self.which.tolist(), self.number.tolist(), strict=True):
             if which >= 0:
@@ -270,13 +304,14 @@ class RowReferences:
 
 
 def new_stamp() -> bytes:
-    """8 random bytes of the operating system, written with every row (or in every file name) of one round.
+    """8 random bytes from the operating system that identify one round.
 
-    By them `commit` tells this round's rows from what another left.
+    They are written with every row of the round, or into the name of a new file, so that `commit` can tell this round's rows
+    from those that an interrupted round left in the same places.
     """
     return secrets.token_bytes(8)
 
 
 def _as_list(keys: Iterable[int] | Tensor) -> list[int]:
-    """Keys as a list of Python integers, from a tensor or any iterable."""
+    """The keys, a tensor or any iterable of integers, as a list of Python integers."""
     return keys.tolist() if isinstance(keys, Tensor) else [int(key) for key in keys]

@@ -25,21 +25,22 @@ class WriterLock:
     """
 
     def __init__(self, folder: Path):
-        """A lock for `folder`, not yet held; nothing is written before `acquire`."""
+        """A lock for `folder` that is not held yet; nothing is written to disk before `acquire`."""
         self.folder = folder
         self._descriptor: int | None = None
         self._end: weakref.finalize | None = None
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds the lock; another one in this process may hold it for the same folder."""
+        """Whether this object holds the lock. False also where another object of this process holds it for the same folder."""
         return self._descriptor is not None
 
     def acquire(self, patience: float | None = None) -> None:
-        """Become the writer, waiting up to `patience` seconds (10 by default) for another process to end.
+        """Take the lock, waiting up to `patience` seconds (10 by default) for another process to give it up.
 
-        Raises RowsError where it does not, and at once where another object of this process holds the lock. Nothing where it
-        is held.
+        Creates the folder and a lock file in it. Does nothing where this object already holds the lock. Raises RowsError
+        where the wait was in vain or the lock file cannot be written; where another object of this process holds the lock,
+        that is after a garbage collection and without a wait.
         """
         if self.is_held:
             return
@@ -58,23 +59,30 @@ class WriterLock:
         _LOCKS.add(self)
 
     def check(self) -> None:
-        """Raise RowsError where there is another writer, after the usual patience, without becoming one."""
+        """Raise RowsError where another writer has the lock and does not give it up within 10 seconds.
+
+        If it is in this process, the error comes without the wait. Where there is a lock file, the lock is taken for a
+        moment, and the file is deleted with it; this object does not hold the lock afterwards unless it did before.
+        """
         if not self.is_held and (self.folder / NAME).exists():
             self.acquire()
             self.release()
 
     def release(self) -> None:
-        """Let others write, and delete the lock file; nothing where the lock is not held."""
+        """Give up the lock and delete the lock file; does nothing where this object does not hold it."""
         if self._end is not None:
             self._end()
         self._descriptor = self._end = None
 
     def _is_held_in_process(self) -> bool:
-        """Whether any object of this process holds the lock of this folder."""
+        """Whether any WriterLock object of this process, this one included, holds the lock of the same folder."""
         return any(lock.is_held and lock.folder.resolve() == self.folder.resolve() for lock in list(_LOCKS))
 
     def _refusal_error(self, here: bool) -> RowsError:
-        """The error, to raise, that names the writer: another fleet of this process (`here`), or another process."""
+        """A RowsError, returned and not raised, that names the current writer.
+
+        That is this process where `here` is true, else the process whose id is in the lock file.
+        """
         who, write = "another fleet of this process", "Leave its `with` block first"
         if not here:
             who, write = f"process {_holder_pid(self.folder / NAME)}", "Wait for it to end"
@@ -82,9 +90,9 @@ class WriterLock:
                          "give this one a folder of its own (folder=..., or --out).")
 
     def _close_inherited(self) -> None:
-        """Close this process's copy of the descriptor, after a fork; the lock file stays.
+        """After a fork, in the child: close the inherited descriptor and count as not held; the lock file stays.
 
-        The copy would go on holding the lock after the process that took it has ended.
+        Otherwise the child would go on holding the lock after its parent has ended.
         """
         if self._descriptor is not None and self._end is not None:
             self._end.detach()
@@ -96,16 +104,20 @@ _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()      # that were taken i
 
 
 def refuse_other_writers(folder: Path) -> None:
-    """Raise RowsError where another process writes rows to a folder; an object of this process may."""
+    """Raise RowsError where another process holds the writer lock of `folder` and keeps it for 10 seconds.
+
+    A writer in this process is fine.
+    """
     lock = WriterLock(folder)
     if not lock._is_held_in_process():
         lock.check()
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock on `path`, which is created; None where another one holds it.
+    """Try once to lock the file at `path`: an open descriptor that holds the lock, or None where somebody else holds it.
 
-    This process's number is written there, for error texts. On a file system without locks everyone gets it.
+    Creates the file and its folder, and writes this process's id into it, for error texts. On a file system without locks
+    every caller gets one. Raises RowsError where the file cannot be opened.
     """
     while True:
         try:
@@ -129,21 +141,24 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _holder_pid(path: Path) -> str:
-    """The number of the process that holds a lock, as it wrote it there; "that just ended" where the file is gone."""
+    """The id of the process that holds a lock, as it stands in the lock file at `path`; "that just ended" where that is gone."""
     with suppress(OSError):
         return path.read_text().strip()
     return "that just ended"
 
 
 def _unlock(path: Path, descriptor: int, owner: int) -> None:
-    """Delete the lock file and close its descriptor, in the process `owner` that took it; nothing in a forked one."""
+    """Delete the lock file at `path` and close `descriptor`, if this is the process with id `owner`.
+
+    Does nothing in a forked child.
+    """
     if os.getpid() == owner:
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def _close_all_inherited() -> None:
-    """Close all locks that a forked process has inherited: they are its parent's."""
+    """In a forked child: close the descriptors of all locks that its parent held, so that the child holds none of them."""
     for lock in list(_LOCKS):
         lock._close_inherited()
 

@@ -19,14 +19,14 @@ class Source:
 
     @property
     def accepted_files(self) -> str:
-        """The files that may be handed over instead of a download, as words for a sentence: "a, b or c"."""
+        """The files that a user may give instead of a download, as text for a sentence: "a, b or c"."""
         first = (self.file, *self.instead[:-1])
         return f"{', '.join(first)} or {self.instead[-1]}"
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A set by name: its source, what may be done with it, what it becomes here, and what the published file holds."""
+    """A public data set: its name, source and licence, what it `becomes` here, and the counts (`holds`) of the published file."""
 
     name: str
     about: str
@@ -85,7 +85,7 @@ CATALOGUE = (FEMNIST, SHAKESPEARE, SENT140, GLOVE)
 
 
 def find_public_set(name: str) -> PublicSet:
-    """The public set of that name; raises a ValueError for a name that is not in the catalogue, with the nearest that is."""
+    """The entry of the catalogue called `name`; raises ValueError, which suggests the nearest name, where there is none."""
     for public in CATALOGUE:
         if public.name == name:
             return public

@@ -21,9 +21,9 @@ _VARINT, _EIGHT, _SIZED, _FOUR = 0, 1, 2, 5
 
 
 def unpack_database(path: Path, folder: Path) -> Path:
-    """The path of the SQLite database: the file itself if it is one already, else what its LZMA stream holds.
+    """The path of a SQLite database: `path` itself if it is one, else its content after LZMA decompression.
 
-    That is written to `folder`, which is created. Raises ValueError where the file is neither, or cut short.
+    That is written to `folder`, which is created. Raises ValueError where the file is neither, or is cut short.
     """
     with path.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
@@ -44,9 +44,9 @@ def unpack_database(path: Path, folder: Path) -> Path:
 
 
 def client_sizes(database: Path, splits: Sequence[str]) -> dict[str, list[int]]:
-    """How many examples each client has in each of the splits, in their order; clients in sorted order.
+    """The number of examples of each client: a dict from client id, sorted, to a list of counts in the order of `splits`.
 
-    Raises ValueError where no client has any of the splits.
+    Clients in none of the splits are left out. Raises ValueError where no client is left, or the file is not such a database.
     """
     marks = ", ".join("?" * len(splits))
     query = f"SELECT client_id, split_name, num_examples FROM client_metadata WHERE split_name IN ({marks})"
@@ -60,7 +60,10 @@ def client_sizes(database: Path, splits: Sequence[str]) -> dict[str, list[int]]:
 
 
 def client_examples(database: Path, splits: Sequence[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Every example of the splits in the order of the file: its client, the position of its split in `splits`, its features."""
+    """Iterate over all examples of the splits in the order of the file: client id, position of the split in `splits`, features.
+
+    Features are a dict as `read_features` returns. Raises ValueError where the file is not such a database, or is damaged.
+    """
     marks = ", ".join("?" * len(splits))
     number = {split: place for place, split in enumerate(splits)}
     query = f"SELECT client_id, split_name, serialized_example_proto FROM examples WHERE split_name IN ({marks}) ORDER BY rowid"
@@ -69,7 +72,7 @@ def client_examples(database: Path, splits: Sequence[str]) -> Iterator[tuple[str
 
 
 def read_features(message: bytes) -> dict[str, Any]:
-    """A serialised `tf.train.Example` by feature name: arrays of float32 or int64, or lists of bytes.
+    """Decode a serialised `tf.train.Example`: a dict from feature name to an array of float32 or int64, or to a list of bytes.
 
     Raises ValueError where the message is damaged.
     """
@@ -84,7 +87,10 @@ def read_features(message: bytes) -> dict[str, Any]:
 
 
 def _feature_values(kind: int, values: list[Any]) -> Any:
-    """The values of a feature by its `kind`: 1 a list of bytes, 2 an array of float32, else of int64."""
+    """The values of a `tf.train.Feature` by its `kind`: a list of bytes for 1, a float32 array for 2, else an int64 array.
+
+    `values` are the undecoded fields of its list, packed or one by one.
+    """
     if kind == 1:
         return [bytes(value) for value in values]
     if kind == 2:                                       # packed or not, four bytes each
@@ -94,14 +100,15 @@ def _feature_values(kind: int, values: list[Any]) -> Any:
 
 
 def _field_values(message: Any, number: int) -> list[Any]:
-    """The values of all fields of a protocol-buffer message that have this number, in order."""
+    """The values of all fields with this `number` in a protocol-buffer message, in order: integers or memoryviews."""
     return [value for found, value in _message_fields(message) if found == number]
 
 
 def _message_fields(message: Any) -> Iterator[tuple[int, Any]]:
-    """The fields of a protocol-buffer message as (number, value): integers, or views of the bytes for everything else.
+    """Iterate over the fields of a protocol-buffer message as (number, value) pairs.
 
-    Raises ValueError where a field reaches beyond the end.
+    The value is an integer for a varint, else a memoryview of the field's bytes. Raises ValueError where a field is of an
+    unknown type or reaches beyond the end.
     """
     view, at = memoryview(message), 0
     while at < len(view):
@@ -121,10 +128,10 @@ def _message_fields(message: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """The integer that begins at a position of a protocol-buffer message, and the position after it.
+    """The integer that begins at position `at` of a protocol-buffer message, and the position after it.
 
-    Seven bits to a byte, the lowest first; the eighth says that more follow. Raises ValueError where the message ends within
-    it.
+    A varint has seven bits to a byte, the lowest first; the eighth bit says that more follow. Raises ValueError where the
+    message ends within it.
     """
     value = shift = 0
     while at < len(view):
@@ -136,7 +143,7 @@ def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _read_varints(view: memoryview) -> list[int]:
-    """The integers that fill a packed protocol-buffer field, one after another."""
+    """All integers of a packed protocol-buffer field, in order. Raises ValueError where the field ends within one."""
     found, at = [], 0
     while at < len(view):
         value, at = _read_varint(view, at)
@@ -145,9 +152,9 @@ def _read_varints(view: memoryview) -> list[int]:
 
 
 def _query_rows(database: Path, query: str, splits: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query with `splits` as its parameters; the database is opened read-only.
+    """Iterate over the rows that an SQL query returns, with `splits` as its parameters; the database is opened read-only.
 
-    Raises ValueError where it is no database, or damaged.
+    Raises ValueError where the file is no database, lacks the tables, or is damaged.
     """
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:

@@ -25,22 +25,24 @@ _CUT = (http.client.HTTPException, ConnectionError, TimeoutError, EOFError, ssl.
 
 
 class WrongFile(ValueError):
-    """What came is not the file that was published."""
+    """A file whose checksum is neither the published one nor the one that the user gave."""
 
 
 class _Refused(Exception):
-    """This address has nothing for us; another one may."""
+    """One address cannot give the file; another one is to be tried."""
 
 
 def download(
     source: Source, folder: Path, progress: Progress = lambda done, total: None, sha256: str | None = None, tries: int = 4,
     pause: float = 1.0, timeout: float = 30.0,
 ) -> Path:
-    """The path of the file in `folder`, downloaded unless it is there; a part left by an earlier try is continued.
+    """Download a file into `folder` unless it is there, and check it; returns its path.
 
-    A connection that is cut is taken up where it ended, up to `tries` times without a byte in between, with pauses that
-    double from `pause` seconds; then the next address is tried. Size and checksum must be the published ones, or the checksum
-    `sha256` if given (else WrongFile). Raises ConnectionError, which says what was tried, where no address gives the file.
+    A part left by an earlier call is continued. Where the connection is cut, the rest is requested again, after `pause`
+    seconds that double with each failure in a row; after `tries` failures without a new byte the next address is tried.
+    `timeout` is in seconds. `progress` is called with the bytes so far and in all. Raises WrongFile where the file does not
+    have the published checksum (or `sha256`, if given): a download is then deleted, a file that was there stays. Raises
+    ConnectionError, which says what was tried, where no address gives the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / source.file, folder / f"{source.file}.part"
@@ -62,9 +64,9 @@ def download(
 
 
 def check_file(path: Path, source: Source, sha256: str | None = None, remove: bool = False) -> str:
-    """The SHA-256 of a file, which must be the published one, or `sha256` if given.
+    """The SHA-256 of a file in hexadecimal.
 
-    Another file raises WrongFile, and is deleted first where `remove` is set.
+    Raises WrongFile unless it is the published one, or `sha256` if given; with `remove` the wrong file is deleted first.
     """
     found, wanted, size = sha256_of(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
@@ -78,15 +80,17 @@ def check_file(path: Path, source: Source, sha256: str | None = None, remove: bo
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 checksum of a file in hexadecimal, read in blocks."""
+    """The SHA-256 checksum of a file in hexadecimal; the file is read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download_part(source: Source, part: Path, progress: Progress, sized: bool, tries: int, pause: float, timeout: float) -> None:
-    """Try every address in turn until `part` is whole; `sized` says whether the published size must be met.
+    """Try the source's addresses in turn until one has completed the file `part`.
 
-    Raises ConnectionError with the reason of every address where none gives it; what has come stays in `part`.
+    What is already in `part` is kept and continued. With `sized`, the server's file must have the published size. `tries`,
+    `pause` and `timeout` are for each address. Raises ConnectionError with every address's reason where none succeeds; what
+    has come stays in `part`.
     """
     reasons = []
     for url in source.urls:
@@ -104,10 +108,10 @@ def _download_part(source: Source, part: Path, progress: Progress, sized: bool, 
 
 def _request_with_retries(url: str, part: Path, progress: Progress, size: int | None, tries: int, pause: float,
                           timeout: float) -> None:
-    """Request what `part` lacks from one address, again after a pause where the connection was cut.
+    """Request the bytes that `part` lacks from one address, and again after a pause where the connection is cut.
 
-    Raises _Refused after `tries` times in a row without a new byte, and at once for an answer that will not change, such as
-    404.
+    Pauses double with each failure in a row. Raises _Refused after `tries` failures without a new byte, and at once for an
+    answer that will not change, such as 404. `size` is that of the whole file, None where unknown.
     """
     failed = 0
     while True:
@@ -133,9 +137,11 @@ def _request_with_retries(url: str, part: Path, progress: Progress, size: int | 
 
 
 def _request_rest(url: str, part: Path, progress: Progress, size: int | None, timeout: float) -> None:
-    """One request for the bytes that `part` lacks, appended to it; nothing where it has `size` bytes already.
+    """Make one request for the bytes that `part` lacks, and append them to it.
 
-    A part longer than the file is deleted. Raises what urllib raises where the request fails.
+    Nothing is requested where it has `size` bytes already. `size` is that of the whole file, None where unknown. A part
+    longer than the file is deleted. Raises what urllib raises where the request fails, and ConnectionResetError where the
+    server says that the part is too long.
     """
     have = part.stat().st_size if part.exists() else 0
     if size is not None and have == size:
@@ -161,10 +167,11 @@ def _request_rest(url: str, part: Path, progress: Progress, size: int | None, ti
 
 
 def _receive_rest(reply: Any, part: Path, have: int, progress: Progress, size: int | None) -> None:
-    """Write what a server sends behind the `have` bytes of the part, or over them where it sends the whole file.
+    """Append what the server sends to `part`, after its first `have` bytes, or replace it where the server sends the whole file.
 
-    Raises EOFError where the connection ends early, _Refused where the server has a file of another size, OSError where the
-    disk is too full. `progress` is called with the bytes so far and in all (0 where unknown).
+    Raises EOFError where the connection ends early, _Refused where the server's file is not of `size` or it sends other bytes
+    than requested, OSError where the disk is too full. `progress` is called with the bytes so far and in all (0 where
+    unknown).
     """
     span = reply.headers.get("Content-Range", "")
     if reply.status == 206 and not span.startswith(f"bytes {have}-"):
@@ -188,6 +195,6 @@ def _receive_rest(reply: Any, part: Path, have: int, progress: Progress, size: i
 
 
 def _total_length(span: str | None) -> int | None:
-    """The length of the whole file in bytes, from a Content-Range such as `bytes */1234`; None where it does not say."""
+    """The length of the whole file in bytes, from a Content-Range header such as `bytes */1234`; None where it does not say."""
     end = (span or "").rpartition("/")[2]
     return int(end) if end.isdigit() else None

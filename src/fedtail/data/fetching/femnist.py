@@ -16,10 +16,12 @@ SPLITS = ("all_train", "all_test")             # of each writer's images; a writ
 
 
 def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dict[str, int]]:
-    """Writers with at least so many images, and how many `clients` and `examples` there are in all.
+    """Read FEMNIST as a population of the writers with at least `at_least` images, and count the whole file.
 
-    `path` is the database, packed or not, or a folder of LEAF's json files. Images, (28, 28) float32 in [0, 1], are mapped
-    from a file in `work`. Raises ValueError where no writer is left, or the data are not FEMNIST's.
+    Returns the population, with images (28, 28) float32 in [0, 1], and a dict with all `clients` and `examples`. `path` is
+    the database, packed or not, or a folder of LEAF's json files. A packed database is unpacked to the folder `work` and
+    deleted afterwards; a database's images are memory-mapped from a file there. Raises ValueError where the data are not
+    FEMNIST's. Where no writer is left, a database raises ValueError, and LEAF's files give an empty population.
     """
     if path.is_dir():
         population = Population.from_leaf(path)
@@ -37,10 +39,10 @@ def read_femnist(path: Path, work: Path, at_least: int) -> tuple[Population, dic
 
 
 def _load_images(database: Path, sizes: dict[str, list[int]], scratch: Path) -> Population:
-    """A population of the writers in `sizes`, images at the place of their writer, training part first.
+    """A population of the writers in `sizes`, each with the images of the training part first.
 
-    `sizes` has each writer's counts by split. Images are written to the mapped file `scratch`, whatever the order of the
-    database; raises ValueError where it holds more or fewer than `sizes` says.
+    `sizes` has each writer's number of images in each split. Images are written to the file `scratch`, which is
+    memory-mapped. Raises ValueError where there are none, or the database holds more or fewer than `sizes` says.
     """
     ends = np.cumsum([count for parts in sizes.values() for count in parts])
     total = int(ends[-1]) if len(ends) else 0
@@ -66,7 +68,7 @@ def _load_images(database: Path, sizes: dict[str, list[int]], scratch: Path) -> 
 
 
 def _check_ranges(images: np.ndarray, labels: np.ndarray, name: str) -> None:
-    """Refuse (ValueError) pixels outside [0, 1] and labels that FEMNIST does not have; `name` is the file's, for the text."""
+    """Raise ValueError for pixels outside [0, 1] or labels outside 0 to 61; `name` only words the error."""
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1 and labels.min() >= 0 and labels.max() < CLASSES):
         raise ValueError(f"{name}: pixels from {low:g} to {high:g} and labels {labels.min()} to {labels.max()}; FEMNIST has "

@@ -20,7 +20,11 @@ _LEAST = {"sent140": 50}                       # examples of a client, as in the
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user may want otherwise: a file at hand, another address or checksum, larger clients, wider windows."""
+    """What a user wants other than the defaults.
+
+    `file` is a file or folder at hand to use instead of a download, `url` another address, `sha256` another checksum, and
+    `at_least` the fewest examples of a client that is kept; `again` prepares a set anew.
+    """
 
     file: Path | None = None
     url: str | None = None
@@ -34,7 +38,10 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Fetching:
-    """One set on its way: what is wanted, where it goes, where downloads are kept, who is notified."""
+    """One set that is being fetched: what is wanted, the folder `out` it goes to, the `cache` of downloads, and two callbacks.
+
+    `progress` is called with the bytes so far and in all, `note` with sentences for the user.
+    """
 
     public: PublicSet
     out: Path
@@ -45,19 +52,20 @@ class Fetching:
 
     @property
     def work_folder(self) -> Path:
-        """Where a set is prepared, beside its place, and for what is too large for memory; removed afterwards."""
+        """The path of the hidden folder beside `out` in which the set is prepared; `fetch` deletes it afterwards."""
         return self.out.with_name(f".{self.out.name}.preparing")
 
     @property
     def at_least(self) -> int:
-        """The fewest examples of a client that is kept: the user's wish, or else what the papers use."""
+        """The fewest examples of a client that is kept: the user's wish, by default 50 for sent140, as in the papers, else 1."""
         return _LEAST.get(self.public.name, 1) if self.wishes.at_least is None else self.wishes.at_least
 
     def obtain_file(self) -> Path:
-        """The path of the file that the user handed over, or else of the download, checked against its checksum.
+        """The path of the file to prepare: the user's own (`wishes.file`), else the download, which is made if missing.
 
-        A file under another name is not checked unless the user gave a checksum. Raises FileNotFoundError where there is
-        nothing.
+        A download is checked against its checksum; a given file only where it has the published name or the user gave a
+        checksum. Raises FileNotFoundError where a given file is not there, WrongFile for another checksum, ConnectionError
+        where the download fails.
         """
         source, wishes = self.public.source, self.wishes
         if wishes.file is None:
@@ -71,7 +79,7 @@ class Fetching:
 
 
 def default_cache() -> Path:
-    """Where downloads are kept: `fedtail` in $XDG_CACHE_HOME, or in ~/.cache."""
+    """The folder where downloads are kept: `fedtail` in $XDG_CACHE_HOME or, where that is not set, in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtail"
 
 
@@ -79,10 +87,12 @@ def fetch(
     name: str, out: Path | None = None, wishes: Wishes = Wishes(), cache: Path | None = None,
     progress: Progress = lambda done, total: None, note: Note = lambda text: None,
 ) -> dict[str, Any]:
-    """Fetch and prepare a set in `out`; returns its record: folders, counts, and the file's checksum.
+    """Fetch the public set `name` and prepare it in `out` (default: `data/NAME`); returns its record, a dict.
 
-    The record is also written to `source.json`. A folder that has been prepared is refused (FileExistsError) unless
-    `wishes.again`, as is one with other files. `progress` gets bytes so far and in all, `note` sentences for the user.
+    The record has folders, counts, the file's checksum, source and licence, and is also written to `source.json` in `out`. A
+    set that is there already is refused (FileExistsError) unless `wishes.again`; so is a folder with other files. Downloads
+    are kept in `cache`. `progress` is called with the bytes so far and in all, `note` with sentences for the user. Raises
+    ValueError for an unknown name, OSError where the disk is too small, ConnectionError where the download fails.
     """
     public = find_public_set(name)
     place = Path(os.path.abspath(out or Path("data") / name))
@@ -108,7 +118,10 @@ def fetch(
 
 
 def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Write FEMNIST as one population of writers to `ready` in the work folder; returns counts for the record."""
+    """Read FEMNIST from `file` and save it as one population of writers in `ready` in the work folder.
+
+    Returns entries of the record: `clients`, `examples`, `populations` (folders) and `holds`, the counts of the whole file.
+    """
     from fedtail.data.fetching.femnist import read_femnist
 
     population, holds = read_femnist(file, fetching.work_folder, fetching.at_least)
@@ -117,7 +130,11 @@ def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Write Shakespeare as one population of roles to `ready` in the work folder; returns counts for the record."""
+    """Read Shakespeare from `file` and save it as one population of roles in `ready` in the work folder.
+
+    Returns entries of the record: `clients`, `examples`, `populations` (folders), `window`, and `holds`, the counts of the
+    whole file.
+    """
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
     population, holds = read_shakespeare(file, fetching.work_folder, fetching.at_least, fetching.wishes.window)
@@ -127,9 +144,10 @@ def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Write Sentiment140 as two populations of accounts, and the vectors of their words, to `ready` in the work folder.
+    """Read Sentiment140 from `file` and save two populations of accounts, and word vectors, in `ready` in the work folder.
 
-    Returns counts for the record.
+    Fetches GloVe's word vectors where they are missing. Returns entries of the record: `clients`, `examples`, `populations`
+    (folders), `words`, `dimension`, and `holds`, the counts of the whole file.
     """
     from fedtail.data.fetching.sent140 import read_sent140
 
@@ -143,7 +161,10 @@ def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_glove(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Write GloVe as words and an array of vectors to `ready` in the work folder; returns counts for the record."""
+    """Read GloVe from `file` and save its words and vectors in `ready` in the work folder.
+
+    Returns entries of the record: `words`, `dimension`, an empty list of `populations`, and `holds`, the counts of the file.
+    """
     from fedtail.data.fetching.words import WordVectors
 
     read = WordVectors.read_glove(file, fetching.wishes.dimension)
@@ -157,9 +178,9 @@ _PREPARE: dict[str, Callable[[Fetching, Path], dict[str, Any]]] = {
 
 
 def _word_vectors(fetching: Fetching) -> Any:
-    """The word vectors in the folder that the user named, or else in `glove` beside the set.
+    """The `WordVectors` in the folder that the user named or, by default, in the folder `glove` beside `out`.
 
-    There they are fetched first if they are missing, which may download them.
+    In the second case they are fetched first if missing, which may download them (ConnectionError where that fails).
     """
     from fedtail.data.fetching.words import WordVectors
 
@@ -176,9 +197,9 @@ def _word_vectors(fetching: Fetching) -> Any:
 
 
 def _check_disk_space(fetching: Fetching) -> None:
-    """Refuse (OSError) a disk with less room than preparing the published file takes.
+    """Raise OSError where the disk of `out` has less free space than preparing the published file takes.
 
-    For a file that the user handed over this is only noted: it may be smaller.
+    For a file that the user gave, which may be smaller, only a note is sent. Creates the parent folder of `out`.
     """
     fetching.out.parent.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(fetching.out.parent).free, fetching.public.disk
@@ -191,16 +212,20 @@ def _check_disk_space(fetching: Fetching) -> None:
 
 
 def _note_counts(fetching: Fetching, holds: dict[str, int]) -> None:
-    """Note each count of the file (`holds`) that is not the published one: all there is to go by without a checksum."""
+    """Send the user a note for each count in `holds` that differs from that of the published file.
+
+    For a file without a checksum this is the only check.
+    """
     for what, count in fetching.public.holds:
         if what in holds and holds[what] != count:
             fetching.note(f"this file holds {holds[what]:,} {what}, the published one {count:,}.")
 
 
 def _put_in_place(fetching: Fetching) -> None:
-    """Rename the prepared folder to its place; one that was there goes to the work folder, and back if the rename fails.
+    """Rename the prepared folder `ready` to `out`.
 
-    So a crash leaves the old folder or none, never half of one.
+    A folder already there is moved to the work folder, and back if the rename fails. So a crash leaves the old folder or none
+    at `out`, never half of one.
     """
     old = fetching.work_folder / "old"
     if fetching.out.exists():

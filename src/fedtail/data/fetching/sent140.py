@@ -20,11 +20,12 @@ Tweet = tuple[str, int, str]                   # account, 1 where positive, text
 
 
 def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[str, Population], WordVectors, dict[str, int]]:
-    """Accounts with at least so many tweets as two populations, `means` and `words`; their words' vectors; counts in all.
+    """Read Sentiment140 as populations of the accounts with at least `at_least` tweets: (populations, vectors, counts).
 
-    `path` is the archive, its training file, or a folder of LEAF's json files. `means` has the average word vector of a
-    tweet, `words` its first 25 words as row numbers of the vectors. Words without a vector are left out; accounts are
-    numbered, not named.
+    `path` is the archive, its training file, or a folder of LEAF's json files; it is read twice. The populations are `means`,
+    the average word vector of a tweet, and `words`, its first 25 words as row numbers of the returned vectors, which hold
+    only words that occur. Words without a vector are left out; accounts are numbered, not named. `counts` has the `tweets`
+    and `accounts` of the whole file. Raises ValueError where no account is left.
     """
     counts = Counter(account for account, _, _ in read_tweets(path))
     number = {account: place for place, account in enumerate(sorted(name for name, count in counts.items() if count >= at_least))}
@@ -41,10 +42,10 @@ def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[
 
 
 def read_tweets(path: Path) -> Iterator[Tweet]:
-    """Every tweet with an opinion, as (account, 1 where positive else 0, text).
+    """Iterate over all tweets with an opinion, as (account, 1 where positive else 0, text).
 
-    Neutral ones are left out, as is the archive's test file, which has few accounts. Raises ValueError where a row is not
-    Sentiment140's.
+    `path` is the archive, its training file, or a folder of LEAF's json files. Neutral tweets are left out, as is the
+    archive's test file, which has few accounts. Raises ValueError where a row is not Sentiment140's.
     """
     if path.is_dir():
         for file in leaf_files(path):
@@ -61,9 +62,9 @@ def read_tweets(path: Path) -> Iterator[Tweet]:
 
 
 def _word_numbers(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
-    """The words of each tweet as their rows in `known`, (tweets, longest) int32 padded with 0, and how many there are.
+    """Each tweet's words as row numbers in `known`, (tweets, width) int32 padded with 0, and how many they are, (tweets,).
 
-    Words that `known` lacks are left out.
+    The width is that of the longest tweet, at least 25. Words that `known` lacks are left out.
     """
     row = {word: place for place, word in enumerate(known.words) if place}
     numbers = [[row[word] for word in words if word in row] for words in texts]
@@ -74,7 +75,10 @@ def _word_numbers(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarra
 
 
 def _mean_vectors(tokens: np.ndarray, lengths: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """The average vector of each tweet's words, (tweets, dimension) float32; zero where it has none."""
+    """The average vector of each tweet's words, (tweets, dimension) float32; a zero vector for a tweet without words.
+
+    `tokens` are row numbers of `vectors`, padded with 0, whose vector must be zero; `lengths` says how many are words.
+    """
     means = np.empty((len(tokens), vectors.shape[1]), np.float32)
     for begin in range(0, len(tokens), 4096):
         block = slice(begin, begin + 4096)

@@ -20,7 +20,7 @@ _CODE[list(LETTERS.encode())] = np.arange(OTHER)
 
 
 def letter_codes(text: bytes | str) -> np.ndarray:
-    """The class of every character, uint8: a-z as 0 to 25, A-Z as 26 to 51, everything else 52.
+    """The class of every character, a uint8 array: a-z are 0 to 25, A-Z are 26 to 51, everything else is 52.
 
     >>> letter_codes("To be").tolist()
     [45, 14, 52, 1, 4]
@@ -29,9 +29,9 @@ def letter_codes(text: bytes | str) -> np.ndarray:
 
 
 def cut_windows(codes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every run of `width` characters, (windows, width) uint8 as a view, and the character after it, (windows,) int64.
+    """Every window of `width` consecutive codes, (windows, width) uint8 as a view, and the code after each, (windows,) int64.
 
-    Both are empty where there are not more than `width` characters.
+    Both are empty where there are not more than `width` codes.
     """
     if len(codes) <= width:
         return np.empty((0, width), np.uint8), np.empty(0, np.int64)
@@ -39,10 +39,12 @@ def cut_windows(codes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_shakespeare(path: Path, work: Path, at_least: int, width: int) -> tuple[Population, dict[str, int]]:
-    """Roles with at least so many windows of `width` characters, and how many roles and speeches there are in all.
+    """Read Shakespeare as a population of the roles with at least `at_least` windows of `width` characters, and count the file.
 
-    `path` is the database, packed or not (unpacked to `work`), or a folder of LEAF's json files, whose windows of 80 are cut
-    to their last `width`. Raises ValueError where no role is left.
+    Returns the population and a dict: `clients` (roles) and `snippets` (speeches) of the whole file; for LEAF's files
+    `clients` and `examples`. `path` is the database, unpacked to the folder `work` if it is packed, or a folder of LEAF's
+    json files, whose windows of 80 are cut to their last `width`. Where no role is left, a database raises ValueError, and
+    LEAF's files give an empty population.
     """
     if path.is_dir():
         population = read_leaf(path, lambda x, y: (np.stack([letter_codes(window)[-width:] for window in x]),

@@ -18,7 +18,10 @@ _WORD = re.compile(r"[a-z]+(?=n't)|n't|'[a-z]+|[a-z]+|[0-9]+|[^\w\s]")
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words, numbers and signs, contractions cut as GloVe's corpus has them; no addresses, no accounts.
+    """The tokens of a tweet in order: lower-case words, numbers and single punctuation marks.
+
+    Contractions are split as in GloVe's corpus; web addresses, @accounts and letters other than a-z are dropped; HTML
+    entities are decoded.
 
     >>> split_words("@you I can't &amp; won't, see http://x.y 2morrow")
     ['i', 'ca', "n't", '&', 'wo', "n't", ',', 'see', '2', 'morrow']
@@ -35,9 +38,9 @@ class WordVectors:
 
     @classmethod
     def read_glove(cls, path: Path, dimension: int) -> WordVectors:
-        """From glove.6B.zip, or one of its text files: a word and its numbers on each line.
+        """Read all words and vectors from a GloVe text file, or from `glove.6B.{dimension}d.txt` in the archive glove.6B.zip.
 
-        Raises ValueError where a line has another number of values than `dimension`, or there is none.
+        Raises ValueError where a line does not have `dimension` numbers, the file is empty, or the archive lacks that file.
         """
         words: list[str] = []
         rows: list[np.ndarray] = []
@@ -58,7 +61,7 @@ class WordVectors:
     def open(cls, folder: Path) -> WordVectors:
         """The words and vectors that `save` wrote to a folder; the vectors are memory-mapped, read only.
 
-        Raises FileNotFoundError where they are not there, ValueError where their numbers differ.
+        Raises FileNotFoundError where a file is missing, ValueError where there are not as many vectors as words.
         """
         try:
             words = (folder / "words.txt").read_text(encoding="utf-8").split("\n")[:-1]
@@ -71,13 +74,19 @@ class WordVectors:
         return cls(words, vectors)
 
     def save(self, folder: Path) -> None:
-        """Write `words.txt`, a word a line, and `vectors.npy` into a folder, which is created."""
+        """Write `words.txt`, one word a line, and `vectors.npy` into a folder, which is created.
+
+        Files of these names are replaced.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "vectors.npy", self.vectors, allow_pickle=False)
         (folder / "words.txt").write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8", newline="\n")
 
     def select_words(self, wanted: Iterable[str]) -> WordVectors:
-        """Those of the words that have a vector, in the order here, behind an empty word with a zero vector for padding."""
+        """A copy with only the words in `wanted`, in their order here, after an empty word with a zero vector, for padding.
+
+        Words in `wanted` without a vector are left out.
+        """
         wanted = set(wanted)
         rows = [row for row, word in enumerate(self.words) if word in wanted]
         empty = np.zeros((1, self.vectors.shape[1]), np.float32)
@@ -86,7 +95,10 @@ class WordVectors:
 
 @contextmanager
 def open_member(path: Path, member: str) -> Iterator[IO[bytes]]:
-    """A file as it is, open for reading, or `member` of the zip archive it is; raises ValueError where that lacks it."""
+    """A context manager that opens a file for reading bytes: `member` of it where `path` is a zip archive, else the file itself.
+
+    Raises ValueError where the archive lacks `member`.
+    """
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             yield file
