@@ -53,8 +53,8 @@ class DataPlan:
         """Read or generate the data; returns populations by split: "train" and, as configured, "validation", "test", "held_out".
 
         Clients with fewer than `at_least` examples are dropped. `seed`, the run's, replaces each seed that the section gives
-        as "run". With `test_path`, the test clients are read from there. Raises ExperimentError, which names the key, where
-        the data cannot be read or split.
+        as "run". With `test_path`, "test" is read from there, and examples held out within training clients are "held_out".
+        Raises ExperimentError, which names the key, where the data cannot be read or split.
         """
         population = self._read_population(seed)
         if isinstance(population, Splits):
@@ -102,7 +102,7 @@ class DataPlan:
         return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
 
     def _drop_small_clients(self, population: Population) -> Population:
-        """The population without the clients that have fewer than `at_least` examples."""
+        """The population without the clients that have fewer than `at_least` examples; itself where `at_least` is 1."""
         return population if self.at_least <= 1 else population.at_least(self.at_least)
 
     def _with_run_seed(self, table: dict[str, Any], name: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class EnginePlan:
         """A fleet of Ray actors over the clients of `population`, to be used in a `with` block.
 
         Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where
-        clients keep large memory between rounds, None for none of its own.
+        clients keep large memory between rounds, None for a temporary one.
         """
         from fedtail.engine.ray import RayFleet
 

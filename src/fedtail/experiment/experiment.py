@@ -43,13 +43,13 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is evaluated and recorded, and when.
+    """The [evaluate] section: what is evaluated and recorded, and when.
 
-    `every` so many rounds (by default twenty times in a run), and at the end, all splits are evaluated and a checkpoint is
-    written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client at
-    the end, on half of its examples. `tensorboard` writes event files too. `keep_best` names a statistic over clients by which
-    the best models are kept beside the last ones, over validation clients where there are any. `on_nodes` is what the clients
-    of a deployment evaluate; the simulator evaluates everything itself.
+    Every `every` rounds (by default a twentieth of the run), and at the end, the splits are evaluated and a checkpoint is
+    written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client
+    at the end, on half of its examples. `tensorboard` writes event files too. `keep_best` names a statistic over clients by
+    which the best models are saved beside the last ones, over validation clients where there are any. `on_nodes` is what the
+    clients of a deployment evaluate; the simulator ignores it.
     """
 
     every: int | None = None

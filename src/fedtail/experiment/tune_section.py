@@ -71,15 +71,16 @@ class Choices:
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """How to search: by which statistic of which metric over the held-out clients, and how long.
+    """The [tune] section: how many trials to make, and by which statistic of which metric over held-out clients to choose.
 
-    By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: a percentile is that of the
-    numbers as they are, as in every table, so those who do worst are at its low end. Held-out clients are those of the data's
-    validation split; without one, a fraction `holdout` of the training clients. Test clients are never evaluated.
+    By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: in both cases that of
+    clients who do badly. Held-out clients are the validation split of the data; without one, a fraction `holdout` of the
+    training clients. Test clients are never evaluated.
 
-    A search over private trials has a guarantee of its own with `private`: "composition" makes `trials` trials and charges for
-    all; "poisson", "geometric" and "logarithmic" make a random number, `trials` on average, and release the best only. With
-    `noise` held-out clients are covered too: they release a noisy histogram of their errors instead of exact results.
+    With `private`, the choice among private trials has a guarantee of its own: "composition" makes `trials` trials and
+    charges for all; "poisson", "geometric" and "logarithmic" make a random number, `trials` on average, and release the best
+    only. With `noise` held-out clients are covered too: they release a noisy histogram of their errors instead of exact
+    results.
     """
 
     trials: int = 20

@@ -37,9 +37,9 @@ def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
     """Check a value from a file against a type hint; returns (problem, value to pass on).
 
-    The problem is "" where the value fits, else what is needed, such as "a whole number". The value is converted: numbers to
-    float for float, lists to tuples, "none" to None for an optional type, text to Path, and for a callable the name by
-    `function`, which looks it up. Where it does not fit it is usually returned as it came.
+    The problem is "" where the value fits, else what is needed, such as "a whole number"; the second entry is then of no use.
+    The value is converted: numbers to float for float, lists to tuples, "none" to None for an optional type, text to Path,
+    and for a callable by `function`, which looks up the name.
     """
     if hint is None or hint is type(None):
         return ("", None) if value == NONE else (f'"{NONE}"', value)
@@ -90,8 +90,8 @@ def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None)
 def _fit_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
     """Check a list against a list, tuple or sequence type; returns (problem, tuple of converted entries).
 
-    `arms` are the type's arguments. A tuple type without "..." fixes the length. The problem is "" where all entries fit; a
-    value that is no list, or of the wrong length, is returned as it came.
+    The problem is "" where all entries fit, else what is needed. `origin` is the type (list, tuple or Sequence) and `arms`
+    are its arguments; a tuple type without "..." fixes the length.
     """
     if not isinstance(value, (list, tuple)):
         return "a list", value

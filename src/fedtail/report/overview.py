@@ -124,7 +124,7 @@ def _deployed_note(run: RunFolder) -> str:
 
 
 def _join_distinct(texts: Iterable[str]) -> str:
-    """The distinct texts, in the order they come, joined by semicolons; empty ones are left out."""
+    """The distinct non-empty texts, in the order they first occur, joined by semicolons; "" where there is none."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 

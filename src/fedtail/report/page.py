@@ -136,7 +136,7 @@ def _initial_focus(methods: Sequence[Method], baseline: int, families: Sequence[
 
 
 def _ramp_colour(place: float) -> str:
-    """The colour at `place`, from 0 (the smallest tail fraction) to 1 (the largest), of a family's colour ramp, as "#rrggbb"."""
+    """The colour at `place` on the ramp for the members of a family, from 0 (its first member) to 1 (its last), as "#rrggbb"."""
     at = place * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)
     mixed = (round(a + (at - low) * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))

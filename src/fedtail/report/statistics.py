@@ -131,6 +131,9 @@ def _range_text(low: str, high: str) -> str:
 
 
 def _nice_step(step: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is not below `step`."""
+    """The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `step`, up to rounding.
+
+    For a step of zero it is 1.
+    """
     power = 10.0 ** math.floor(math.log10(step)) if step > 1e-300 else 1.0
     return power * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * power >= step * (1 - 1e-9))

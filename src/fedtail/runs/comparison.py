@@ -19,7 +19,8 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
 
     A row has `method`, `unit`, `seeds`, `failed`, and for each name in STATISTICS a dict with `mean` and `std`. Error rates
     are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
-    one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished.
+    one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
+    ValueError for one without the metric.
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
@@ -32,7 +33,8 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
 
     A row has `method`, `baseline`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
     rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a value is not finite. An
-    empty list for fewer than two methods.
+    empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
+    without the metric.
     """
     methods = _runs_by_method(runs)
     baseline = next(iter(methods), "")

@@ -50,8 +50,8 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
     `experiment.data` is loaded.
 
     Raises RunRefused for a folder with other files, a run in it without `resume`, an experiment, data or user code that
-    changed since it began, or a second writer. Raises Interrupted where `watch` stopped the run, and RunError where it
-    failed.
+    changed since it began, or a second writer; ExperimentError where the experiment cannot be trained on these data;
+    Interrupted where `watch` stopped the run; RunError where it failed.
     """
     folder = Path(folder)
     refuse_foreign_folder(folder, {"run.json"})

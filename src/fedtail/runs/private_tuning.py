@@ -153,10 +153,10 @@ class PrivateSearch:
         return draw_number_of_trials(self.stopping, self.search.settings.trials, random)
 
     def judge_privately(self, trained: Trained, seed: int) -> Any:
-        """Ask the held-out clients for a noisy histogram of their errors under a trial's model; returns their distribution.
+        """Have the held-out clients release a noisy histogram of their errors under a trial's model; returns a `ClientHistogram`.
 
-        The result has `statistic(name)`, such as "worst10". `seed` drives the noise where the budget is replayable. Requires
-        noise in `[tune]`. Raises RunError where there are fewer held-out clients than the noise was planned for.
+        Its `statistic(name)` gives "worst10" and others. `seed` drives the noise where the budget is replayable. Requires
+        noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned noise.
         """
         assert self.evaluation is not None
         [method], first = trained.algorithm.members, self.search.first()

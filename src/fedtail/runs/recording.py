@@ -39,7 +39,7 @@ class Watch(Protocol):
         ...
 
     def round(self, round: int) -> None:
-        """Called after every round with its number, from 1 on, once it is recorded."""
+        """Called after every round with its number, counted from 1, once the round is recorded."""
         ...
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
@@ -50,7 +50,7 @@ class Watch(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Called with a sentence that a person should read, such as a warning."""
+        """Called with a sentence for the user to read, such as a warning."""
         ...
 
     @property

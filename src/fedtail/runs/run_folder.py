@@ -71,12 +71,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The name of the method, or of the family, as in the experiment."""
+        """The name of the experiment's method or family, from `run.json`."""
         return self.about["name"]
 
     @property
     def seed(self) -> int:
-        """The seed that the run was made with."""
+        """The seed that the run was trained with, from `run.json`."""
         return self.about["seed"]
 
     @property

@@ -29,7 +29,7 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     Returns the content of `trials.json` (with `trials`, best first), and `best`, the best trial or None, and `file`, the path
     of `best.toml`. A trial whose statistic is not finite has failed: it counts as a trial and is never the best. A search
     that `watch` stops can be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another
-    search, or other files, and for a private search that cannot be priced.
+    search, or other files, and for a private search that cannot be priced; RunError where optuna is not installed.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
