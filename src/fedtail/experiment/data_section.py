@@ -114,9 +114,10 @@ class DataPlan:
 
 
 def data_plan(source: Source) -> DataPlan:
-    """Check the [data] section: its kind, fields, partitioner, split and that paths exist. No data are read.
+    """Check the [data] section, its kind, fields, partitioner, split and that paths exist; returns the plan to load it.
 
-    The user's own functions are imported where they are trusted. Raises ExperimentError, which names the key at fault.
+    No data are read. The user's own functions are imported where they are trusted. Raises ExperimentError, which names the
+    key at fault.
     """
     table, follows = source.table("data"), set()
     for name, inner in (("", table), ("client.", table.get("client")), ("split.", table.get("split"))):
@@ -188,7 +189,10 @@ def _flower_settings(**settings: Any) -> Any:
 
 
 def _partition_function(plan: PartPlan) -> data_sources.Deal:
-    """A function that a reader calls to have its examples assigned to clients by the planned partitioner."""
+    """The function (y, read, dataset) -> client ids that a reader calls to have its examples assigned to clients.
+
+    The planned partitioner assigns them.
+    """
     def deal(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
         """The client of each example, (examples,) int, as the partitioner assigns them.
 

@@ -105,7 +105,7 @@ class SplitPlan:
 
 
 def fingerprint(splits: dict[str, Population]) -> str:
-    """A hexadecimal digest of all tensors and client names of the splits, so that a resumed run is refused with other data."""
+    """The hexadecimal BLAKE2b digest of all tensors and client names of the splits; a run is not resumed where it has changed."""
     digest, known = hashlib.blake2b(digest_size=16), set()
     for name, population in sorted(splits.items()):
         inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}

@@ -93,19 +93,18 @@ class PartPlan:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the part, or one of its arguments, is code of the user's that was not imported, so that it cannot be made."""
+        """Whether the part, or one of its arguments, is user code that was not imported, so that it cannot be made."""
         return self.target is _unread_part or any(_holds_unread(value) for value in self.arguments.values())
 
     def part_or_plan(self) -> Any:
-        """Make the part, as `make` does; where it holds code of the user's that was not imported, return the plan itself."""
+        """Make the part, as `make` does; where it holds user code that was not imported, return the plan itself."""
         return self if self.is_unread else self.make()
 
     def make(self, **more: Any) -> Any:
         """Call `target` with the planned arguments and `more`; returns the part.
 
         An error in the call becomes an ExperimentError that names the key in the file; only unexpected kinds of errors in
-        fedtail's own code are passed on. Raises ExperimentError too where the part holds code of the user's that was not
-        imported.
+        fedtail's own code are passed on. Raises ExperimentError too where the part holds user code that was not imported.
         """
         if self.is_unread:
             raise self.source.refuse(self.key, f"{self.name} was read as a name only, so it cannot be made.")
@@ -142,7 +141,8 @@ class PartPlan:
 def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
     """Check the table at `key` and make the part that it describes, which must fit `slot`.
 
-    Returns a `PartPlan` in its place where code of the user's was not imported. Raises ExperimentError, which names the key.
+    Returns a `PartPlan` in its place where it holds user code that was not imported. Raises ExperimentError, which names the
+    key.
     """
     return plan_part(source, key, table, slot).part_or_plan()
 
@@ -171,7 +171,7 @@ def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
 def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
     """The class called `name`: one of fedtail's that fits `slot`, or the user's own as "module:Class", which is imported.
 
-    For a module it may also be a function of the user's that returns one. Where names are not imported, a stand-in is
+    For a torch module it may also be a user's function that returns one. Where names are not imported, a stand-in is
     returned. Raises ExperimentError about `key` where the name is unknown, not trusted, does not fit the slot, or is no
     dataclass.
     """
@@ -396,7 +396,7 @@ def plan_target(found: Any) -> Callable[..., Any]:
 
 
 def _unread_part(**fields: Any) -> Any:
-    """Stands in a plan for a part of the user's that was not imported: takes any fields, and raises ValueError when called."""
+    """Stands in a plan for a user's part that was not imported: takes any fields, and raises ValueError when called."""
     raise ValueError("a part that was read as a name only cannot be made.")
 
 

@@ -190,8 +190,9 @@ def _parse_setting(text: str) -> tuple[Key, Any]:
 def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
     """A method's section `own` merged over the `common` one.
 
-    Where `own` names another part it replaces the common section; otherwise its fields replace those of the common one,
-    tables being merged alike. `default` is the part that a common section without `part` has.
+    It replaces the common section where it names another part, or where one of them is no table. Otherwise its fields replace
+    those of the common section, inner tables being merged in the same way. `default` is the part of a common section that
+    names none.
     """
     common = {"part": common} if isinstance(common, str) and isinstance(own, dict) else common
     if not isinstance(common, dict) or not isinstance(own, dict):

@@ -171,9 +171,9 @@ def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
 def client_comparison(methods: Sequence[Method], baseline: int, clients: PageClients) -> dict[str, Any]:
     """The data of the page's client section: each client's mean error under every method, and its difference to the baseline.
 
-    `baseline` is a position in `methods`. Where there are many clients, only some are listed; `points` holds the positions,
-    among the listed ones, of those in the scatter plot. `errors`, `differences` and `changes` are lists over methods; `total`
-    is the number of all clients.
+    A dict: `names` and `sizes` of the listed clients (some of many); `points`, the positions among them of those in the
+    scatter plot; `errors`, `differences` and `changes`, lists over methods; `total`, the number of all clients; `averaged`,
+    whether errors are means over seeds; `log`, whether sizes need a logarithmic axis. `baseline` is a position in `methods`.
     """
     errors = [column_by_seed(m, clients, "error") for m in methods]
     means = [mean_by_client(mine, clients) for mine in errors]

@@ -116,7 +116,7 @@ class Checkpoints:
 
 
 def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
-    """The round of the newest readable checkpoint in `folder`, and the size and digest of the ledger that it holds.
+    """The round of the newest readable checkpoint in `folder`, and its mark of the ledger: size, digest and number of rounds.
 
     None where no checkpoint can be read. The mark is None in a checkpoint written up to version 0.2.0, which held none.
     Tensors are not read, and their digest is not checked.

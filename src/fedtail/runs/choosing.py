@@ -23,10 +23,12 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     """The error of every model of a finished run on one client's examples, and which model has the smallest.
 
     `place` is the run's folder, or one with a single run in it. `data` is an `.npz` or `.parquet` file, in which `x` and `y`
-    name the arrays. Returns a dict: `chosen` (name), `index`, `examples`, `unit`, `models` (each with its error, in percent
-    for rates) and `file`, the model's path. The user's own modules are imported only from the folders and packages in
-    `trust`. Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data
-    are missing.
+    name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
+    error, in percent for rates) and `file`, the chosen model's path. The user's own modules are imported only from the
+    folders and packages in `trust`.
+
+    Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
+    missing, RunError where a model file is damaged.
     """
     found = find_runs([place])
     if len(found) > 1:

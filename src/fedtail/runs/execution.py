@@ -110,9 +110,9 @@ def _log_failures(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def use_deterministic_algorithms(device: str) -> Iterator[None]:
-    """Within the block, PyTorch uses deterministic operations on a CUDA device, and warns where there is none.
+    """Within the block, PyTorch uses deterministic operations on a CUDA device, and warns where an operation has none.
 
-    Does nothing for other devices. PyTorch's setting is restored afterwards; the environment variable
+    Does nothing for other devices. Whether PyTorch is deterministic is restored afterwards; the environment variable
     CUBLAS_WORKSPACE_CONFIG, which is set where it was not, stays set.
     """
     if not device.startswith("cuda"):

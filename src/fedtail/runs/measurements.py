@@ -92,9 +92,10 @@ def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dic
 
 
 def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) -> None:
-    """Add to `rows`, in place, how often each training client was sampled (`asked`) and contributed to each model (`in_tail`).
+    """Add columns for how often each training client was sampled (`asked`) and contributed to each model (`in_tail`).
 
-    The counts are taken from the file `rounds.jsonl` at the path `rounds`.
+    `rows` has the columns by (split, position of the model) and is changed in place. The counts are taken from the file
+    `rounds.jsonl` at the path `rounds`.
     """
     members = sorted(member for split, member in rows if split == "train")
     clients = len(rows["train", 0]["client"])
@@ -108,11 +109,11 @@ def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) 
 
 
 def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
-    """Add to `rows`, in place, which model of a family each client picks by half of its examples, and errors on the other half.
+    """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
-    Column `picks` is True for the model that the client picks, `judged` is the model's error on the other half. They are None
-    and NaN for clients with fewer than two examples; nothing is added where all clients are such. `population` is that of
-    `split`.
+    `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
+    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two
+    examples; nothing is added where all clients are such. `population` is that of `split`.
     """
     able = population.size.numpy() >= 2
     if not able.any():
@@ -125,11 +126,11 @@ def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, spli
 
 def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
                   local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
-    """Add to `rows`, in place, each client's error on one half of its examples, before and after fine-tuning on the other half.
+    """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
-    A copy of each model is fine-tuned by `local`. The columns, `before_finetuning` and `after_finetuning`, are NaN for
-    clients with fewer than two examples. Returns, for each model, the statistics `before` and `after`; an empty list where no
-    client has two examples.
+    `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model is fine-tuned by
+    `local`. The columns, `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples.
+    Returns, for each model, the statistics `before` and `after`; an empty list where no client has two examples.
     """
     able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
@@ -141,10 +142,10 @@ def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, 
 
 
 def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
-    """Write the table over clients, all of `rows` one after another, as a parquet file, atomically.
+    """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
 
-    A column that some rows lack is null there. The schema metadata holds `name`, the experiment's, and marks the file as
-    simulator-only.
+    `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
+    holds `name`, the experiment's, and marks the file as simulator-only.
     """
     import pyarrow as arrow
     from pyarrow import parquet

@@ -103,7 +103,7 @@ class PrivateSearch:
                                  self.budget.adjacency)
 
     def check(self) -> None:
-        """Raise RunRefused, before anything is trained, for a search without a finite price or above the experiment's epsilon.
+        """Raise RunRefused, before anything is trained, where the epsilon of the search cannot be stated or is too large.
 
         Refused are: a release without noise, no delta, noise for a metric other than the error, a searched field whose values
         change what a trial costs, and a total epsilon above that of the experiment.
@@ -129,8 +129,8 @@ class PrivateSearch:
     def check_trial(self, experiment: Experiment, settings: str) -> None:
         """Raise RunRefused where `experiment` has another planned round or number of rounds than every trial must have.
 
-        A trial with a price of its own would reveal through the price that it was chosen. `settings` only names the trial in
-        the text.
+        With trials of different cost, the stated epsilon would reveal which one was chosen. `settings` only names the trial
+        in the text.
         """
         if (self.planned_round_of(experiment), experiment.rounds) != (self.trial_round, self.rounds):
             raise RunRefused(f"{settings} changes what a trial costs, and the trials of a private search must all cost the same. "

@@ -271,8 +271,8 @@ class Recorder:
         """Raise RunRefused where the ledger file does not begin with what it held at the checkpoint.
 
         Releases charged after the checkpoint stay charged. A checkpoint of an old version holds no digest of the ledger: its
-        rounds are then recorded on the ledger as not verified, which a note says. A changed price of earlier rounds is noted
-        as well.
+        rounds are then recorded on the ledger as not verified, which a note says. Where this version computes another epsilon
+        for the earlier rounds than was stated, that is noted too.
         """
         mark, round = checkpoint.lines.get(LEDGER), checkpoint.round
         try:
@@ -312,7 +312,10 @@ class Recorder:
                 self.note(str(reason))
 
     def _write_privacy(self, trained: Trained) -> None:
-        """Write `privacy.json`: the privacy statement of the rounds up to `trained`, and price changes between versions."""
+        """Write `privacy.json`: the privacy statement of the rounds up to `trained`.
+
+        It lists where a later version of the library computed another epsilon for earlier rounds, if one did.
+        """
         from fedtail.privacy.statement import statement
 
         folder = RunFolder.open(self.folder, also_deployed=True)

@@ -29,7 +29,8 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
     Returns the content of `trials.json` (with `trials`, best first), and `best`, the best trial or None, and `file`, the path
     of `best.toml`. A trial whose statistic is not finite has failed: it counts as a trial and is never the best. A search
     that `watch` stops can be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another
-    search, or other files, and for a private search that cannot be priced; RunError where optuna is not installed.
+    search, or other files, and for a private search whose epsilon cannot be stated or is too large; RunError where optuna is
+    not installed.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
@@ -193,10 +194,11 @@ def _display_scale(search: Search, population: Population) -> float:
 
 
 def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
-    """Open or create the optuna study in `trials.log`, and queue the untried combinations where there are few enough to try all.
+    """Open or create the optuna study in `trials.log`, set its sampler, and return it.
 
-    Sets optuna's logging to warnings. Nothing is queued where the number of trials is random. Raises RunRefused where the
-    file is that of another search, RunError where optuna is not installed or the file is damaged.
+    Combinations not yet tried are queued where there are few enough to try all and the number of trials is fixed. Sets
+    optuna's logging to warnings. Raises RunRefused where the file is that of another search, RunError where optuna is not
+    installed or the file is damaged.
     """
     try:
         import optuna
