@@ -27,7 +27,7 @@ class Trust:
     """The folders and packages from which an experiment file may have code imported, besides fedtail's own; by default none.
 
     A folder allows the files in it and below it; a package allows what is installed under its name. With `as_written`, names
-    of code are kept as text and nothing is imported.
+    of user code are kept as text and none of it is imported.
 
     >>> Trust.of(["torch"]).packages
     ('torch',)

@@ -55,7 +55,7 @@ class Watch(Protocol):
 
     @property
     def stop(self) -> bool:
-        """Whether the run should finish its round, save a checkpoint and end; read once after every round."""
+        """Whether the run should finish its round, save a checkpoint and end; read after every round."""
         ...
 
 
@@ -150,9 +150,10 @@ class Recorder:
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """Open the run's files and return the state that training starts from: that of the checkpoint, or a new one.
 
-        Without a checkpoint it writes `run.json` and `experiment.toml`, evaluates the new state and saves it as the first
-        checkpoint. With one it removes the lines written after the checkpoint, and raises RunRefused where the ledger lacks
-        releases that the checkpoint names. `table` is the experiment's table, for `run.json`.
+        Without a checkpoint it writes `run.json` and `experiment.toml`, records the new state (evaluated where `records` does
+        so) and saves it as the first checkpoint. With one it removes the lines written after the checkpoint, and raises
+        RunRefused where the ledger lacks releases that the checkpoint names. `table` is the experiment's table, for
+        `run.json`.
         """
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         if checkpoint is None:
