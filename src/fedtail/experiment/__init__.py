@@ -14,7 +14,10 @@ __all__ = ["AS_WRITTEN", "Experiment", "ExperimentError", "Source", "Trust", "re
 
 
 def __getattr__(name: str) -> Any:
-    """A public name on its first use: what builds parts needs torch, and writing or reading a file does not."""
+    """Import a public name of `fedtail.experiment.experiment` at first use, since that needs torch and reading a file does not.
+
+    Python calls this for a name that the module does not define. Raises AttributeError for a name not in `__all__`.
+    """
     if name not in __all__:
         raise AttributeError(f"module 'fedtail.experiment' has no attribute {name!r}")
     from fedtail.experiment import experiment

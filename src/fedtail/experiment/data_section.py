@@ -29,7 +29,7 @@ COMMON = ("kind", "split", "at_least", "test_path")
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Everything it takes to load the data, checked before anything is read."""
+    """The checked [data] section: what to read or generate, and how to split it; nothing is read before `load`."""
 
     reader: PartPlan
     partition: PartPlan | None
@@ -40,20 +40,21 @@ class DataPlan:
 
     @property
     def same_for_all_seeds(self) -> bool:
-        """Whether all seeds of a run have the same data and splits: no seed of the section is written "run"."""
+        """Whether runs with different seeds have the same data and splits: no seed in the section is "run"."""
         return not self.follows
 
     def __str__(self) -> str:
-        """The data in a few words, for a reader."""
+        """The data in short: their kind, file or data set, and partitioner, "arrays, mine.npz, dealt out by dirichlet"."""
         place = self.reader.arguments.get("path") or self.reader.arguments.get("dataset")
         dealt = f", dealt out by {self.partition.name}" if self.partition else ""
         return f"{self.reader.name}{f', {Path(place).name}' if place else ''}{dealt}"
 
     def load(self, seed: int) -> dict[str, Population]:
-        """The populations by name: `train` and, where the section gives them, `validation`, `test` and `held_out`.
+        """Read or generate the data; returns populations by split: "train" and, as configured, "validation", "test", "held_out".
 
-        Reads or generates the clients, drops those below `at_least` examples, and splits the rest. `seed` is the run's; it is
-        used where the section says seed = "run". An ExperimentError names the key where the data or the split cannot be.
+        Clients with fewer than `at_least` examples are dropped. `seed`, the run's, replaces each seed that the section gives
+        as "run". With `test_path`, "test" is read from there, and examples held out within training clients are "held_out".
+        Raises ExperimentError, which names the key, where the data cannot be read or split.
         """
         population = self._read_population(seed)
         if isinstance(population, Splits):
@@ -75,7 +76,7 @@ class DataPlan:
         return splits
 
     def table(self) -> dict[str, Any]:
-        """The data section with every field, as it would be written in a file; fields that are not set are left out."""
+        """The [data] section as a dict that can be written to an experiment file, with defaults; unset fields are left out."""
         own = {("kind" if name == "part" else name): value for name, value in self.reader.table().items()}
         if self.partition is not None:
             own["client"] = self._with_run_seed(self.partition.table(), "client.seed")
@@ -88,9 +89,10 @@ class DataPlan:
         return self._with_run_seed({**own, "at_least": self.at_least}, "seed")
 
     def _read_population(self, seed: int, **more: Any) -> Any:
-        """What the reader or generator gives, a Population or Splits.
+        """Call the reader or generator; returns what it gives, a Population or Splits.
 
-        Seeds that follow the run are `seed`, `more` replaces arguments.
+        `seed`, the run's, replaces the seeds that the section gives as "run"; `more` replaces arguments of the reader. Raises
+        ExperimentError where it fails.
         """
         if "seed" in self.follows:
             more["seed"] = seed
@@ -100,18 +102,22 @@ class DataPlan:
         return replace(self.reader, arguments={**self.reader.arguments, **more}).make()
 
     def _drop_small_clients(self, population: Population) -> Population:
-        """The population without the clients that have fewer than `at_least` examples."""
+        """The population without the clients that have fewer than `at_least` examples; itself where `at_least` is 1."""
         return population if self.at_least <= 1 else population.at_least(self.at_least)
 
     def _with_run_seed(self, table: dict[str, Any], name: str) -> dict[str, Any]:
-        """The table with seed = "run" where the seed called `name` follows the run; else the table itself."""
+        """A copy of `table` with seed = "run" where the seed called `name` follows the run; else `table` itself.
+
+        `name` is "seed", "client.seed" or "split.seed".
+        """
         return {**table, "seed": RUN} if name in self.follows else table
 
 
 def data_plan(source: Source) -> DataPlan:
-    """The data section of a file, checked: names, fields and paths, but nothing is read.
+    """Check the [data] section, its kind, fields, partitioner, split and that paths exist; returns the plan to load it.
 
-    An ExperimentError names the key at fault.
+    No data are read. The user's own functions are imported where they are trusted. Raises ExperimentError, which names the
+    key at fault.
     """
     table, follows = source.table("data"), set()
     for name, inner in (("", table), ("client.", table.get("client")), ("split.", table.get("split"))):
@@ -142,7 +148,10 @@ def data_plan(source: Source) -> DataPlan:
 
 
 def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:
-    """What [data] kind names: a reader, a generator, or a user's own "module:function", as a plan without arguments yet."""
+    """The plan, without arguments yet, of what `kind` in [data] names: a reader, a generator or the user's own "module:function".
+
+    Raises ExperimentError where `kind` is missing or unknown, or the function cannot be imported or is not trusted.
+    """
     kind = table.get("kind")
     known = [*READERS, *GENERATORS]
     if not isinstance(kind, str):
@@ -156,7 +165,11 @@ def _plan_reader(source: Source, table: dict[str, Any]) -> PartPlan:
 
 
 def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPlan:
-    """The part that deals examples out to clients: one of fedtail's partitioners or, for a Hugging Face data set, of Flower's."""
+    """The plan of the partitioner that assigns examples to clients, from `table`, the `client` table of [data].
+
+    It is one of fedtail's or, for `kind` "huggingface" and a name that ends in "Partitioner", one of Flower's, whose fields
+    are checked only when the data are read. Raises ExperimentError for an unknown name or field.
+    """
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}
     if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
@@ -171,14 +184,21 @@ def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPla
 
 
 def _flower_settings(**settings: Any) -> Any:
-    """Stands for one of Flower's partitioners in a plan, which are made where the data set is: gives back its fields."""
+    """Stands for a Flower partitioner in a plan, and returns its settings as a dict; the real one is made with the data set."""
     return settings
 
 
 def _partition_function(plan: PartPlan) -> data_sources.Deal:
-    """A function that a reader calls to have its examples dealt out to clients by the planned partitioner."""
+    """The function (y, read, dataset) -> client ids that a reader calls to have its examples assigned to clients.
+
+    The planned partitioner assigns them.
+    """
     def deal(y: str, read: data_sources.Read, dataset: Any) -> np.ndarray:
-        """The client of each example, (examples,) int; `read` gives a column by name, `y` names the labels."""
+        """The client of each example, (examples,) int, as the partitioner assigns them.
+
+        `read` returns a column by name, `y` names the labels, and `dataset` is the Hugging Face data set, which only Flower's
+        partitioners use.
+        """
         if plan.target is _flower_settings:
             from fedtail.data.hub import partition_ids
             return partition_ids(dataset, plan.name, plan.arguments)
@@ -190,9 +210,10 @@ def _partition_function(plan: PartPlan) -> data_sources.Deal:
 
 
 def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan | None:
-    """How clients are split, by the file or by default; where it leaves out train, that is the rest.
+    """How clients are split, from `split` in [data]; by default 80% train and 20% test, or all train with a `test_path`.
 
-    None for data that come split.
+    A split without `train` gives it the rest. None for `kind` "label_shift", whose data come split. Raises ExperimentError
+    for invalid fractions, or for test clients given twice.
     """
     split = table.get("split")
     if kind == "label_shift":
@@ -215,7 +236,7 @@ def _plan_split(source: Source, table: dict[str, Any], kind: str) -> SplitPlan |
 
 
 def _existing_path(source: Source, key: Key, value: Any) -> Path:
-    """A path relative to the experiment file; an ExperimentError where nothing is there."""
+    """`value` as a path relative to the experiment file's folder. Raises ExperimentError about `key` where nothing is there."""
     path = source.folder / str(value)
     if not path.exists():
         raise source.refuse(key, f"there is no {path}. Paths are relative to the experiment file.")

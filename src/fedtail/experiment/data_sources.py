@@ -23,9 +23,10 @@ Deal = Callable[[str, Read, Any], np.ndarray]          # (labels' name, how to r
 
 def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: str | Deal = "client", group: str | None = None,
                     mass: str | None = None) -> Population:
-    """[data] kind = "arrays": a population from the arrays of an `.npz` file or the columns of a `.parquet` file.
+    """The reader of [data] kind = "arrays": a population from the arrays of an `.npz` or the columns of a `.parquet` file.
 
-    `client` names an array of client ids, or is a function that deals the examples out.
+    `x`, `y`, `group` and `mass` name arrays, a list of names for several inputs. `client` names an array of client ids, or is
+    a function that assigns the examples to clients.
     """
     from fedtail.data.tables import read_arrays, suffix_of
 
@@ -35,9 +36,10 @@ def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: s
 
 
 def read_leaf(path: str, encode: str | None = None) -> Population:
-    """[data] kind = "leaf": a population from a folder of LEAF's json files.
+    """The reader of [data] kind = "leaf": a population from a folder of LEAF's JSON files.
 
-    `encode` is "characters" for its Shakespeare, a function of your own (`module:function` in a file), or None for numbers.
+    `encode` is "characters" for LEAF's Shakespeare, a function that encodes the inputs (in a file `module:function`), or None
+    for numbers. Raises FieldError for other text.
     """
     if isinstance(encode, str) and encode != "characters":
         raise FieldError("encode", '"characters" or "module:function"', encode)
@@ -45,15 +47,16 @@ def read_leaf(path: str, encode: str | None = None) -> Population:
 
 
 def open_saved(path: str) -> Population:
-    """[data] kind = "saved": a population from a folder that `population.save` wrote; the arrays stay on disk."""
+    """The reader of [data] kind = "saved": a population from a folder that `Population.save` wrote. Its arrays stay on disk."""
     return Population.open(path)
 
 
 def read_huggingface(dataset: str, x: str | list[str], y: str, client: str | Deal, hub_split: str | None = None,
                      subset: str | None = None, group: str | None = None, mass: str | None = None) -> Population:
-    """[data] kind = "huggingface": a population from a data set on the hub, or from a folder written with `save_to_disk`.
+    """The reader of [data] kind = "huggingface": a population from a data set on the hub, or a folder of `save_to_disk`.
 
-    `hub_split` and `subset` are the hub's. `client` names a column, or is a function that deals the examples out.
+    `x`, `y`, `group` and `mass` name columns; `hub_split` and `subset` are the split and configuration of the data set.
+    `client` names a column of client ids, or is a function that assigns the examples to clients.
     """
     from fedtail.data.hub import open_dataset, read_columns
 
@@ -64,9 +67,10 @@ def read_huggingface(dataset: str, x: str | list[str], y: str, client: str | Dea
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Clients are split by fractions; `within` keeps back a part of every training client's examples.
+    """How a population is split: clients by the fractions `train`, `validation` and `test`.
 
-    Where no clients are kept for `test`, the examples kept back are the test set.
+    `within` is the fraction of every training client's examples that is held out; without test clients, these examples are
+    the test set.
     """
 
     train: float = 0.8
@@ -76,7 +80,7 @@ class SplitPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise FieldError unless all shares are positive and together at most 1, and `within` is in (0, 1)."""
+        """Raise FieldError unless the given fractions are positive and sum to at most 1, and `within` is in (0, 1)."""
         shares = [s for s in (self.train, self.validation, self.test) if s is not None]
         if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
             raise FieldError("train", "a fraction of the clients", shares,
@@ -85,10 +89,10 @@ class SplitPlan:
             raise FieldError("within", "in (0, 1)", self.within, "It is the part of a client's examples kept back.")
 
     def __call__(self, population: Population, seed: int) -> dict[str, Population]:
-        """The population split by clients, and by examples where `within` is set: populations by name, always with `train`.
+        """Split the population; returns populations by name: "train" and, as configured, "validation", "test" and "held_out".
 
-        Examples kept back within clients are `held_out`, or `test` where no clients are kept for that. `seed` replaces the plan's
-        own.
+        Clients are split first, then with `within` the examples of each training client: those held out are "held_out", or
+        "test" where there are no test clients. `seed` is used in place of the plan's own.
         """
         named = {name: share for name in ("train", "validation", "test") if (share := getattr(self, name)) is not None}
         splits = {"train": population}
@@ -101,7 +105,7 @@ class SplitPlan:
 
 
 def fingerprint(splits: dict[str, Population]) -> str:
-    """A hexadecimal digest of all tensors and names of the splits, so that a run does not go on with other data."""
+    """The hexadecimal BLAKE2b digest of all tensors and client names of the splits; a run is not resumed where it has changed."""
     digest, known = hashlib.blake2b(digest_size=16), set()
     for name, population in sorted(splits.items()):
         inputs = population.inputs if isinstance(population.inputs, dict) else {"x": population.inputs}

@@ -20,10 +20,11 @@ UNSET = (("shards", NONE), ("address", NONE))      # not written down: they are 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """How it is computed. The number of `workers` changes no result, `kernel` the rounding only; `precision` is for GPUs.
+    """The [engine] section: where and how an experiment is computed.
 
-    `kind` is who trains: the cores of this machine ("local"), or actors that hold `shards` of the clients ("ray"), on the cluster
-    at `address` or on a Ray that is started here. The number of shards changes the rounding only.
+    `kind` "local" trains on this machine; "ray" trains with Ray actors that hold `shards` of the clients, on the cluster at
+    `address` or on a Ray that is started here. The number of `workers` (processes) changes no result; `kernel` and `shards`
+    change the rounding only; `precision` is for GPUs.
     """
 
     kind: Literal["local", "ray"] = "local"
@@ -34,7 +35,7 @@ class EnginePlan:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise FieldError for `shards` or `address` without Ray, fewer than one shard, or a negative number of workers."""
+        """Raise FieldError for `shards` or `address` with kind "local", fewer than one shard, or a negative number of workers."""
         stray = [name for name in ("shards", "address") if getattr(self, name) is not None and self.kind == "local"]
         if stray:
             raise FieldError(stray[0], "left out", getattr(self, stray[0]),
@@ -46,9 +47,10 @@ class EnginePlan:
             raise FieldError("workers", "at least 0", self.workers, "1 is one process, 0 leaves it to torch's threads.")
 
     def ray_fleet(self, task: Task, population: Population, folder: Path, memory: Path | None) -> AbstractContextManager[Any]:
-        """A fleet of Ray actors, to be used in a `with` block. `folder` is the experiment's, whose modules are sent along.
+        """A fleet of Ray actors over the clients of `population`, to be used in a `with` block.
 
-        In the folder `memory`, if any, clients keep what is large between rounds.
+        Modules that were imported from `folder`, the experiment's, are sent to the actors. `memory` is the folder where
+        clients keep large memory between rounds, None for a temporary one.
         """
         from fedtail.engine.ray import RayFleet
 
@@ -57,7 +59,10 @@ class EnginePlan:
 
 
 def own_modules(folder: Path) -> list[ModuleType]:
-    """The modules that were loaded from files in an experiment's folder, which other machines do not have."""
+    """The loaded modules whose files are in the experiment's `folder`, and so are missing on other machines.
+
+    Modules of fedtail are left out.
+    """
     found = []
     for module in list(sys.modules.values()):
         name, file = getattr(module, "__name__", "fedtail"), getattr(module, "__file__", None) or ""

@@ -43,13 +43,13 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is evaluated and recorded, and when.
+    """The [evaluate] section: what is evaluated and recorded, and when.
 
-    `every` so many rounds (by default twenty times in a run), and at the end, all splits are evaluated and a checkpoint is
-    written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client at
-    the end, on half of its examples. `tensorboard` writes event files too. `keep_best` names a statistic over clients by which
-    the best models are kept beside the last ones, over validation clients where there are any. `on_nodes` is what the clients
-    of a deployment evaluate; the simulator evaluates everything itself.
+    Every `every` rounds (by default a twentieth of the run), and at the end, the splits are evaluated and a checkpoint is
+    written. `tail` records who was sampled and who contributed in every round. `finetune` trains a copy for each test client
+    at the end, on half of its examples. `tensorboard` writes event files too. `keep_best` names a statistic over clients by
+    which the best models are saved beside the last ones, over validation clients where there are any. `on_nodes` is what the
+    clients of a deployment evaluate; the simulator ignores it.
     """
 
     every: int | None = None
@@ -61,7 +61,7 @@ class EvaluationPlan:
     on_nodes: FederatedEvaluation | None = None
 
     def __post_init__(self) -> None:
-        """Raise FieldError for an unknown statistic in `keep_best`, or fewer than one round between evaluations."""
+        """Raise FieldError where `keep_best` names an unknown statistic, or where `every` is below 1."""
         if self.keep_best is not None:
             parse_keep_best(self.keep_best)
         if self.every is not None and self.every < 1:
@@ -70,7 +70,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class FamilyPlan:
-    """Which field the models of a family differ in, and its values."""
+    """The field that the models of a family differ in, and its value for each model."""
 
     field: str                          # "risk.tail_fraction"
     values: tuple[Any, ...]
@@ -79,7 +79,7 @@ class FamilyPlan:
 @with_old_names
 @dataclass(frozen=True)
 class Experiment:
-    """One method or family on one population, for some seeds."""
+    """A checked experiment: one method or family on one population, with the seeds to run it for."""
 
     name: str
     rounds: int
@@ -97,21 +97,22 @@ class Experiment:
 
     @property
     def members(self) -> list[str]:
-        """The names of its models: its own, or for a family the field and value of each."""
+        """The names of the experiment's models: its own, or for a family the field and value of each, "tail_fraction 0.5"."""
         if self.family is None:
             return [self.name]
         return [f"{self.family.field.rpartition('.')[2]} {value}" for value in self.family.values]
 
     @property
     def training_engine(self) -> Engine:
-        """Where and how the experiment trains, as `train(engine=...)` takes it."""
+        """The device, workers, kernel and precision that the experiment trains with, for `train(engine=...)`."""
         plan = self.engine
         return Engine(self.device, workers=plan.workers, kernel=plan.kernel, precision=plan.precision)
 
     def fleet(self, task: Task, population: Population, memory: Path | None = None) -> AbstractContextManager[Any]:
-        """Who trains, to be used in a `with` block: processes of this machine or Ray actors, started with the first round.
+        """The fleet that trains the clients of `population`, to be used in a `with` block: on this machine, or with Ray actors.
 
-        In the folder `memory` clients keep what is large between rounds. An ExperimentError where Ray is to compute on a GPU.
+        `memory` is the folder where clients keep large memory between rounds, None for a temporary one. Raises
+        ExperimentError where the engine is Ray and the device is not the CPU.
         """
         if self.engine.kind == "ray" and self.device != "cpu":
             raise self.source.refuse(("engine", "kind"), f"Ray's actors compute on cores, but device is {self.device}. Write "
@@ -124,16 +125,20 @@ class Experiment:
 
     @property
     def evaluating(self) -> Engine:
-        """Where the experiment evaluates and fine-tunes, which is always in full precision."""
+        """The engine for evaluation and fine-tuning: the experiment's device and workers, always in full precision."""
         return Engine(self.device, workers=self.engine.workers)
 
     @property
     def evaluate_every(self) -> int:
-        """Rounds between evaluations; by default a twentieth of the run, at least 1."""
+        """The number of rounds between evaluations; by default a twentieth of all rounds, rounded down, and at least 1."""
         return self.evaluate.every or max(1, self.rounds // 20)
 
     def table(self, seed: int | None = None) -> dict[str, Any]:
-        """All sections with every default, as tables that read back as this experiment; with `seed`, for that seed alone."""
+        """The whole experiment as nested dicts with every default, which read back as the same experiment.
+
+        With `seed`, its seeds are that one alone. The experiment's folder is included where it uses files of the user's own
+        code.
+        """
         method = {name: toml_value(part) for name, part in _parts_of_first_model(self.algorithm).items()}
         family = {}
         if self.family is not None:
@@ -151,17 +156,18 @@ class Experiment:
                 "device": self.device, **folder, **sections}
 
     def own_code(self) -> dict[str, str]:
-        """By file name, a hexadecimal digest of each of the user's own files that the experiment names."""
+        """Hexadecimal digests, by file name, of the user's own code files that the experiment names; read at every call."""
         files = own_files(self.table(), self.source.folder)
         return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(files)}
 
 
 def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str | None = None,
                     trust: Trusted = ()) -> Experiment:
-    """The one experiment of a file; of a file with several methods, the one called `method`.
+    """Read and check the experiment in a file; of a file with several methods, the one called `method`.
 
-    Code of your own that the file names is imported only from the folders and packages in `trust`: ".", "torch". Without it
-    such a file is refused.
+    `settings` are changes as with `--set`. The user's own code is imported only from the folders and packages in `trust`,
+    such as ".", "torch". Raises ExperimentError, which names the line, where the file is invalid, names code that is not
+    trusted, or has several methods but no `method` is given.
     """
     if method is not None:
         return build_experiment(pick_method(Source.read(path, settings, trust), method), Path(path).stem)
@@ -173,23 +179,29 @@ def read_experiment(path: str | Path, settings: Sequence[str] = (), method: str 
 
 
 def read_experiments(path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> list[Experiment]:
-    """All methods of a file: its `[[method]]` entries, or the file itself as one.
+    """Read and check all methods of a file: one experiment for each `[[method]]` entry, or a single one without entries.
 
-    `settings` are changes as with `--set`. Code of your own that the file names is imported only from the folders and packages in
-    `trust`; without it such a file is refused.
+    `settings` are changes as with `--set`. The user's own code is imported only from the folders and packages in `trust`.
+    Raises ExperimentError, which names the line, where the file is invalid or names code that is not trusted.
     """
     return build_experiments(Source.read(path, settings, trust), Path(path).stem)
 
 
 def build_experiments(source: Source, name: str) -> list[Experiment]:
-    """The experiments of a source that was read, one for each `[[method]]` entry, or one; `name` is for those without a name."""
+    """Check a source and build its experiments: one for each `[[method]]` entry, or a single one without entries.
+
+    `name` is the name of an experiment that gives none. Raises ExperimentError, which names the line at fault.
+    """
     names = method_names(source)
     views = [source.for_method(index, DEFAULTS) for index in range(len(names))] if names else [source]
     return [build_experiment(view, name) for view in views]
 
 
 def pick_method(source: Source, method: str) -> Source:
-    """The source as the method called `method` sees it; an ExperimentError with the nearest name where there is none."""
+    """The source for the `[[method]]` entry called `method`: its own sections merged over the common ones.
+
+    Raises ExperimentError, with the nearest name, where there is no such method.
+    """
     names = method_names(source)
     if method not in names:
         hint = nearest_hint(method, names) if names else "It has one only, without a name."
@@ -198,7 +210,10 @@ def pick_method(source: Source, method: str) -> Source:
 
 
 def method_names(source: Source) -> list[str]:
-    """The names of the `[[method]]` entries, after their keys were checked; empty where the file is one method itself."""
+    """The names of the `[[method]]` entries, in order; empty where the file has none, and so is a single method.
+
+    Raises ExperimentError for an unknown key at the top of the file or in an entry, and for missing or equal names.
+    """
     _check_keys(source, source.tables, (*SETTINGS, *SECTIONS, "method"), ())
     entries = source.tables.get("method", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -214,7 +229,10 @@ def method_names(source: Source) -> list[str]:
 
 
 def own_files(table: Any, folder: Path) -> set[Path]:
-    """The existing files beside an experiment that its tables name as "module:name": parts, functions or data."""
+    """The files in `folder`, an experiment's, that texts "module:name" anywhere in its tables name: parts, functions or data.
+
+    Names of installed packages are left out.
+    """
     if isinstance(table, dict):
         return set().union(*(own_files(value, folder) for value in table.values()))
     if isinstance(table, list):
@@ -224,7 +242,10 @@ def own_files(table: Any, folder: Path) -> set[Path]:
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
-    """The distinct seeds of 3, [0, 1], "0..4" (both ends) or "0,1,7"; a FieldError, which is a ValueError, for anything else."""
+    """The distinct seeds, in order, that 3, [0, 1], "0..4" (both ends included) or "0,1,7" stand for.
+
+    Raises FieldError, a ValueError, for anything else, for negative seeds, and for no seed or more than 10,000.
+    """
     if isinstance(value, str):
         low, dots, high = value.partition("..")
         try:
@@ -240,9 +261,9 @@ def seeds_of(value: Any) -> tuple[int, ...]:
 
 
 def build_experiment(source: Source, name: str) -> Experiment:
-    """The experiment of a source, each section checked in turn; an ExperimentError names the key at fault.
+    """Check every section of a source and build its experiment. The data are not read yet.
 
-    `name` is what it is called where the file does not say.
+    `name` is used where the file gives no name. Raises ExperimentError, which names the line at fault.
     """
     rounds = source.tables.get("rounds")
     if type(rounds) is not int or rounds < 1:
@@ -264,9 +285,10 @@ def build_experiment(source: Source, name: str) -> Experiment:
 
 
 def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, FamilyPlan | None]:
-    """The method of a file and None, or the family of methods that differ in one field and what they differ in.
+    """The method of a source and None or, where it has [family], the family of methods and its `FamilyPlan`.
 
-    Where code was read as names only, a plan stands for the method.
+    A `PartPlan` takes the place of the method or family where the user's code was not imported. Raises ExperimentError where
+    [family] does not list two or more different values of one field of a part.
     """
     if "family" not in source.tables:
         return _build_method(source), None
@@ -284,13 +306,16 @@ def _build_algorithm(source: Source) -> tuple[FederatedAlgorithm | Family, Famil
 
 
 def _leaf_values(table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values in nested tables with their keys: (("risk", "tail_fraction"), [1.0, 0.5])."""
+    """Yield (key, value) for every value of nested tables that is no table: (("risk", "tail_fraction"), [1.0, 0.5])."""
     for name, value in table.items():
         yield from _leaf_values(value, (*key, name)) if isinstance(value, dict) else [((*key, name), value)]
 
 
 def _build_method(source: Source) -> FederatedAlgorithm:
-    """One method with each of its parts built from its section; a plan where code was read as names only."""
+    """The `FederatedAlgorithm` of a source, with each part built from its section; [sample] is required, others have defaults.
+
+    A `PartPlan` in its place where the user's code was not imported. Raises ExperimentError, which names the line at fault.
+    """
     parts = {}
     for name in METHOD:
         table = source.table(name)
@@ -302,7 +327,10 @@ def _build_method(source: Source) -> FederatedAlgorithm:
 
 
 def _parts_of_first_model(algorithm: Any) -> dict[str, Any]:
-    """By section, the parts of a method or of the first model of a family; plans where code was read as names only."""
+    """The parts of a method, or of the first model of a family, by section name.
+
+    Parts, and `algorithm` itself, are `PartPlan`s where the user's code was not imported.
+    """
     if isinstance(algorithm, PartPlan) and "members" in algorithm.arguments:
         algorithm = algorithm.arguments["members"][0]
     if isinstance(algorithm, PartPlan):
@@ -311,14 +339,20 @@ def _parts_of_first_model(algorithm: Any) -> dict[str, Any]:
 
 
 def _build_section(source: Source, name: str, kind: type) -> Any:
-    """A section whose keys are the fields of the dataclass `kind`, made and checked."""
+    """An instance of the dataclass `kind`, from section [name] of the file, whose keys are the fields of `kind`.
+
+    Raises ExperimentError for an unknown key or a value that does not fit.
+    """
     given = checked_arguments(source, (name,), source.table(name), kind, f"[{name}]")
     plan = PartPlan(name, kind, given, source, (name,))
     return kind(**given) if plan.is_unread else plan.make()      # a section can hold parts as names only, and does not use them
 
 
 def _checked_device(source: Source) -> str:
-    """The device a file names, "cpu" by default; an ExperimentError for other than cpu and cuda, or where PyTorch sees no GPU."""
+    """The device that the file names, "cpu" by default.
+
+    Raises ExperimentError where it is neither a CPU nor a CUDA device, or where PyTorch sees no GPU for the latter.
+    """
     device = source.tables.get("device", "cpu")
     try:
         kind = torch.device(device).type if isinstance(device, str) else ""
@@ -332,9 +366,9 @@ def _checked_device(source: Source) -> str:
 
 
 def _check_keys(source: Source, table: dict[str, Any], known: tuple[str, ...], key: tuple[str | int, ...]) -> None:
-    """Raise ExperimentError for a key of `table` that is not in `known`, with the nearest that is.
+    """Raise ExperimentError for the first key of `table` that is not in `known`, with the nearest that is.
 
-    `key` is where the table stands.
+    `key` is where the table is in the file. Sections that this version does not support yet have a text of their own.
     """
     for name in table:
         if name in NOT_YET:

@@ -23,7 +23,7 @@ from fedtail.reading import shorten
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for a part: the room its candidates live in, and the method that makes one of them fit."""
+    """A place for a part, such as the risk: the module whose classes can fill it, and the method that such a class must have."""
 
     room: str
     needs: str
@@ -31,7 +31,10 @@ class Slot:
     without: str = ""                    # a method that says it belongs elsewhere
 
     def candidates(self) -> dict[str, Any]:
-        """By name, the public classes of the room that fit this slot; for ANYTHING, those of all slots."""
+        """The public classes of the slot's module (`room`) that fit the slot, by name; for ANYTHING, those of all slots.
+
+        These are dataclasses, or classes with a method `forward`. The module is imported.
+        """
         import fedtail
 
         if self is ANYTHING:
@@ -42,7 +45,10 @@ class Slot:
         return {name: value for name, value in made.items() if self.fits(value)}
 
     def fits(self, kind: type) -> bool:
-        """Whether a class has the method this slot needs, itself or from a base, and not one that belongs to another slot."""
+        """Whether the class `kind` defines or inherits the method `needs`, and does not have the method `without`.
+
+        For ANYTHING, whether it fits any slot.
+        """
         if self is ANYTHING:
             return any(slot.fits(kind) for slot in SLOTS.values())
         own = {name for base in kind.__mro__[:-1] for name in vars(base)}
@@ -74,7 +80,10 @@ SLOTS = {
 
 @dataclass(frozen=True)
 class PartPlan:
-    """A part that is not made yet: what to call, with what. Modules are made once for every seed."""
+    """A part that is checked but not made yet: the class or function `target`, and the arguments to call it with.
+
+    `name` is as written in the file, and `key` is where; both are for errors. A module is made once for every seed.
+    """
 
     name: str                            # as written: "SoftmaxRegression", "mine:Net"
     target: Callable[..., Any]
@@ -84,15 +93,19 @@ class PartPlan:
 
     @property
     def is_unread(self) -> bool:
-        """Whether it is, or holds, code of the user's that was read as a name only: then it cannot be made."""
+        """Whether the part, or one of its arguments, is user code that was not imported, so that it cannot be made."""
         return self.target is _unread_part or any(_holds_unread(value) for value in self.arguments.values())
 
     def part_or_plan(self) -> Any:
-        """The part, made; the plan itself where code was read as names only, so that it can be shown as it is written."""
+        """Make the part, as `make` does; where it holds user code that was not imported, return the plan itself."""
         return self if self.is_unread else self.make()
 
     def make(self, **more: Any) -> Any:
-        """Call the target with its arguments and `more`. An error becomes an ExperimentError that names the key of the file."""
+        """Call `target` with the planned arguments and `more`; returns the part.
+
+        An error in the call becomes an ExperimentError that names the key in the file; only unexpected kinds of errors in
+        fedtail's own code are passed on. Raises ExperimentError too where the part holds user code that was not imported.
+        """
         if self.is_unread:
             raise self.source.refuse(self.key, f"{self.name} was read as a name only, so it cannot be made.")
         try:
@@ -107,7 +120,11 @@ class PartPlan:
             raise self.source.refuse(self.key, f"{self.name} failed: {type(reason).__name__}: {reason}.") from reason
 
     def _fields_of(self, reason: Exception) -> list[str]:
-        """The arguments that an error is about: by its field, by the value that came, or by the names and values in its text."""
+        """The names of the arguments that an error is most likely about, the likeliest first; perhaps none.
+
+        For a FieldError its field, or where it names none the arguments with the value that it refuses. For others, the
+        arguments whose text value is quoted in the message, then those whose name occurs in it.
+        """
         if isinstance(reason, FieldError):
             holding = [name for name, value in self.arguments.items() if value == reason.came or value == [reason.came]]
             return [reason.field] if reason.field else holding
@@ -115,24 +132,27 @@ class PartPlan:
         return quoted + [name for name in self.arguments if re.search(rf"\b{re.escape(name)}\b", str(reason))]
 
     def table(self) -> dict[str, Any]:
-        """The part as a table with its name and every field, defaults included, as it would be written in a file."""
+        """The part as a dict for an experiment file: `part`, its name, and every field with its value, defaults included."""
         defaults = {name: parameter.default for name, parameter in parameters_of(self.target).items()
                     if parameter.default is not parameter.empty}
         return {"part": self.name, **{name: toml_value(value) for name, value in {**defaults, **self.arguments}.items()}}
 
 
 def build_part(source: Source, key: Key, table: Any, slot: Slot) -> Any:
-    """Make the part that a table describes; a plan instead where code was read as names only.
+    """Check the table at `key` and make the part that it describes, which must fit `slot`.
 
-    An ExperimentError names the key.
+    Returns a `PartPlan` in its place where it holds user code that was not imported. Raises ExperimentError, which names the
+    key.
     """
     return plan_part(source, key, table, slot).part_or_plan()
 
 
 def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
-    """What a table describes as a plan: name and fields are checked, the part is not made yet.
+    """Check the name and fields of the part that the table at `key` describes; returns the plan to make it.
 
-    A text is a part without fields.
+    A text stands for a part without fields, and a table without `part` for the default of `slot`. Parts among the fields are
+    made. Raises ExperimentError, which names the key, for an unknown part or field, a missing field or a value that does not
+    fit.
     """
     table = {"part": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
@@ -149,9 +169,11 @@ def plan_part(source: Source, key: Key, table: Any, slot: Slot) -> PartPlan:
 
 
 def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., Any]:
-    """The class or function of a part: one of the slot's by its public name, or a user's own by "module:Class".
+    """The class called `name`: one of fedtail's that fits `slot`, or the user's own as "module:Class", which is imported.
 
-    Importing a user's own needs trust. An ExperimentError says where the name is unknown or the class does not fit the slot.
+    For a torch module it may also be a user's function that returns one. Where names are not imported, a stand-in is
+    returned. Raises ExperimentError about `key` where the name is unknown, not trusted, does not fit the slot, or is no
+    dataclass.
     """
     if ":" in name:
         own = import_named(source, key, name)
@@ -174,16 +196,22 @@ def find_part(source: Source, key: Key, name: str, slot: Slot) -> Callable[..., 
 
 
 def import_function(source: Source, key: Key, name: str) -> Any:
-    """A user's own function by "module:function"; `Unread` where names are not looked up."""
+    """Import the user's own function "module:function"; an `Unread` name where names are not imported.
+
+    Raises ExperimentError about `key` where it cannot be imported, cannot be called, or is defined in code that is not
+    trusted.
+    """
     found = import_named(source, key, name)
     return found if isinstance(found, Unread) else _check_own_function(source, key, name, found)
 
 
 def import_named(source: Source, key: Key, name: str) -> Any:
-    """`module:name`, from beside the experiment file or an installed package; `Unread` where names are not looked up.
+    """Import what "module:name" names, from a file in the experiment's folder or else from an installed package.
 
-    Importing runs code, so it is refused unless `source.trust` allows the folder of the file, or the package. A file beside the
-    experiment comes before a package of its name, and a folder that is not trusted is never searched by other imports.
+    Importing runs code, so `source.trust` must allow the file's folder or the package. Where it says that names are not
+    imported, `Unread(name)` is returned for anything but fedtail's own. The experiment's folder is on the import path during
+    this import only, and only if it is trusted. Raises ExperimentError about `key` where the name is malformed, not trusted,
+    or cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not re.fullmatch(r"[\w.]+:[\w.]+", name) or not all(part.isidentifier() for part in name.replace(":", ".").split(".")):
@@ -216,9 +244,10 @@ def import_named(source: Source, key: Key, name: str) -> Any:
 
 
 def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) -> None:
-    """Raise ExperimentError for code that the user has not allowed: what would be imported, and what to write to allow it.
+    """Raise ExperimentError about `key` where `source.trust` does not allow the import of `name`; otherwise do nothing.
 
-    `beside` is the file it would be imported from; None for an installed package.
+    `beside` is the file it would be imported from, None for an installed package. The text says what would be imported and
+    how to allow it.
     """
     module = name.partition(":")[0]
     if beside is not None and not source.trust.allows_file(beside):
@@ -236,7 +265,7 @@ def _refuse_untrusted(source: Source, key: Key, name: str, beside: Path | None) 
 
 
 def _typed_folder(folder: Path) -> str:
-    """A folder as one would type it in a command: "." or "./..." where it is below the present one, else in full."""
+    """A folder as one would type it on the command line: "." or "./..." in or below the current directory, else its full path."""
     here = Path.cwd()
     inner = folder.relative_to(here) if folder.is_relative_to(here) else folder
     text = str(inner)
@@ -244,7 +273,11 @@ def _typed_folder(folder: Path) -> str:
 
 
 def _check_own_function(source: Source, key: Key, name: str, found: Any) -> Callable[..., Any]:
-    """The function itself; an ExperimentError where it cannot be called, or was written in a module that is not trusted."""
+    """Return `found`, the user's function called `name`.
+
+    Raises ExperimentError about `key` where it cannot be called, or where it is defined in a module that is neither trusted
+    nor `fedtail.losses`.
+    """
     if not callable(found):
         raise source.refuse(key, f"{name} is a {type(found).__name__}, a function is needed.")
     home = defining_module(found)
@@ -255,7 +288,7 @@ def _check_own_function(source: Source, key: Key, name: str, found: Any) -> Call
 
 
 def own_file(folder: Path, name: str) -> Path | None:
-    """The file beside an experiment that "module:name" or "module" is in.
+    """The file in `folder`, an experiment's, that holds the module of "module:name" or "module": `module.py` or a package's.
 
     None where there is none, as for an installed package.
     """
@@ -265,9 +298,11 @@ def own_file(folder: Path, name: str) -> Path | None:
 
 def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target: Callable[..., Any], name: str,
                       skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a table as arguments for `target`: known, none missing, each of the annotated type; parts in them are built.
+    """Check the fields of `table` against the parameters of `target`; returns them as keyword arguments, converted.
 
-    Parameters in `skip` are given by the caller. "none" is None where that is the default. An ExperimentError names the key.
+    Every field must be known and fit its annotation, and none without a default may be missing. Tables that describe parts
+    become parts, names of functions become functions, and "none" becomes None. Parameters in `skip` must not be in the table:
+    the caller gives them. `name` is what errors call the target. Raises ExperimentError about the key.
     """
     known = {field: p for field, p in parameters_of(target).items() if field not in skip}
     for field in table:
@@ -283,13 +318,16 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The named parameters of a class or function, without *args and **kwargs."""
+    """The parameters of a class or function by name, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 
 
 def toml_value(value: Any) -> Any:
-    """A value as an experiment file would hold it: parts as tables, functions by name, None as "none", tuples as lists."""
+    """A value as an experiment file would hold it: parts become tables, functions and classes names, None "none", tuples lists.
+
+    Plain values and dicts are returned as they are, anything else as its `str`.
+    """
     if value is None:
         return NONE
     if isinstance(value, PartPlan):
@@ -306,15 +344,16 @@ def toml_value(value: Any) -> Any:
 
 
 def written_name(value: Any) -> str:
-    """How a file names a class or a function: alone if it is one of fedtail's, else "module:name"."""
+    """The name by which a file refers to a class or function: "Name" alone if it is fedtail's, else "module:name"."""
     ours = value.__module__.startswith("fedtail.")
     return value.__name__ if ours else f"{value.__module__}:{value.__qualname__}"
 
 
 def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
-    """One value of a file as an argument that fits its type hint: a part, a function, a path or a plain value.
+    """Convert the value at `key` to an argument that fits the type hint: a part, a function, a path or a plain value.
 
-    Relative paths start at the file's folder. An ExperimentError names the key.
+    A table, or in the place of a part also a text, is built as a part. Relative paths start at the experiment's folder.
+    Raises ExperimentError about `key` where it does not fit.
     """
     field = str(key[-1])
     if value == NONE and fit_value(value, hint)[1] is None:
@@ -332,7 +371,10 @@ def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
 
 
 def _find_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
-    """A function of `fedtail.losses` by its name, or a user's own by "module:function"."""
+    """The function of `fedtail.losses` called `name`, or the user's own "module:function", which is imported.
+
+    Raises ExperimentError about `key` where there is none, or where it is not trusted.
+    """
     if ":" in name:
         return import_function(source, key, name)
     losses = importlib.import_module("fedtail.losses")
@@ -344,22 +386,22 @@ def _find_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
 
 
 def _example_part(slot: Slot) -> str:
-    """The name of a part that fits the slot, for an error text."""
+    """The name of a part that fits the slot, for an error text: its default, or else its first candidate."""
     return slot.default or next(iter(slot.candidates()), "module:Class")
 
 
 def plan_target(found: Any) -> Callable[..., Any]:
-    """What a plan is to call: the function or class that was found, or a stand-in where its name was not looked up."""
+    """The callable for a plan: `found` itself or, where it is an `Unread` name, a stand-in that takes any fields."""
     return _unread_part if isinstance(found, Unread) else found
 
 
 def _unread_part(**fields: Any) -> Any:
-    """Stands in a plan for a user's part that was not imported: it takes any fields, and raises ValueError if it is called."""
+    """Stands in a plan for a user's part that was not imported: takes any fields, and raises ValueError when called."""
     raise ValueError("a part that was read as a name only cannot be made.")
 
 
 def _holds_unread(value: Any) -> bool:
-    """Whether a value is, or holds in lists and tables, a plan whose name was not looked up."""
+    """Whether a value is a plan of code that was not imported, or holds one at any depth of lists and dicts."""
     if isinstance(value, (list, tuple)):
         return any(map(_holds_unread, value))
     if isinstance(value, Mapping):
@@ -368,13 +410,13 @@ def _holds_unread(value: Any) -> bool:
 
 
 def _takes_any_field(target: Callable[..., Any]) -> bool:
-    """Whether a function takes arguments of any name (**kwargs)."""
+    """Whether a function accepts keyword arguments of any name (**kwargs)."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
 
 
 @contextmanager
 def _on_import_path(folder: Path) -> Iterator[None]:
-    """A context in which modules in `folder` can be imported, before any of the same name elsewhere."""
+    """Within the block, `folder` is first in `sys.path`, so that its modules are imported before others of the same name."""
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -27,14 +27,17 @@ _ASSIGNED = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
 class ExperimentError(ValueError):
-    """Something in an experiment that cannot be: where it stands, what came, what to write instead.
+    """An experiment file, or a setting given with it, is invalid; the message says where, what came and what to write instead.
 
-    `key` is where it stands, ("risk", "tail_fraction"), empty where it is about the file as a whole; `field`, `came`, `needed`
-    and `write` are those of the part's error, where that was about one field.
+    `key` is the key at fault, ("risk", "tail_fraction"), empty where the error is about the whole file. `field`, `came`,
+    `needed` and `write` are taken from the FieldError of a part where there was one.
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
-        """`problem` is the part's own error, whose fields are taken over; the text is cut to LONGEST characters."""
+        """`problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
+
+        The text is shortened to 2000 characters.
+        """
         super().__init__(shorten(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
         self.came: Any = problem.came if problem else None
@@ -44,7 +47,7 @@ class ExperimentError(ValueError):
 @with_old_names
 @dataclass(frozen=True)
 class Source:
-    """The tables of an experiment file after `--set`, and the line of every key."""
+    """The tables of an experiment file with the changes of `--set`, and the line number of every key, for error messages."""
 
     name: str                            # what errors call it
     folder: Path                         # relative paths start here
@@ -57,9 +60,10 @@ class Source:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """Read an experiment file and apply the changes of `--set`, "risk.tail_fraction=0.3". Nothing it names is imported here.
+        """Read an experiment file and apply `settings`, the changes of `--set` such as "risk.tail_fraction=0.3".
 
-        An ExperimentError where there is no such file, or it is not TOML.
+        Nothing that the file names is imported here; `trust` names the folders and packages from which it may be imported
+        later. Raises ExperimentError where there is no such file, it is not TOML, or a setting is invalid.
         """
         path = Path(path)
         if path.is_dir():
@@ -74,9 +78,11 @@ class Source:
 
     @classmethod
     def parse(cls, text: str, name: str, folder: Path, settings: Sequence[str] = (), trust: Trusted = ()) -> Source:
-        """A source from the text of a file in `folder`; errors call it `name`.
+        """Make a source from the text of an experiment file; errors call it `name`, and its relative paths start at `folder`.
 
-        A resolved experiment with code of its user's own says itself in which folder that is.
+        A key `folder` in the text, which files written by a run may have, replaces `folder`. `settings` are changes as with
+        `--set`, and `trust` names whose code may be imported later. Raises ExperimentError where the text is not TOML or a
+        setting is invalid.
         """
         try:
             tables = toml_tables(text, name)
@@ -90,7 +96,11 @@ class Source:
         return source
 
     def with_value(self, key: Key, value: Any, by: str) -> Source:
-        """A copy with the key set to a value, tables made as needed; errors about the key then say that it came from `by`."""
+        """A copy of the source with `key` set to `value`; tables on the way are created where they are missing.
+
+        A part written as text (risk = "Mean") on the way becomes a table. Errors about the key will say that it came from
+        `by`. Raises ExperimentError where something on the way is not a table.
+        """
         tables = copy.deepcopy(self.tables)
         place: Any = tables
         for part in key[:-1]:
@@ -103,9 +113,10 @@ class Source:
         return replace(self, tables=tables, set_by={**self.set_by, key: by})
 
     def for_method(self, index: int, defaults: Mapping[str, str | None]) -> Source:
-        """The source as its method number `index` sees it: the method's own sections over the common ones, and --set over both.
+        """A copy of the source for the `[[method]]` entry at position `index`: its own sections are merged over the common ones.
 
-        `defaults` are the parts that are meant where a section names none.
+        The changes of `--set` are applied last. `defaults` gives, by section, the part that is used where the section names
+        none.
         """
         merged = {key: value for key, value in self.tables.items() if key != "method"}
         for key, value in self.tables["method"][index].items():
@@ -116,7 +127,10 @@ class Source:
         return view
 
     def location(self, *key: str | int) -> str:
-        """Where a key stands, or the nearest table around it: "experiment.toml, line 12", or the --set it came from."""
+        """Where a key is written, for an error message: "experiment.toml, line 12", or the text of the --set that it came from.
+
+        Where the key itself is not written, it is the nearest table around it; else the name of the file.
+        """
         if key in self.set_by:
             return self.set_by[key]
         place: Key = ("method", self.method) if _mentions_key(self.own, key) else ()
@@ -128,16 +142,16 @@ class Source:
         return self.name
 
     def refuse(self, key: Key, problem: str | Exception) -> ExperimentError:
-        """An ExperimentError about a key, for the caller to raise.
+        """An ExperimentError about `key`, with its line in the file, for the caller to raise.
 
-        Of a FieldError it keeps what came, what is needed, what to write.
+        `problem` is the text, or an exception with that text; the attributes of a FieldError are copied.
         """
         return ExperimentError(f"{self.location(*key)}: {problem}", key, problem if isinstance(problem, FieldError) else None)
 
     def table(self, section: str) -> dict[str, Any]:
-        """A copy of a section, {} where it is absent; `section = "Name"` is short for a part without fields.
+        """A shallow copy of the section called `section`; {} where it is absent, and {"part": "Name"} for `section = "Name"`.
 
-        An ExperimentError where it is neither text nor a table.
+        Raises ExperimentError where it is neither text nor a table.
         """
         value = self.tables.get(section, {})
         if isinstance(value, str):
@@ -148,7 +162,10 @@ class Source:
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """A sentence for an unknown name: "Did you mean ...?" with the closest of `known`, or all of them where none is close."""
+    """A sentence for an error about an unknown name: "Did you mean ...?" with the closest of `known`.
+
+    Where none is close it lists all of `known`; where there are none it says "It takes none."
+    """
     known = list(known)
     close = get_close_matches(name, known, 1) or get_close_matches(name.lower(), [k.lower() for k in known], 1)
     close = [k for k in known if close and k.lower() == close[0].lower()]
@@ -156,9 +173,9 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
 
 
 def _parse_setting(text: str) -> tuple[Key, Any]:
-    """The key and value of a `--set`, (("risk", "tail_fraction"), 0.3); a value that is not TOML is text.
+    """The key and value of a `--set` text: (("risk", "tail_fraction"), 0.3) for "risk.tail_fraction=0.3".
 
-    An ExperimentError where there is no key or no "=".
+    A value that is not valid TOML is taken as text. Raises ExperimentError where the key or "=" is missing.
     """
     name, equals, value = text.partition("=")
     key = tuple(part.strip() for part in name.split("."))
@@ -171,9 +188,11 @@ def _parse_setting(text: str) -> tuple[Key, Any]:
 
 
 def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
-    """A method's section over the common one: a different part replaces it, fields alone change some of it.
+    """A method's section `own` merged over the `common` one.
 
-    `default` is the part that is meant where the common section names none.
+    It replaces the common section where it names another part, or where one of them is no table. Otherwise its fields replace
+    those of the common section, inner tables being merged in the same way. `default` is the part of a common section that
+    names none.
     """
     common = {"part": common} if isinstance(common, str) and isinstance(own, dict) else common
     if not isinstance(common, dict) or not isinstance(own, dict):
@@ -184,7 +203,7 @@ def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
 
 
 def _mentions_key(table: Any, key: Key) -> bool:
-    """Whether a table says something about a key: it holds the key itself, or names the part that the key belongs to."""
+    """Whether nested tables hold `key`, or name the part (a key `part`) in the innermost table on the way to it."""
     for place, name in enumerate(key):
         if not isinstance(table, Mapping) or name not in table:
             return place > 0 and isinstance(table, Mapping) and "part" in table
@@ -193,14 +212,18 @@ def _mentions_key(table: Any, key: Key) -> bool:
 
 
 def _value_at(tables: Any, key: Key) -> Any:
-    """The value under a key of nested tables, which must be there."""
+    """The value at `key` in nested tables. Raises KeyError where it is missing."""
     for part in key:
         tables = tables[part]
     return tables
 
 
 def _key_lines(text: str) -> Iterator[tuple[Key, int]]:
-    """Every key that begins a line of TOML with its line number from 1; entries of an array of tables are numbered from 0."""
+    """Yield (key, line number) for each table header and each key at the start of a line of TOML text; lines count from 1.
+
+    The prefixes of a dotted key are yielded too. Entries of an array of tables are numbered from 0: ("method", 1, "risk").
+    Lines inside a list or text over several lines are skipped.
+    """
     table: Key = ()
     entries: dict[Key, int] = {}
     inside = ""                              # the quotes or brackets that are open where a line begins
@@ -220,9 +243,9 @@ def _key_lines(text: str) -> Iterator[tuple[Key, int]]:
 
 
 def _open_brackets(line: str, inside: str) -> str:
-    """What is still open after a line: triple quotes, or the brackets of a list over several lines.
+    """What is still open at the end of a line of TOML: triple quotes, the brackets of a list over several lines, or "".
 
-    `inside` is what was before.
+    `inside` is what was open at the start of the line.
     """
     for token in _TOKENS.findall(line):
         if inside in ('"""', "'''"):
@@ -239,9 +262,10 @@ def _open_brackets(line: str, inside: str) -> str:
 
 
 def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) -> Key:
-    """The key of a table header, with the number of the current entry after each array of tables.
+    """The key of a TOML table header, with the number of the current entry after each array of tables: ("method", 1, "risk").
 
-    `entries` counts them by key and is changed in place; `another` says that the header begins a new entry, [[...]].
+    `entries` holds the current number of each array by key and is changed in place. `another` says that the header begins a
+    new entry, [[...]].
     """
     key: Key = ()
     for place, word in enumerate(words):
@@ -254,5 +278,5 @@ def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) 
 
 
 def _key_words(dotted: str) -> tuple[str, ...]:
-    """The words of a dotted key, without quotes."""
+    """The words of a dotted TOML key as a tuple, without quotes."""
     return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))

@@ -115,10 +115,10 @@ classes = 10
 
 def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None, x: str | list[str] | None = None,
                  y: str | None = None, client: str | None = None) -> str:
-    """The text of a commented experiment file, as `fedtail init` writes it.
+    """The text of a commented experiment file, as `fedtail init` writes it to `file`. Nothing is written here.
 
-    Without `data` it is about the digits. With a user's own it fits them: kind, path, split, cohort and model; `x`, `y` and
-    `client` name their arrays or columns.
+    Without `data` it uses the digits data set. With a path to the user's data, these are read, and kind, path, split, cohort
+    size and model are chosen for them; `x`, `y` and `client` name their arrays or columns.
     """
     if data is None:
         return HEAD.format(name=file.name, rounds=100, data=EXAMPLE_DATA, module=EXAMPLE_MODULE, sample=_sample_fields(60),
@@ -134,14 +134,15 @@ def starter_text(file: Path = Path("experiment.toml"), data: Path | None = None,
 
 
 def _sample_fields(train: int) -> str:
-    """The fields of [sample] for `train` clients: half of them a round, at most 50; everyone where there are fewer than 20."""
+    """The lines below [sample] for `train` training clients: half of them per round, at most 50; all of them if fewer than 20."""
     return f'part = "Uniform"\ncohort_size = {min(50, train // 2)}' if train >= 20 else 'part = "Everyone"'
 
 
 def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: dict[str, Any]) -> str:
-    """The [data] section for a user's own data, with paths relative to `folder`; few clients are split by examples.
+    """The text of the [data] section for the user's own data, with the path relative to `folder`.
 
-    `clients` is how many there are, `smallest` the examples of the smallest, `names` those of the arrays that were given.
+    From 10 clients on the split is by clients, below that by the examples of each client. `clients` is their number,
+    `smallest` the number of examples of the smallest, and `names` the given names of the arrays `x`, `y` and `client`.
     """
     kind = {".npz": "arrays", ".parquet": "arrays"}.get(data.suffix.lower()) or _folder_kind(data)
     place = "dataset" if kind == "huggingface" else "path"
@@ -156,14 +157,14 @@ def _data_section(data: Path, folder: Path, clients: int, smallest: int, names: 
 
 
 def _toml_literal(value: Any) -> str:
-    """A value as TOML writes it, on one line."""
+    """The TOML text of a value, as it stands to the right of "=": quoted text, a number or a list."""
     import tomli_w
 
     return tomli_w.dumps({"value": value}, multiline_strings=False).partition("=")[2].strip()
 
 
 def _folder_kind(data: Path) -> str:
-    """The [data] kind of a folder: a saved population, a Hugging Face data set, or else LEAF's files."""
+    """The `kind` in [data] for a folder: "saved" for a saved population, "huggingface" for its saved data sets, else "leaf"."""
     from fedtail.data.hub import is_dataset_folder
 
     if (data / "population.json").is_file():
@@ -172,7 +173,7 @@ def _folder_kind(data: Path) -> str:
 
 
 def _module_section(suggested: dict[str, Any] | None) -> str:
-    """The [task.module] section with the suggested model; None is a place for the user's own."""
+    """The text of the [task.module] section with the fields `suggested`; for None, a line where the user names a module."""
     if suggested is None:
         return '[task.module]\npart = "mine:Net"      # a torch.nn.Module of yours, in mine.py beside this file\n'
     values = (f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}" for name, value in suggested.items())

@@ -18,16 +18,18 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task whose module is made anew for every seed."""
+    """The checked [task] section: a task whose module is made anew for every seed."""
 
     module: PartPlan
     rest: dict[str, Any]
     dtype: str = "float32"
 
     def make(self, seed: int) -> Task:
-        """The task with a new module for this seed; PyTorch's global generator is seeded for it and restored afterwards.
+        """The task with a new module, initialised by `seed` and in the precision of the section.
 
-        All methods of one seed start from equal modules. An ExperimentError where the part gives no torch.nn.Module.
+        All methods with one seed start from equal modules. PyTorch's global generators are seeded for this; that of the CPU
+        is restored afterwards. Raises ExperimentError where the module's part returns no torch.nn.Module, or where the module
+        or task cannot be made.
         """
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
@@ -39,7 +41,7 @@ class TaskPlan:
         return PartPlan("Task", Task, whole, self.module.source, ("task",)).make()
 
     def table(self) -> dict[str, Any]:
-        """The task section with every field, as it would be written in a file."""
+        """The [task] section with every field, defaults included, as a dict that can be written to an experiment file."""
         rest = {"loss": "default_loss", "error": "default_error", "buffers": "refused"}      # which follow module and targets
         rest |= {name: toml_value(value) for name, value in self.rest.items() if name != "metrics"}
         metrics = [{k: v for k, v in toml_value(m).items() if k != "part"} for m in self.rest.get("metrics", ())]
@@ -47,7 +49,10 @@ class TaskPlan:
 
 
 def task_plan(source: Source) -> TaskPlan:
-    """The task section of a file, checked; the module is made later, for each seed. An ExperimentError names the key at fault."""
+    """Read and check the [task] section; the module is made later, for each seed.
+
+    Raises ExperimentError, which names the key at fault, for an unknown field, a missing module or a value that does not fit.
+    """
     table = source.table("task")
     for name in table:
         if name not in ("dtype", *parameters_of(Task)):
@@ -70,7 +75,10 @@ def task_plan(source: Source) -> TaskPlan:
 
 
 def _build_metric(source: Source, index: int, table: Any) -> Metric:
-    """The metric of entry number `index` of `metrics`; an ExperimentError names its key."""
+    """The `Metric` described by `table`, entry number `index` of the list `metrics` in [task].
+
+    Raises ExperimentError, which names the key at fault, where it is no table or a field does not fit.
+    """
     if not isinstance(table, dict):
         raise source.refuse(("task", "metrics"), f"a metric is a table, got {table!r}. Write "
                                                  '{ name = "auc", function = "mine:auc", per = "client", better = "higher" }.')

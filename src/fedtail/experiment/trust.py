@@ -24,9 +24,10 @@ _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE
 
 @dataclass(frozen=True)
 class Trust:
-    """Folders and packages whose code may be imported; by default none. With `as_written`, names are not looked up at all.
+    """The folders and packages from which an experiment file may have code imported, besides fedtail's own; by default none.
 
-    A folder allows the files in it and below it; a package what is installed under its name.
+    A folder allows the files in it and below it; a package allows what is installed under its name. With `as_written`, names
+    of user code are kept as text and none of it is imported.
 
     >>> Trust.of(["torch"]).packages
     ('torch',)
@@ -38,9 +39,11 @@ class Trust:
 
     @classmethod
     def of(cls, given: Trust | str | Path | Iterable[str | Path], beside: Path | None = None) -> Trust:
-        """A trust in folders (a `Path`, ".", or text with a slash) and in packages by name; a Trust itself as it is.
+        """Make a Trust from folders and packages, one or several; a Trust is returned unchanged.
 
-        Folders are relative to `beside`, by default the present one. A ValueError where a folder does not exist.
+        Text that is a dotted name is a package; a `Path`, or other text ("." or with a slash), is a folder, relative to
+        `beside` or by default to the current directory. Raises ValueError where a folder does not exist, TypeError for other
+        values.
         """
         if isinstance(given, Trust):
             return given
@@ -61,16 +64,19 @@ class Trust:
         return cls(tuple(folders), tuple(packages))
 
     def allows_file(self, file: Path) -> bool:
-        """Whether a file, after its links are followed, is in a trusted folder or below one."""
+        """Whether `file`, with symbolic links resolved, lies in a trusted folder or below one."""
         place = file.resolve()
         return any(place.is_relative_to(folder) for folder in self.folders)
 
     def allows_package(self, module: str) -> bool:
-        """Whether a module belongs to a trusted package, by its name alone."""
+        """Whether the dotted name `module` is that of a trusted package or of a module in one."""
         return any(module == package or module.startswith(f"{package}.") for package in self.packages)
 
     def allows(self, module: str) -> bool:
-        """Whether a loaded module belongs to a trusted package, or was loaded from a trusted folder."""
+        """Whether the module of this dotted name belongs to a trusted package, or was loaded from a file in a trusted folder.
+
+        A module that is not loaded, or has no file, is trusted by its package only.
+        """
         file = getattr(sys.modules.get(module), "__file__", None)
         return self.allows_package(module) or (file is not None and self.allows_file(Path(file)))
 
@@ -79,22 +85,22 @@ AS_WRITTEN = Trust(as_written=True)
 
 
 class Unread(str):
-    """The name of a function that was not looked up; it stands where the function would, and cannot be called."""
+    """The name of a function that was not imported; it stands where the function would, and raises ValueError when called."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Always a ValueError: the name was not looked up, so there is nothing to call."""
+        """Raise ValueError: the function was not imported, so there is nothing to call."""
         raise ValueError(f"{str(self)!r} was read as a name only, so it cannot be called.")
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module is fedtail or inside it, by its name."""
+    """Whether the dotted name `module` is "fedtail" or that of a module in it."""
     return module == OURS or module.startswith(f"{OURS}.")
 
 
 def file_beside(folder: Path, module: str) -> Path | None:
-    """The file that importing a module would run first, where a folder comes before installed packages; None where it holds none.
+    """The file that importing `module` would run first if `folder` came first on the import path; None where it has none.
 
-    Only names of files are looked at: nothing is imported.
+    For a module in a package that is the package's file. Only file names are inspected; nothing is imported.
     """
     parts = module.split(".")
     found = FileFinder(str(folder), *_LOADERS).find_spec(parts[0])
@@ -105,9 +111,10 @@ def file_beside(folder: Path, module: str) -> Path | None:
 
 
 def find_attribute(module: ModuleType, path: str, trust: Trust) -> Any:
-    """What a dotted path ("Outer.Inner") leads to in a module; AttributeError where there is nothing.
+    """The attribute of `module` at a dotted path, such as "Outer.Inner". Raises AttributeError where there is none.
 
-    A PermissionError with the module's name where the path leads into another module that is not trusted.
+    Raises PermissionError, with the module's name, where the path leads into another module that is neither fedtail's nor
+    trusted.
     """
     found: Any = module
     for name in path.split("."):
@@ -118,9 +125,9 @@ def find_attribute(module: ModuleType, path: str, trust: Trust) -> Any:
 
 
 def defining_module(function: Any) -> str:
-    """The name of the module that a function, or what a `functools.partial` wraps, was written in.
+    """The name of the module in which a function was defined; for a `functools.partial`, that of the function it wraps.
 
-    "builtins" where it has none.
+    "builtins" where the function does not say.
     """
     while isinstance(function, functools.partial):
         function = function.func

@@ -29,54 +29,58 @@ SEARCHED = (*METHOD, "task", "rounds")      # what a trial may change; its data 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; whole ones where both ends are."""
+    """A searched field with numbers from `low` to `high`, both included: whole numbers where both ends are.
+
+    With `log`, optuna draws them on a logarithmic scale.
+    """
 
     low: float
     high: float
     log: bool = False
 
     def __post_init__(self) -> None:
-        """Raise FieldError unless low < high, and both are positive on a logarithmic scale."""
+        """Raise FieldError unless `low` is below `high` and, with `log`, positive."""
         if not self.low < self.high or (self.log and self.low <= 0):
             needed = "less than high, and positive with log = true"
             raise FieldError("low", needed, self.low, text=f"low must be {needed}, got {self.low:g} and {self.high:g}.")
 
     def ends(self) -> list[Any]:
-        """Both ends of the range, each of which must give an experiment when the file is checked."""
+        """[low, high]: the values that are tested when the file is read, since each must give a valid experiment."""
         return [self.low, self.high]
 
     def suggest(self, trial: Any, name: str) -> Any:
-        """A number of the range that an optuna trial chooses for the field `name`; whole where both ends are."""
+        """The number in the range that the optuna `trial` suggests for the field `name`: an int where both ends are ints."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return (trial.suggest_int if whole else trial.suggest_float)(name, self.low, self.high, log=self.log)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """One of a list of values."""
+    """A searched field that takes one of a list of values."""
 
     values: tuple[Any, ...]
 
     def ends(self) -> list[Any]:
-        """All values, each of which must give an experiment when the file is checked."""
+        """All values as a list: each is tested when the file is read, since it must give a valid experiment."""
         return list(self.values)
 
     def suggest(self, trial: Any, name: str) -> Any:
-        """One of the values, which an optuna trial chooses for the field `name`."""
+        """The value that the optuna `trial` suggests for the field `name`."""
         return trial.suggest_categorical(name, self.values)
 
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """How to search: by which statistic of which metric over the held-out clients, and how long.
+    """The [tune] section: how many trials to make, and by which statistic of which metric over held-out clients to choose.
 
-    By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: a percentile is that of the
-    numbers as they are, as in every table, so those who do worst are at its low end. Held-out clients are those of the data's
-    validation split; without one, a fraction `holdout` of the training clients. Test clients are never evaluated.
+    By default the statistic is the 90th percentile, or the 10th of a metric where higher is better: in both cases that of
+    clients who do badly. Held-out clients are the validation split of the data; without one, a fraction `holdout` of the
+    training clients. Test clients are never evaluated.
 
-    A search over private trials has a guarantee of its own with `private`: "composition" makes `trials` trials and charges for
-    all; "poisson", "geometric" and "logarithmic" make a random number, `trials` on average, and release the best only. With
-    `noise` held-out clients are covered too: they release a noisy histogram of their errors instead of exact results.
+    With `private`, the choice among private trials has a guarantee of its own: "composition" makes `trials` trials and
+    charges for all; "poisson", "geometric" and "logarithmic" make a random number, `trials` on average, and release the best
+    only. With `noise` held-out clients are covered too: they release a noisy histogram of their errors instead of exact
+    results.
     """
 
     trials: int = 20
@@ -87,7 +91,7 @@ class TuneSettings:
     noise: Noise | None = None
 
     def __post_init__(self) -> None:
-        """Raise FieldError for a value out of range, an unknown statistic, or noise without a private search."""
+        """Raise FieldError for `trials` below 1, `holdout` outside (0, 1), an unknown statistic, or noise without `private`."""
         if self.trials < 1:
             raise FieldError("trials", "at least 1", self.trials)
         if not 0 < self.holdout < 1:
@@ -100,7 +104,10 @@ class TuneSettings:
 
 @dataclass(frozen=True)
 class Search:
-    """The tune section of a file, checked: every end and every choice gives an experiment."""
+    """The checked [tune] section of an experiment file: settings of the search, and the fields to search by dotted name.
+
+    Each end of a range and each choice is known to give a valid experiment.
+    """
 
     source: Source
     name: str
@@ -109,23 +116,23 @@ class Search:
 
     @cached_property
     def metrics(self) -> dict[str, Better]:
-        """The metrics that may be chosen by, and whether lower or higher values of each are better."""
+        """The metrics of the task by name, each with "lower" or "higher", whichever values are better."""
         return {metric.name: metric.better for metric in self.first().task.make(0).all_metrics}
 
     @property
     def statistic(self) -> str:
-        """The statistic to choose by: as written, or the percentile at the end of the clients who do worst."""
+        """The name of the statistic to choose by: that of `[tune]`, by default p90, or p10 of a metric where higher is better."""
         return self.settings.statistic or TAIL[self.metrics[self.settings.metric]]
 
     @property
     def better(self) -> Better:
-        """Whether "lower" or "higher" values of the statistic are better; a spread is better lower."""
+        """Which values of the statistic are better, "lower" or "higher". Lower for std and variance, else as for the metric."""
         return "lower" if self.statistic in SPREADS else self.metrics[self.settings.metric]
 
     def experiment(self, chosen: dict[str, Any]) -> Experiment:
-        """The experiment with chosen values of the searched fields, by dotted name.
+        """The experiment of the file with the searched fields set to the values `chosen`, by dotted name ("risk.tail_fraction").
 
-        An ExperimentError names the field at fault.
+        Raises ExperimentError, which names the field, where a value gives no valid experiment.
         """
         source = self.source
         for name, value in chosen.items():
@@ -134,13 +141,16 @@ class Search:
         return build_experiment(source, self.name)
 
     def first(self) -> Experiment:
-        """The experiment with the first value of every searched field; data, metrics and device are those of all trials."""
+        """The experiment with the first value of every searched field (`low` of a range). Built anew at every call.
+
+        Its data, metrics, device and privacy budget are those of all trials.
+        """
         return self.experiment({name: field.ends()[0] for name, field in self.space.items()})
 
     def combinations(self) -> list[dict[str, Any]] | None:
-        """All settings there are, by field name, where every field has choices and they are no more than the trials.
+        """All combinations of the searched values, each a dict by field name; None where there are too many or infinitely many.
 
-        Else None.
+        That is where a field is a range, or where there are more combinations than `trials`.
         """
         if not all(isinstance(field, Choices) for field in self.space.values()):
             return None
@@ -151,10 +161,11 @@ class Search:
 
 
 def read_search(path: str | Path, settings: Sequence[str] = (), method: str | None = None, trust: Trusted = ()) -> Search:
-    """The checked [tune] section of a file; where it has several methods, for the one called `method`.
+    """Read and check the [tune] section of an experiment file; of a file with several methods, for the one called `method`.
 
-    `settings` are changes as with `--set`, `trust` allows code of your own as for `read_experiment`. An ExperimentError names the
-    key at fault, also where an end of a range gives no experiment.
+    `settings` are changes such as "risk.tail_fraction=0.3", and `trust` names the folders and packages from which the user's
+    own code may be imported. Raises ExperimentError, which names the key at fault, also where the file has a family, several
+    methods but no `method` is given, or where an end of a range or a choice gives no valid experiment.
     """
     source, name = Source.read(path, settings, trust), Path(path).stem
     if method is not None:
@@ -178,7 +189,10 @@ def read_search(path: str | Path, settings: Sequence[str] = (), method: str | No
 
 
 def _check_percentile_side(search: Search) -> None:
-    """Raise ExperimentError where the search would choose by a percentile of the clients who do well."""
+    """Raise ExperimentError where the statistic is a percentile of the clients who do well: p10 of an error, say.
+
+    The median and other statistics pass.
+    """
     metric, statistic, better = search.settings.metric, search.statistic, search.better
     percent = float(statistic[1:]) if statistic[0] == "p" else 50.0
     if (percent < 50 and better == "lower") or (percent > 50 and better == "higher"):
@@ -188,9 +202,10 @@ def _check_percentile_side(search: Search) -> None:
 
 
 def _searched_fields(source: Source, table: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, Range | Choices]]:
-    """The fields below [tune.search] by dotted name, a list as choices and a table with low and high as a range.
+    """Yield each searched field below [tune.search] with its dotted name: `Choices` for a list, `Range` for a table with `low`.
 
-    `key` is the table that `table` is; an ExperimentError where it is empty, or names what all trials share.
+    `key` is the path of `table` below [tune.search], empty at the top. Raises ExperimentError where a table is empty, where a
+    range is invalid, or where a field is the same for all trials, such as the data.
     """
     at = ("tune", "search", *key)
     if not isinstance(table, dict) or not table:

@@ -23,7 +23,10 @@ FindFunction = Callable[[str], Any]
 
 
 def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a class's fields or a function's arguments, evaluated; {} where they cannot be."""
+    """The evaluated type annotations of a dataclass's fields, or of the arguments of a class or function, by name.
+
+    An empty dict where an annotation cannot be evaluated.
+    """
     own = target if is_dataclass(target) or not isinstance(target, type) else target.__init__  # type: ignore[misc]
     try:
         return typing.get_type_hints(own)
@@ -32,9 +35,11 @@ def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tuple[str, Any]:
-    """Check a value from a file against a type hint: (what is needed in words, or "" where it fits; the value to pass on).
+    """Check a value from a file against a type hint; returns (problem, value to pass on).
 
-    `function` looks up what a name stands for where a callable is needed. Numbers become float, lists tuples, "none" None.
+    The problem is "" where the value fits, else what is needed, such as "a whole number"; the second entry is then of no use.
+    The value is converted: numbers to float for float, lists to tuples, "none" to None for an optional type, text to Path,
+    and for a callable by `function`, which looks up the name.
     """
     if hint is None or hint is type(None):
         return ("", None) if value == NONE else (f'"{NONE}"', value)
@@ -58,14 +63,20 @@ def fit_value(value: Any, hint: Any, function: FindFunction | None = None) -> tu
 
 
 def _fit_plain(value: Any, hint: type) -> tuple[str, Any]:
-    """Fit a number, whole number, truth value or text; whole numbers fit where numbers are needed, NaN never does."""
+    """Check a value against float, int, bool or str; returns (problem, value), the problem being "" where it fits.
+
+    An int fits float and is converted. A bool fits only bool, and NaN fits nothing.
+    """
     right = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
     right = right and value == value      # NaN is no number
     return ("", float(value) if hint is float else value) if right else (_PLAIN[hint], value)
 
 
 def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
-    """Fit the first of several types that a value fits, None first; else what each of them needs."""
+    """Check a value against several types; returns ("", converted value) for the first that it fits, None being tried first.
+
+    Otherwise what the types need, joined by " or ", and the value as it came.
+    """
     needed = []
     for arm in sorted(arms, key=lambda arm: arm is not type(None)):      # "none" before text
         problem, result = fit_value(value, arm, function)
@@ -77,7 +88,11 @@ def _fit_union(value: Any, arms: tuple[Any, ...], function: FindFunction | None)
 
 
 def _fit_sequence(value: Any, origin: Any, arms: tuple[Any, ...], function: FindFunction | None) -> tuple[str, Any]:
-    """Fit a list whose entries fit, given on as a tuple; a tuple type without ... also fixes its length."""
+    """Check a list against a list, tuple or sequence type; returns (problem, tuple of converted entries).
+
+    The problem is "" where all entries fit, else what is needed. `origin` is the type (list, tuple or Sequence) and `arms`
+    are its arguments; a tuple type without "..." fixes the length.
+    """
     if not isinstance(value, (list, tuple)):
         return "a list", value
     fixed = origin is tuple and arms and arms[-1] is not Ellipsis

@@ -20,7 +20,11 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class PageClients:
-    """A row for each client. With the same data in every seed, a client has one row for all; else one for each seed."""
+    """The clients of a split over all runs of a page, one row each.
+
+    Where all seeds have the same clients and data, a client has one row for all of them; otherwise each seed's clients have
+    their own.
+    """
 
     split: str
     names: np.ndarray                        # (clients,) str
@@ -30,17 +34,18 @@ class PageClients:
     count: Mapping[int, int]                 # seed -> how many they are
 
     def __len__(self) -> int:
+        """The number of rows."""
         return len(self.names)
 
     @property
     def same_in_all_seeds(self) -> bool:
-        """Whether every seed has the same clients, so that a row is one client in all of them."""
+        """Whether all seeds share their rows: they have the same clients, so that a row is one client in all of them."""
         return not any(self.first.values())
 
     def place_values(self, seed: int, values: np.ndarray) -> np.ndarray:
-        """Put one seed's numbers, (its clients,), into an array over all rows, (clients,) float64.
+        """Put the numbers of one seed's clients into the rows of that seed; returns an array over all rows, (clients,) float64.
 
-        NaN for the clients of other seeds.
+        The other rows are NaN.
         """
         rows = np.full(len(self), np.nan)
         rows[self.first[seed]:self.first[seed] + self.count[seed]] = values
@@ -49,22 +54,23 @@ class PageClients:
 
 @dataclass(frozen=True)
 class _Identity:
-    """Who the clients of one run are in one split, in the order of their ids."""
+    """The names, sizes and groups of the clients of one run in one split, ordered by client number."""
     names: np.ndarray
     sizes: np.ndarray
     groups: np.ndarray
     data: str                                # the run's mark of its data; "" where it left none
 
     def has_same_clients(self, other: _Identity) -> bool:
-        """Whether two runs have equal names, sizes and groups, in the same order; the data's fingerprint is not compared."""
+        """Whether both have equal names, sizes and groups, in the same order. The fingerprint of the data is not compared."""
         pairs = ((self.names, other.names), (self.sizes, other.sizes), (self.groups, other.groups))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
 def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
-    """All clients of a split, from the runs that have a table over clients; None where no run has one.
+    """The clients of a split over all runs that have a table over clients; None where no run has one.
 
-    A ValueError where two runs of one seed have other clients, because their errors could not be compared.
+    Raises ValueError where two runs of the same seed have different clients, so that their errors cannot be compared by
+    client.
     """
     known: dict[int, tuple[RunFolder, _Identity]] = {}
     for run in {run.path: run for m in methods for run in m.runs_with_table.values()}.values():
@@ -77,9 +83,9 @@ def page_clients(methods: Sequence[Method], split: str) -> PageClients | None:
 
 
 def client_column(run: RunFolder, split: str, member: int, name: str) -> np.ndarray:
-    """One column of a run's table over clients, for a split and a model (`member`): (clients,) float64, by client id.
+    """The column `name` of a run's table over clients, for one split and the model at position `member`: (clients,) float64.
 
-    NaN where a client has no value; all NaN where the table has no such column.
+    Ordered by client number. NaN where a client has no value, and everywhere where the table has no such column.
     """
     rows = run.client_columns(split, member)
     if name not in rows:
@@ -88,24 +94,30 @@ def client_column(run: RunFolder, split: str, member: int, name: str) -> np.ndar
 
 
 def column_by_seed(method: Method, clients: PageClients, name: str) -> dict[int, np.ndarray]:
-    """By seed, a column of the method's runs that have a table over clients, placed in the rows of all clients, (clients,)."""
+    """The column `name` of the method's model, by seed, each as an array over all rows of `clients`, (clients,) float64.
+
+    Only runs with a table over clients are included. Rows of other seeds' clients are NaN.
+    """
     return {seed: clients.place_values(seed, client_column(run, clients.split, method.member, name))
             for seed, run in method.runs_with_table.items()}
 
 
 def mean_by_client(values: Mapping[int, np.ndarray], clients: PageClients) -> np.ndarray:
-    """Each client's mean over the seeds in `values`, (clients,); NaN where it has no finite number in any."""
+    """Each client's mean of `values` over seeds, (clients,); NaN where it has no finite number in any seed."""
     return mean_of_rows(list(values.values())) if values else np.full(len(clients), np.nan)
 
 
 def values_of_all_seeds(values: Mapping[int, np.ndarray]) -> np.ndarray:
-    """The finite numbers of all seeds in one array, seed after seed; empty where there are no seeds."""
+    """The finite numbers of all seeds in one array, one seed after another; empty where there are no seeds."""
     everything = np.concatenate([np.zeros(0), *values.values()])
     return everything[np.isfinite(everything)]
 
 
 def _client_identity(run: RunFolder, split: str) -> _Identity:
-    """Names, sizes and groups of a run's clients in a split, by client id, and the fingerprint of its data ("" without one)."""
+    """The names, sizes and groups of a run's clients in a split, ordered by client number, and the fingerprint of the run's data.
+
+    Clients without a name are named by their number. The fingerprint is "" where `run.json` has none.
+    """
     rows = run.client_columns(split)
     order = np.argsort(rows["client"])
     named = [str(client) if name is None else str(name) for name, client in zip(rows["name"], rows["client"], strict=True)]
@@ -114,9 +126,9 @@ def _client_identity(run: RunFolder, split: str) -> _Identity:
 
 
 def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None:
-    """The clients of all seeds: one row each where all seeds have the same clients and data, else seed after seed.
+    """The clients of all seeds as rows: one for each client where all seeds have the same clients and data.
 
-    None without seeds.
+    Otherwise the clients of each seed follow those of the one before, with the seed in their names. None without seeds.
     """
     if not by_seed:
         return None
@@ -131,10 +143,11 @@ def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None
 
 
 def error_distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
-    """Histograms and distribution functions of the error for all methods on common bins; None where no method has errors.
+    """Histograms and distribution functions of the clients' errors, for all methods on common bins; None without any errors.
 
-    The clients of all seeds are pooled. Of a run on a deployment only a histogram is known: its clients are spread evenly within
-    each bin.
+    A dict of `edges`, and lists over methods: `shares` by bin, `functions`, and `clients`, the number of errors. The clients
+    of all seeds are pooled. The errors of a deployed run are known as a histogram only: they are spread evenly within its
+    bins.
     """
     values = [_pooled_errors(m, clients) for m in methods]
     if not any(map(len, values)):
@@ -145,9 +158,10 @@ def error_distributions(methods: Sequence[Method], clients: PageClients | None) 
 
 
 def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
-    """The finite errors of all clients over a method's finished runs in one array.
+    """The finite errors of all clients over a method's finished runs, in one array.
 
-    Deployed runs give values spread over histogram bins.
+    For deployed runs, values spread evenly over the bins of their histograms stand for them. `clients` is None without a
+    table over clients.
     """
     known = column_by_seed(method, clients, "error") if clients else {}
     deployed = [run.values_from_histogram("error", method.member) for run in method.finished_runs.values() if run.is_deployed]
@@ -155,9 +169,11 @@ def _pooled_errors(method: Method, clients: PageClients | None) -> np.ndarray:
 
 
 def client_comparison(methods: Sequence[Method], baseline: int, clients: PageClients) -> dict[str, Any]:
-    """For the page: each listed client's mean error under every method and its difference to the baseline, which is a position.
+    """The data of the page's client section: each client's mean error under every method, and its difference to the baseline.
 
-    Of many clients only some are listed; `points` are the positions, among those listed, of the ones a scatter plot shows.
+    A dict: `names` and `sizes` of the listed clients (some of many); `points`, the positions among them of those in the
+    scatter plot; `errors`, `differences` and `changes`, lists over methods; `total`, the number of all clients; `averaged`,
+    whether errors are means over seeds; `log`, whether sizes need a logarithmic axis. `baseline` is a position in `methods`.
     """
     errors = [column_by_seed(m, clients, "error") for m in methods]
     means = [mean_by_client(mine, clients) for mine in errors]
@@ -173,7 +189,11 @@ def client_comparison(methods: Sequence[Method], baseline: int, clients: PageCli
 
 
 def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.ndarray], clients: PageClients) -> np.ndarray:
-    """Error minus the baseline's, (clients,), each client averaged over the seeds that both have; NaN where they share none."""
+    """Each client's error minus that under the baseline, averaged over the seeds that both have, (clients,).
+
+    `mine` and `baseline` have errors over all clients by seed. NaN for a client without a finite difference, and for all
+    where no seed is shared.
+    """
     common = [seed for seed in mine if seed in baseline]
     return mean_of_rows([mine[s] - baseline[s] for s in common]) if common else np.full(len(clients), np.nan)
 
@@ -181,20 +201,24 @@ def differences_to_baseline(mine: dict[int, np.ndarray], baseline: dict[int, np.
 def spans_decades(sizes: np.ndarray) -> bool:
     """Whether the largest size is more than ten times the smallest, so that an axis should be logarithmic.
 
-    False for a size of zero.
+    False without sizes, or where the smallest is zero.
     """
     return bool(len(sizes) and sizes.min() > 0 and sizes.max() > 10 * sizes.min())
 
 
 def plotted_clients(count: int, most: int = POINTS) -> np.ndarray:
-    """Ascending positions of the clients that a scatter plot shows: all `count`, or always the same `most` at random."""
+    """Ascending positions of the clients that a scatter plot shows: all `count`, or a random sample of `most`.
+
+    The sample is drawn with a fixed seed, so it is the same at every call.
+    """
     return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def _listed_clients(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the clients on the page, and of those a scatter plot shows; both ascending, the second among the first.
+    """Ascending positions of the clients listed on the page, and of those among them that a scatter plot shows.
 
-    Up to LISTED clients are all on the page. Of more, those plotted and for each method the EXTREMES that gained and lost most.
+    Up to 2000 clients are all listed. Of more, the plotted ones are listed and, for each method, the 50 with the lowest and
+    the 50 with the highest difference in `gains`.
     """
     points = plotted_clients(count)
     if count <= LISTED:
@@ -205,9 +229,10 @@ def _listed_clients(gains: Sequence[np.ndarray], count: int) -> tuple[np.ndarray
 
 
 def _change_summary(difference: np.ndarray, baseline: np.ndarray) -> dict[str, Any]:
-    """How many clients improved, stayed the same or got worse, and the sorted differences as a curve; NaN is left out.
+    """How many clients `improved`, stayed the `same` or got `worse`, and the sorted differences as a curve, `x` and `y`.
 
-    Differences within SAME of the baseline's size are no change.
+    A difference is no change where it is at most 1e-9 times the larger of 1 and the baseline error. NaN is left out. The
+    curve has at most 400 points; `x` is the share of clients.
     """
     known = np.isfinite(difference)
     values, scale = difference[known], np.maximum(1, np.abs(baseline[known]))

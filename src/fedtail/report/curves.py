@@ -17,26 +17,27 @@ POINTS = 200                                 # of one curve
 
 
 def evaluated_splits(methods: Sequence[Method]) -> list[str]:
-    """The splits that the runs evaluated, by their first lines, in the order in which they are met and each once."""
+    """The names of the splits that the runs evaluated, each once, in the order they occur; the first line of metrics decides."""
     evaluated = (line["members"][m.member] for m in methods for run in m.runs for line in run.metrics[:1])
     return list(dict.fromkeys(split for found in evaluated for split in found))
 
 
 def metric_names(methods: Sequence[Method]) -> list[str]:
-    """The names of all metrics that the runs recorded, in the order in which they are met and each once."""
+    """The names of all metrics that the runs recorded, each once, in the order they occur."""
     return list(dict.fromkeys(name for m in methods for run in m.runs for name in run.about["metrics"]))
 
 
 def learning_curves(method: Method) -> dict[str, Any]:
-    """The curves of one method as {split: {metric: {"rounds": ..., "mean": ..., "p90": ...}}}, averaged over seeds."""
+    """All learning curves of one method, averaged over seeds, as {split: {metric: {"rounds": [...], "mean": [...], ...}}}."""
     return {split: {name: learning_curve(method, split, name) for name in metric_names([method])}
             for split in evaluated_splits([method])}
 
 
 def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
-    """Statistics of one metric over the clients of a split, averaged over seeds, at the rounds that every seed has.
+    """The statistics of one metric over the clients of a split by round, averaged over seeds.
 
-    {"rounds": [...], "mean": [...], ...} with at most POINTS evenly thinned rounds, the first and the last among them.
+    {"rounds": [...], "mean": [...], "p10": ..., "p50": ..., "p90": ..., "worst10": ...}, at the rounds that every averaged
+    run has, thinned evenly to at most 200; the first and last are included. Empty lists where there is no such round.
     """
     lines = [_statistics_by_round(run, method.member, split, metric) for run in method.averaged_runs]
     rounds = _common_rounds(lines)
@@ -45,9 +46,10 @@ def learning_curve(method: Method, split: str, metric: str) -> dict[str, Any]:
 
 
 def contributors_by_round(method: Method) -> dict[str, Any] | None:
-    """By round, the mean over seeds of how many clients were sampled and contributed, and of the threshold.
+    """How many clients were `sampled` and `contributed` by round, and the tail `threshold`, each a mean over seeds.
 
-    Averaged over windows of rounds where there are more than POINTS. None where no run recorded its rounds.
+    Only rounds that every recording run has. More than 200 rounds are averaged in windows of `window` rounds, each under its
+    last round in `rounds`. None where no run recorded its rounds.
     """
     lines = [{line["round"]: _participation(line, method.member) for line in run.rounds} for run in method.averaged_runs]
     recorded = [line for line in lines if line]
@@ -59,13 +61,19 @@ def contributors_by_round(method: Method) -> dict[str, Any] | None:
 
 
 def _participation(line: dict[str, Any], member: int) -> dict[str, Any]:
-    """From a line of rounds.jsonl: how many clients were sampled and contributed to one model, and its threshold or None."""
+    """The numbers of a line of `rounds.jsonl` for one model: clients `sampled`, clients that `contributed`, and `threshold`.
+
+    The threshold is None where there is none. `member` is the position of the model.
+    """
     return {"sampled": len(line["asked"]), "contributed": len(line["members"][member]["counted"]),
             "threshold": line["members"][member].get("threshold")}
 
 
 def _window_means(rounds: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Means over windows of equally many rounds, at most POINTS of them, each under the number of its last round."""
+    """Means of each entry of `values` over at most 200 windows of equally many rounds (the last may have fewer).
+
+    A dict with these means by name, `rounds`, the last round of each window, and `window`, the number of rounds in one.
+    """
     window = math.ceil(len(rounds) / POINTS)
     starts = range(0, len(rounds), window)
     means = {name: page_numbers([mean_of_rows(list(v[s:s + window, None]))[0] for s in starts]) for name, v in values.items()}
@@ -73,17 +81,23 @@ def _window_means(rounds: np.ndarray, values: dict[str, np.ndarray]) -> dict[str
 
 
 def _statistics_by_round(run: RunFolder, member: int, split: str, metric: str) -> dict[int, dict[str, Any]]:
-    """By round, the statistics over clients that one run recorded of a metric for one model; rounds without them are left out."""
+    """The statistics over clients of `metric` that one run recorded for one model and split, by round.
+
+    Rounds without them are left out. `member` is the position of the model.
+    """
     found = {line["round"]: line["members"][member].get(split, {}).get(metric) for line in run.metrics}
     return {number: statistics for number, statistics in found.items() if statistics}
 
 
 def _common_rounds(lines: Sequence[dict[int, Any]]) -> list[int]:
-    """The rounds that all seeds have, ascending: a seed that ends early would bend the mean."""
+    """The rounds that all seeds have, ascending; empty without seeds. A seed that ended early would distort a mean over seeds."""
     return sorted(set.intersection(*map(set, lines))) if lines else []
 
 
 def _mean_over_seeds(lines: Sequence[dict[int, Any]], rounds: Iterable[int], name: str) -> list[float | None]:
-    """At each of `rounds`, the mean over seeds of the number called `name`; None where no seed has one."""
+    """At each of `rounds`, the mean over seeds of the number `name`; None where no seed has a finite one.
+
+    `lines` has, for each seed, a dict of numbers by round. An empty list without seeds.
+    """
     rows = [np.array([math.nan if (value := line[n].get(name)) is None else value for n in rounds], float) for line in lines]
     return page_numbers(mean_of_rows(rows)) if rows else []

@@ -14,7 +14,7 @@ SYMBOLS = {TAIL_FRACTION: "θ"}
 
 @dataclass(frozen=True)
 class Method:
-    """One model and its runs over seeds: a method, or one member of a family."""
+    """One model that the page compares, with its runs over seeds: a method, or one member of a family."""
 
     name: str                                # of its runs
     label: str                               # on the page
@@ -24,23 +24,23 @@ class Method:
 
     @property
     def finished_runs(self) -> dict[int, RunFolder]:
-        """By seed, the runs that have ended and left their results."""
+        """The runs that ended and left their results, by seed."""
         return {run.seed: run for run in self.runs if is_finished(run)}
 
     @property
     def runs_with_table(self) -> dict[int, RunFolder]:
-        """By seed, the runs that have a table over clients: those that ended, in the simulator."""
+        """The runs that have a table over clients, by seed: those that ended in the simulator."""
         return {run.seed: run for run in self.runs if run.has_client_table}
 
     @property
     def averaged_runs(self) -> tuple[RunFolder, ...]:
-        """The runs that averages are taken over: the finished ones, or all where none is finished."""
+        """The runs that averages are taken over: the finished ones, or all runs where none is finished."""
         return tuple(self.finished_runs.values()) or self.runs
 
 
 @dataclass(frozen=True)
 class MethodFamily:
-    """Methods that are the members of one family, in the order of the slider."""
+    """The methods that are members of one family, in the order of the page's slider."""
 
     name: str
     field: str | None                        # None: members that differ in more than a number
@@ -48,14 +48,15 @@ class MethodFamily:
 
 
 def is_finished(run: RunFolder) -> bool:
-    """Whether a run ended and left its table over clients or, on a deployment, the histograms of its clients' errors."""
+    """Whether a run ended and left its results: a table over clients or, for a deployed run, statistics from its nodes."""
     return run.is_finished and (run.has_client_table or run.is_deployed)
 
 
 def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
-    """A method for each distinct name among the runs, in the order they come; for a family, one for each of its models.
+    """The methods that the page compares: one for each distinct name among the runs, for a family one for each of its models.
 
-    A ValueError where there are no runs, where two have the same name and seed, or where their errors cannot be compared.
+    They keep the order of the runs. Raises ValueError where there are no runs, where two have the same name and seed, where
+    runs of one name have different models, or where they test on different splits or kinds of error.
     """
     if not runs:
         raise ValueError("a page needs at least one run, got none. find_runs([folder]) gives the runs in a folder.")
@@ -68,15 +69,19 @@ def methods_of(runs: Sequence[RunFolder]) -> list[Method]:
 
 
 def families_of(methods: Sequence[Method]) -> list[MethodFamily]:
-    """The families among the methods, each with its members by rising value of the field that they differ in."""
+    """The families among the methods, each with the positions of its members.
+
+    Members are ordered by rising value of the field that they differ in, where all values are numbers.
+    """
     names = dict.fromkeys(m.name for m in methods if len(m.runs[0].members) > 1)
     return [_ordered_family(name, methods) for name in names]
 
 
 def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
-    """The position of the method to compare with: the one of that name or label, by default the first.
+    """The position of the baseline among the methods: the one with this name or label, by default that of the first method.
 
-    Of a family that differs in its tail fraction it is the member with the largest. A ValueError where no method is so called.
+    Of a family that differs in its tail fraction, it is the member with the largest one; of another family, the first. Raises
+    ValueError where no method has that name.
     """
     name = methods[0].name if name is None else name
     own = [k for k, m in enumerate(methods) if name in (m.name, m.label)]
@@ -89,12 +94,12 @@ def baseline_of(methods: Sequence[Method], name: str | None = None) -> int:
 
 
 def tick_label(value: Any) -> str:
-    """The value of a family's field as the slider shows it: numbers in short form, anything else as text."""
+    """The text that the slider shows for a value of a family's field: numbers in short form, other values by `str`."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def _ordered_family(name: str, methods: Sequence[Method]) -> MethodFamily:
-    """The family called `name`, members by rising value of their field where all values are numbers, else as they come."""
+    """The family called `name`: its members by rising value of their field where all values are numbers, else in their order."""
     own = [k for k, m in enumerate(methods) if m.name == name]
     values = [methods[k].value for k in own]
     if all(isinstance(value, (int, float)) for value in values):
@@ -103,9 +108,10 @@ def _ordered_family(name: str, methods: Sequence[Method]) -> MethodFamily:
 
 
 def _methods_of_name(name: str, runs: list[RunFolder], several: bool) -> list[Method]:
-    """The methods of the runs of one name, runs by seed: one method, or for a family one for each model.
+    """The methods of all runs of one name, with the runs ordered by seed: one method, or for a family one for each model.
 
-    With `several` names on the page the label of a member begins with the name.
+    With `several` names on the page, the label of a member begins with the name. Raises ValueError where two runs have the
+    same seed, or where their models differ.
     """
     _check_seeds(name, runs)
     ordered, first = tuple(sorted(runs, key=lambda run: run.seed)), runs[0]
@@ -118,16 +124,16 @@ def _methods_of_name(name: str, runs: list[RunFolder], several: bool) -> list[Me
 
 
 def _varied_field(run: RunFolder) -> str | None:
-    """The last part of the field that a family's models differ in, tail_fraction of risk.tail_fraction.
+    """The last part of the dotted field that a family's models differ in: "tail_fraction" of "risk.tail_fraction".
 
-    None for a single model.
+    None for a run that is not of a family, or does not say which field varies.
     """
     family = run.about.get("family")
     return family["field"].rsplit(".", 1)[-1] if family else None
 
 
 def _member_label(field: str | None, value: Any) -> str:
-    """How the page calls a member of a family: "θ = 0.5", or the value alone where the field has no name."""
+    """The label of a member of a family, such as "θ = 0.5"; the value alone where `field` is None."""
     return f"{SYMBOLS.get(field, field)} = {tick_label(value)}" if field else str(value)
 
 
@@ -145,7 +151,7 @@ def _check_seeds(name: str, runs: list[RunFolder]) -> None:
 
 
 def _check_comparable(runs: Sequence[RunFolder]) -> None:
-    """Raise ValueError where runs evaluate other splits or another kind of error: rates and numbers cannot be on one page."""
+    """Raise ValueError where runs are tested on different splits, or where some errors are rates and others are not."""
     first = runs[0]
     for run in runs[1:]:
         for what, mine, theirs in (("clients", run.tested_split, first.tested_split),

@@ -24,9 +24,9 @@ JUDGED = ("mean", "p90", "worst10")
 
 
 def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
-    """The page's header, a text by title: data, clients, rounds, seeds, privacy, device and versions.
+    """The facts in the page's header, by title: Data, Clients, Rounds, Seeds, Privacy, Device and Versions, each as text.
 
-    What runs differ in is joined.
+    Where runs differ, their texts are joined by semicolons. Privacy is left out where no run has a guarantee.
     """
     splits = [{split.replace("_", "-"): count for split, count in run.about["splits"].items()} for run in runs]
     sizes = _join_distinct(", ".join(f"{count} {split}" for split, count in mine.items()) for mine in splits)
@@ -39,12 +39,15 @@ def header_facts(runs: Sequence[RunFolder]) -> dict[str, str]:
 
 
 def _privacy_line(run: RunFolder) -> str:
-    """The privacy guarantee of a run after its name; "" where it has none."""
+    """The run's name and its privacy guarantee in one line; "" where it has no guarantee."""
     return f"{run.name}: {run.privacy_line}" if run.privacy_line else ""
 
 
 def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]:
-    """Sentences a reader must know before believing the page: unfinished runs, results from histograms, differing clients."""
+    """Sentences that limit what the page shows: unfinished runs, deployed runs known by histograms, clients that differ by seed.
+
+    `clients` is None where no run has a table over clients.
+    """
     found = [_unfinished_note(run) for run in runs if not is_finished(run)]
     found += [text for run in runs if run.is_deployed and (text := _deployed_note(run))]
     if clients is None and not any(run.is_deployed for run in runs):
@@ -56,9 +59,11 @@ def caveats(runs: Sequence[RunFolder], clients: PageClients | None) -> list[str]
 
 
 def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, Any]]:
-    """A row for each method: the statistics of the error over test clients, over seeds and against the baseline (a position).
+    """One row for each method: the statistics of the error over tested clients, over seeds and against the baseline.
 
-    For each statistic `best` marks the smallest mean among the finished methods, where there are two or more.
+    A row has `statistics`, `finished` and `round`. `statistics` has, by name, `mean`, `std`, `seeds`, `difference` to the
+    baseline (paired by seed, or None) and `best`, which marks the smallest mean among two or more finished methods.
+    `baseline` is a position.
     """
     by_seed = [{run.seed: last_summary(run, m.member) for run in m.averaged_runs} for m in methods]
     rows = [_method_row(m, by_seed[k], {} if k == baseline else by_seed[baseline]) for k, m in enumerate(methods)]
@@ -71,9 +76,10 @@ def methods_table(methods: Sequence[Method], baseline: int) -> list[dict[str, An
 
 
 def last_summary(run: RunFolder, member: int) -> dict[str, float]:
-    """Statistics of the error over the page's clients at the last evaluated round; all NaN before the first evaluation.
+    """The statistics of the error over the tested clients at a run's last evaluated round, for the model at position `member`.
 
-    They are the run's own numbers, or computed from its table over clients where it recorded none.
+    They are read from `metrics.jsonl`, or computed from the table over clients where it has none. All NaN where there is
+    neither.
     """
     line = run.metrics[-1]["members"][member].get(run.tested_split, {}) if run.metrics else {}
     if "error" in line:
@@ -84,10 +90,10 @@ def last_summary(run: RunFolder, member: int) -> dict[str, float]:
 
 
 def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """The table row of a method, from the statistics by seed of itself and of the baseline.
+    """The table row of a method, from its own statistics by seed and those of the baseline.
 
-    The difference to the baseline is paired over common seeds; it is None for fewer than two, and so for the baseline itself
-    ({}).
+    The difference to the baseline is paired over common seeds; it is None for fewer than two. For the baseline's own row pass
+    {}.
     """
     common = [seed for seed in mine if seed in baseline]
     statistics = {name: mean_and_std_over_seeds([numbers[name] for numbers in mine.values()]) for name in STATISTICS}
@@ -98,13 +104,16 @@ def _method_row(method: Method, mine: dict[int, dict[str, float]], baseline: dic
 
 
 def _unfinished_note(run: RunFolder) -> str:
-    """A sentence that a run is not finished, and how far it is."""
+    """A sentence that the run is not finished, with the last evaluated round."""
     done = f"round {run.metrics[-1]['round']} of {run.about['rounds']}" if run.metrics else "before its first evaluation"
     return f"{run.name}, seed {run.seed}, is not finished ({done}); it joins no average of finished runs."
 
 
 def _deployed_note(run: RunFolder) -> str:
-    """A sentence about a run on a deployment, whose errors are known as a histogram only; "" before its first evaluation."""
+    """A sentence that the errors of a deployed run are known as a histogram only, with its bin width, noise and cohort.
+
+    "" where it has evaluated nothing yet.
+    """
     about = next((line["members"][0][run.tested_split].get("error") for line in reversed(run.metrics) if line["members"]), None)
     if not about:
         return ""
@@ -115,12 +124,16 @@ def _deployed_note(run: RunFolder) -> str:
 
 
 def _join_distinct(texts: Iterable[str]) -> str:
-    """The distinct texts, in the order they come, joined by semicolons; empty ones are left out."""
+    """The distinct non-empty texts, in the order they first occur, joined by semicolons; "" where there is none."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
 def family_slider(family: MethodFamily, methods: Sequence[Method], clients: PageClients | None, percent: bool) -> dict[str, Any]:
-    """The slider over the models of a family; under `choice`, what each client picked, None where nothing is known of clients."""
+    """The data of the slider over a family's models: its name, the positions of the methods, their tick labels and the symbol.
+
+    `tail` tells whether the models differ in the tail fraction; `choice` has which model the clients picked, None where no
+    client did. `percent` says that errors are rates.
+    """
     members = [methods[k] for k in family.order]
     slider = {"name": family.name, "methods": list(family.order), "ticks": [tick_label(m.value) for m in members],
             "symbol": SYMBOLS.get(family.field, family.field) if family.field else "", "tail": family.field == TAIL_FRACTION}
@@ -130,8 +143,10 @@ def family_slider(family: MethodFamily, methods: Sequence[Method], clients: Page
 def model_choice(members: Sequence[Method], clients: PageClients, percent: bool) -> dict[str, Any] | None:
     """How many clients picked each model of a family by one half of their examples, and the errors on the other half.
 
-    None where no client picked. A client without a finite error under every model is left out. With `percent`, classes are
-    labelled in percent.
+    A dict: `counts` by model; the numbers of `clients` and `seeds`; `judged`, the error statistics of each model, and `own`,
+    those where each client uses the model it picked; `by_error` and `by_size`, the picks by class of clients (by error under
+    the last model, and by size). Clients without a finite error under every model are left out. None where no client picked.
+    With `percent`, error classes are labelled in percent.
     """
     picks = [column_by_seed(m, clients, "picks") for m in members]                          # of each member: seed -> (clients,)
     judged = [column_by_seed(m, clients, "judged") for m in members]
@@ -155,7 +170,7 @@ def model_choice(members: Sequence[Method], clients: PageClients, percent: bool)
 
 
 def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The JUDGED statistics over clients, each as mean and standard deviation over seeds.
+    """The mean, p90 and worst10 over clients, each as mean and standard deviation over seeds.
 
     `values` has one array of errors per seed.
     """
@@ -164,9 +179,10 @@ def _summary_over_seeds(values: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def _shares_by_class(which: np.ndarray, by: np.ndarray, parts: int, members: int, show: str, scale: float) -> dict[str, Any]:
-    """In each of at most `parts` classes of clients by the numbers `by`, the share of clients that picked each model.
+    """The share of clients that picked each model, in each of at most `parts` classes of clients, cut at quantiles of `by`.
 
-    `which` is the model each client picked; `show` and `scale` format the ends of a class for its label.
+    A dict: `labels` and `clients` (the number) of the classes, and `shares`, a list over classes for each of `members`
+    models. `which` is the model each client picked; `show` and `scale` format the labels.
     """
     labels, of_class = quantile_classes(by, parts, show, scale)
     counts = np.zeros((len(labels), members))

@@ -27,10 +27,11 @@ RAMP = ((217, 95, 14), (192, 74, 120), (123, 88, 178), (0, 114, 178))      # fro
 
 def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The distribution over clients",
                baseline: str | None = None) -> Path:
-    """Write `report.html` into the folder `out`, or to `out` itself where it ends in .html; returns its path.
+    """Write the page about `runs` to `report.html` in the folder `out`, or to `out` itself where it ends in .html.
 
-    Methods are the distinct names among the runs, in their order; `baseline` names the one to compare with, by default the first.
-    The page appears whole or not at all: it is written next to its place and renamed.
+    Returns the path of the page; folders are created. Methods are the distinct names among the runs, in their order;
+    `baseline` names the one that the others are compared with, by default the first. The file is replaced atomically. Raises
+    ValueError where the runs cannot be on one page, and ImportError where plotly or jinja2 is missing.
     """
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / NAME
     text = render_page(page_data(runs, baseline), title)
@@ -40,9 +41,10 @@ def write_page(runs: Sequence[RunFolder], out: Path | str, title: str = "The dis
 
 
 def render_page(data: dict[str, Any], title: str) -> str:
-    """The page as HTML text. What users named is escaped, by the template or, in the embedded data, by `script_safe_json`.
+    """The whole page as HTML text, from `data` as `page_data` returns it; scripts and styles are embedded.
 
-    An ImportError says what to install where plotly or jinja2 is missing.
+    Names chosen by users are escaped, in the text and in the embedded JSON. Raises ImportError, with what to install, where
+    plotly or jinja2 is missing.
     """
     try:
         from jinja2 import Environment, StrictUndefined
@@ -58,23 +60,24 @@ def render_page(data: dict[str, Any], title: str) -> str:
 
 
 def script_safe_json(data: Any) -> str:
-    """Data as JSON that may stand inside a script element: no character in it can end the element.
+    """`data` as JSON that can be embedded in an HTML script element: the characters <, > and & are escaped.
 
-    Not finite numbers are null.
+    NaN and infinity become null.
     """
     text = json.dumps(json_values(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
 def _page_file(name: str) -> str:
-    """The text of one of the package's own files that a page is made of: style, script or template."""
+    """The text of a file of the package `fedtail.report`, such as "page.css": a style, a script or the template."""
     return (files("fedtail.report") / name).read_text(encoding="utf-8")
 
 
 def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[str, Any]:
-    """Everything on the page as plain lists and numbers, as `write_page` embeds it; an error rate is a fraction, not percent.
+    """All data of the page as dicts, lists and numbers, the way `write_page` embeds it as JSON. Error rates are fractions.
 
-    `baseline` names the method to compare with, by default the first. A ValueError where the runs cannot be on one page.
+    `baseline` names the method that the others are compared with, by default the first. Raises ValueError where there are no
+    runs, where they cannot be on one page, or where no method has that name.
     """
     methods = methods_of(runs)
     first, families = baseline_of(methods, baseline), families_of(methods)
@@ -95,7 +98,11 @@ def page_data(runs: Sequence[RunFolder], baseline: str | None = None) -> dict[st
 
 def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClients | None,
                      training: PageClients | None) -> dict[str, Any]:
-    """The parts of the page that need a table over clients; None for those that no run gives data for."""
+    """The sections of the page that are about single clients: "distributions", "clients" and "tail".
+
+    A section is None where no run gives data for it. `baseline` is a position in `methods`; `clients` are those of the tested
+    split, `training` the training clients, each None without a table over clients.
+    """
     return {
         "distributions": error_distributions(methods, clients),
         "clients": client_comparison(methods, baseline, clients) if clients else None,
@@ -104,9 +111,9 @@ def _client_sections(methods: Sequence[Method], baseline: int, clients: PageClie
 
 
 def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily]) -> list[dict[str, Any]]:
-    """Label, colour, family (its position or None) and seeds of every method, in order.
+    """A dict for each method, in order: its label, name, colour, seeds, and the position of its family in `families` or None.
 
-    The members of a family share a colour ramp.
+    The members of a family are coloured along a ramp, other methods from a palette.
     """
     family_of = {k: number for number, family in enumerate(families) for k in family.order}
     colour = {k: _ramp_colour(place / max(len(f.order) - 1, 1)) for f in families for place, k in enumerate(f.order)}
@@ -117,9 +124,10 @@ def _method_entries(methods: Sequence[Method], families: Sequence[MethodFamily])
 
 
 def _initial_focus(methods: Sequence[Method], baseline: int, families: Sequence[MethodFamily]) -> int:
-    """The position of the method that the page first compares with the baseline: the middle of its family, or the next method.
+    """The position of the method that the page first compares with the baseline.
 
-    The baseline itself where there is no other.
+    It is the middle one of the other members of the baseline's family; without a family the first other method, and the
+    baseline itself where it is the only method.
     """
     others = [k for f in families if baseline in f.order for k in f.order if k != baseline]
     if others:
@@ -128,7 +136,7 @@ def _initial_focus(methods: Sequence[Method], baseline: int, families: Sequence[
 
 
 def _ramp_colour(place: float) -> str:
-    """A colour as "#rrggbb" on the ramp from the tail's (`place` 0) to everybody's (1), linear between its stops."""
+    """The colour at `place` on the ramp for the members of a family, from 0 (its first member) to 1 (its last), as "#rrggbb"."""
     at = place * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)
     mixed = (round(a + (at - low) * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))

@@ -13,9 +13,10 @@ DIGITS = 5                                   # of numbers that are only drawn
 
 
 def summary_statistics(values: np.ndarray) -> dict[str, float]:
-    """The STATISTICS of an array of errors, every client with equal weight; all NaN for an empty one.
+    """Statistics of an array of errors over clients, all with equal weight, as a dict by the names in STATISTICS.
 
-    p90 is interpolated between clients; worst10, worst5 and best10 are means of a tail, counted to the fraction of a client.
+    p90 is interpolated between clients; worst10, worst5 and best10 are means over 10% or 5% of the clients, in which one
+    client may count in part; std is that of the population. All are NaN for an empty array.
     """
     if not len(values):
         return dict.fromkeys(STATISTICS, math.nan)
@@ -24,7 +25,7 @@ def summary_statistics(values: np.ndarray) -> dict[str, float]:
 
 
 def worst_mean(values: np.ndarray, fraction: float) -> float:
-    """Mean of the largest `fraction` of the values; the one on the boundary has a part of its weight.
+    """The mean of the largest `fraction` of the values, in which the value at the boundary has a part of its weight.
 
     >>> round(worst_mean(np.array([0.1, 0.2, 0.3, 0.4]), 0.375), 3)
     0.367
@@ -34,9 +35,9 @@ def worst_mean(values: np.ndarray, fraction: float) -> float:
 
 
 def mean_and_std_over_seeds(values: Sequence[float]) -> dict[str, Any]:
-    """`mean`, sample `std` and the number of `seeds` they are over; None and numbers that are not finite are left out.
+    """A dict with `mean` and sample `std` of one value per seed, and `seeds`, their number.
 
-    `std` is None for fewer than two seeds, `mean` for none.
+    None and numbers that are not finite are left out. `std` is None for fewer than two values, `mean` for none.
     """
     known = np.array([v for v in values if v is not None and math.isfinite(v)])
     return {"mean": float(known.mean()) if len(known) else None, "seeds": len(known),
@@ -44,9 +45,9 @@ def mean_and_std_over_seeds(values: Sequence[float]) -> dict[str, Any]:
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dict[str, Any] | None:
-    """Mean of values minus baseline, pair by pair, its standard `error` and the number of `seeds`; None for fewer than two pairs.
+    """A dict with the `mean` of values minus baseline, pair by pair, its standard `error`, and `seeds`, the number of pairs.
 
-    A pair that holds None or a number that is not finite is left out.
+    A pair that holds None or a number that is not finite is left out. None for fewer than two pairs.
     """
     pairs = zip(values, baseline, strict=True)
     difference = np.array([a - b for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)])
@@ -57,7 +58,10 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> dic
 
 
 def mean_of_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over equally long rows, position by position, of what is finite; NaN where nothing is. One row or more is needed."""
+    """The mean over rows of equal length, at each position over the finite numbers; NaN where there is none.
+
+    At least one row is needed.
+    """
     stacked = np.stack(rows)
     known = np.isfinite(stacked)
     total = np.where(known, stacked, 0).sum(0)
@@ -65,9 +69,10 @@ def mean_of_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def bin_edges(values: np.ndarray, most: int = 40) -> np.ndarray:
-    """Edges of at most about `most` equal bins at round numbers that cover all values; fewer bins for fewer values.
+    """Ascending edges of equal bins, at round numbers, that cover all values: about `most` bins at most, fewer for few values.
 
-    The first edge is 0 where the smallest value is near it. Equal values have one bin, no values the range from 0 to 1.
+    The first edge is 0 where the smallest value is between 0 and half of the largest. Equal values get one bin. Without
+    values the edges cover 0 to 1.
     """
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     low = 0.0 if 0 <= low < 0.5 * high else low
@@ -80,27 +85,31 @@ def bin_edges(values: np.ndarray, most: int = 40) -> np.ndarray:
 
 
 def bin_shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The share of the values in each bin, (bins,); a value outside the edges goes to the nearest bin, so that none is lost."""
+    """The share of the values in each bin, (bins,); values outside the edges count in the nearest bin. Zeros without values."""
     inside = np.clip(values, edges[0], edges[-1])
     return np.histogram(inside, edges)[0] / max(len(values), 1)
 
 
 def distribution_function(values: np.ndarray, most: int = 400) -> dict[str, Any]:
-    """At most `most` evenly thinned points of the empirical distribution function: values in `x`, shares at or below in `y`."""
+    """The empirical distribution function, thinned evenly to at most `most` points, as {"x": values, "y": shares at or below}."""
     ranked = np.sort(values)
     kept = thinned_positions(len(ranked), most)
     return {"x": page_numbers(ranked[kept]), "y": page_numbers((kept + 1) / max(len(ranked), 1))}
 
 
 def thinned_positions(count: int, most: int) -> np.ndarray:
-    """At most `most` of the positions 0 to `count` - 1, evenly spread, ascending, the first and the last among them."""
+    """At most `most` of the positions 0 to `count` - 1, evenly spread and ascending; the first and last are included.
+
+    Empty for a `count` of zero.
+    """
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) if count else np.zeros(0, int)
 
 
 def quantile_classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: float = 1.0) -> tuple[list[str], np.ndarray]:
-    """Cut values at their quantiles into at most `parts` classes: a label for each, and the class of each value, (values,) int.
+    """Cut values at their quantiles into at most `parts` classes; returns a label for each class, and each value's class, as int.
 
-    Labels are the ends of a class times `scale`, formatted with `show`. Equal values are in one class, so there may be fewer.
+    A label is the range of the class, "low to high", times `scale` and formatted with `show`. Equal values fall into one
+    class, so there may be fewer. No labels and an empty array without values.
     """
     if not len(values):
         return [], np.zeros(0, int)
@@ -112,16 +121,19 @@ def quantile_classes(values: np.ndarray, parts: int, show: str = "{:g}", scale: 
 
 
 def page_numbers(values: Any) -> list[float | None]:
-    """A list for the page's JSON: numbers rounded to DIGITS significant digits, None for what is not finite."""
+    """Numbers as a list for the page's JSON, rounded to 5 significant digits; None for those that are not finite."""
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in np.asarray(values, float).tolist()]
 
 
 def _range_text(low: str, high: str) -> str:
-    """A range as "low to high", or the one number where both ends are written alike."""
+    """The text "low to high", or `low` alone where both are equal."""
     return low if low == high else f"{low} to {high}"
 
 
 def _nice_step(step: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is not below `step`."""
+    """The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `step`, up to rounding.
+
+    For a step of zero it is 1.
+    """
     power = 10.0 ** math.floor(math.log10(step)) if step > 1e-300 else 1.0
     return power * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * power >= step * (1 - 1e-9))

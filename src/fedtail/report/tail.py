@@ -22,7 +22,7 @@ Kind = tuple[list[str], np.ndarray]          # names of classes, and the class o
 
 @dataclass(frozen=True)
 class Participation:
-    """How often each client was sampled and contributed (had non-zero weight) in each window of rounds, over all seeds."""
+    """How often each client was sampled and contributed (had non-zero weight) in each window of rounds, summed over seeds."""
 
     ends: np.ndarray                         # (windows,) last round of each
     sampled: np.ndarray                      # (windows, clients)
@@ -30,9 +30,11 @@ class Participation:
 
 
 def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
-    """For the page: how often which clients contributed, for every method, and sizes and classes of clients once for all.
+    """The data of the page's tail section: how often which clients contributed, for each method.
 
-    `methods` has an entry per method, None where its runs did not record it.
+    A dict: `total` clients; `names` and `sizes` of the plotted ones; `classes`, the labels of the classes by size and by
+    group (empty where there is one class only); and `methods`, with a dict per method, or None where its runs did not record
+    participation.
     """
     sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
@@ -44,9 +46,9 @@ def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str
 
 
 def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
-    """Labels of the GROUPS largest groups, with the rest as one class, and the class of each client.
+    """Labels of the 7 largest groups and, for all others, "other groups"; and the class of each client, (clients,) int.
 
-    No labels where one has no group.
+    The class is a position among the labels. The labels are empty and all classes 0 where a client has no group.
     """
     if not len(clients) or np.isnan(clients.groups).any():
         return [], np.zeros(len(clients), int)
@@ -59,9 +61,10 @@ def group_classes(clients: PageClients) -> tuple[list[str], np.ndarray]:
 
 
 def participation(method: Method, clients: PageClients) -> Participation | None:
-    """Counts of sampled and contributing clients by window, over the method's runs that recorded their rounds; None without such.
+    """How often each client was sampled and contributed in each window of rounds, summed over the method's seeds.
 
-    Windows divide the rounds of the longest run, at most WINDOWS of them.
+    None where no run with a table over clients recorded its rounds. The rounds of the longest run are divided into at most 24
+    windows.
     """
     runs = [run for run in method.runs_with_table.values() if run.rounds]
     if not runs:
@@ -76,9 +79,10 @@ def participation(method: Method, clients: PageClients) -> Participation | None:
 
 
 def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: np.ndarray, contributed: np.ndarray) -> None:
-    """Add the rounds of a run to `sampled` and `contributed`, (windows, clients), in place.
+    """Add the rounds of one run to the counts `sampled` and `contributed`, (windows, clients), in place.
 
-    `first` is the row of its first client.
+    `first` is the row of the run's first client, `rounds` the number of rounds that the windows divide, `member` the model's
+    position.
     """
     for line in run.rounds:
         window = (line["round"] - 1) * len(sampled) // rounds
@@ -87,9 +91,11 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
 
 
 def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
-    """Tail membership under one method: shares by client, composition by class, frequent contributors; None if not recorded.
+    """The tail section's data for one method; None where its runs did not record participation.
 
-    `points` are the clients whose shares are plotted; `kinds` are the classes of clients by name.
+    A dict with a histogram over clients of their tail shares, the shares of the plotted clients (`points` are their rows),
+    the composition of the tail by class and window, and the most frequent contributors. `kinds` has labels and classes of
+    clients by name: "size" and "group".
     """
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]
@@ -105,21 +111,25 @@ def _tail_of_method(method: Method, clients: PageClients, points: np.ndarray, ki
 
 
 def tail_share(method: Method, clients: PageClients) -> np.ndarray:
-    """Of the rounds for which a client was sampled, the share to which it contributed, (clients,); NaN for one never sampled."""
+    """Of the rounds that each client was sampled for, the share to which it contributed, over all seeds, (clients,).
+
+    NaN for a client that was never sampled.
+    """
     sampled = _total_over_seeds(column_by_seed(method, clients, "asked"), len(clients))
     contributed = _total_over_seeds(column_by_seed(method, clients, "in_tail"), len(clients))
     return np.divide(contributed, sampled, out=np.full(len(clients), np.nan), where=sampled > 0)
 
 
 def _total_over_seeds(values: dict[int, np.ndarray], count: int) -> np.ndarray:
-    """The sum over seeds for each client, (count,), NaN being nothing; zeros where there are no seeds."""
+    """The sum over seeds for each client, (count,), where NaN counts as zero; zeros where there are no seeds."""
     return np.nansum(np.stack(list(values.values())), 0) if values else np.zeros(count)
 
 
 def _tail_composition(found: Participation, labels: list[str], which: np.ndarray) -> dict[str, Any]:
-    """The share of each class among the contributors, by window (None for a window without any), and among all sampled clients.
+    """The share of each class of clients among contributors, and among all sampled clients.
 
-    `which` is the class of each client, a position in `labels`.
+    `contributed` has a list over windows for each class, None in windows without contributors; `sampled` has one share for
+    each class, over all windows. `which` is the class of each client, a position in `labels`.
     """
     member = np.eye(len(labels))[which]                                              # (clients, classes)
     contributed, sampled = found.contributed @ member, (found.sampled @ member).sum(0)
@@ -129,7 +139,11 @@ def _tail_composition(found: Participation, labels: list[str], which: np.ndarray
 
 
 def _most_frequent_contributors(found: Participation, clients: PageClients) -> dict[str, Any]:
-    """The FREQUENT clients that contributed most often, with the share of the rounds they were sampled for, by window."""
+    """The 25 clients that contributed most often: lists of their names, sizes and how often they contributed and were sampled.
+
+    `share` has a list over windows for each of them: of the rounds it was sampled for, the share to which it contributed,
+    None where it was not sampled.
+    """
     often = np.argsort(-found.contributed.sum(0), kind="stable")[:FREQUENT]
     sampled, contributed = found.sampled[:, often], found.contributed[:, often]
     part = np.divide(contributed, sampled, out=np.full(contributed.shape, np.nan), where=sampled > 0)

@@ -15,7 +15,10 @@ __all__ = ["Interrupted", "RunError", "RunFolder", "Watch", "find_runs", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `run`, `Interrupted` and `Watch` on first use: training needs torch, and reading runs does not."""
+    """Import `run`, `Interrupted` or `Watch` at first use, since training needs torch and reading runs does not.
+
+    Python calls this for a name that the module does not define. Raises AttributeError for any other name.
+    """
     if name in ("Interrupted", "run"):
         from fedtail.runs import execution
         return getattr(execution, name)

@@ -33,7 +33,7 @@ MEMORY = "memory"      # the folder of the row stores, within the run's
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stood, and how much of its growing files belongs to it."""
+    """The state of a run after a round, and the sizes and digests that its growing files had then."""
 
     round: int
     state: Any                              # State, or a tuple of them for a Family
@@ -42,24 +42,25 @@ class Checkpoint:
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
     def to_trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
-        """The state of training at the checkpoint, from which `fedtail.resume` goes on with this algorithm and task."""
+        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed."""
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 
 class Checkpoints:
-    """Two files in turn: while one is being replaced, the other is whole."""
+    """The two checkpoint files of a run, written in turn: while one is being replaced, the other is intact."""
 
     def __init__(self, folder: Path):
-        """The checkpoints in a run's folder; nothing is read or written yet."""
+        """The checkpoints in a run's `folder`; nothing is read or written yet."""
         self.folder = folder
         self.files = [folder / "checkpoint-a.safetensors", folder / "checkpoint-b.safetensors"]
         self._newest: Path | None = None
         self._stores: dict[Path, set[str]] = {}      # files of row stores that each checkpoint names
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and sentences about those that are damaged; None where none was written.
+        """Read the newest undamaged checkpoint; returns it, and a sentence about each damaged one.
 
-        Raises RunError where there are some and all are damaged.
+        Returns (None, []) where there is no checkpoint. Raises RunError where there are some and all are damaged. The next
+        `save` replaces the other file, not the newest.
         """
         found, problems = {}, []
         for path in self.files:
@@ -80,10 +81,11 @@ class Checkpoints:
         return newest, [f"{problem}; going on from {self._newest.name}, round {newest.round}" for problem in problems]
 
     def save(self, trained: Trained, lines: dict[str, Sequence[Any]]) -> None:
-        """Write a new checkpoint in the place of the older, or damaged, one; the newest stays until it is whole.
+        """Write a checkpoint of `trained`, which replaces the older or damaged file; the newest one stays until it is on disk.
 
-        `lines` has the size and digest of each growing file. Row stores that neither checkpoint names are deleted. Raises
-        RunError where a file could not be written, RowsError where another process writes to the row stores.
+        `lines` has the size and digest of each growing file by name. Row stores of client memory are forced to disk first;
+        those that neither checkpoint names are deleted. Raises RunError where a file could not be written or the memory is in
+        another folder, RowsError where another process writes to the row stores.
         """
         place = self.files[0] if self._newest == self.files[1] else self.files[1]
         refuse_other_writers(self.folder / MEMORY)
@@ -93,9 +95,9 @@ class Checkpoints:
         self._remove_unnamed_stores()
 
     def _sync_row_stores(self, memory: ClientMemory) -> None:
-        """Wait until the row stores of the clients' memory are on disk, before a checkpoint names them.
+        """Force the row stores of the clients' memory to disk, before a checkpoint names them.
 
-        Raises RunError where they are not in the run's own folder.
+        Raises RunError where one is not in the folder "memory" of the run. Memory held in tensors needs nothing.
         """
         for rows in memory.kept.values():
             if isinstance(rows, Rows):
@@ -106,7 +108,7 @@ class Checkpoints:
                 sync_folder(self.folder / MEMORY)
 
     def _remove_unnamed_stores(self) -> None:
-        """Delete row stores that neither checkpoint names: newer ones have taken their place."""
+        """Delete the row stores in the run's memory folder that neither checkpoint names."""
         named = set().union(*self._stores.values())
         for path in (self.folder / MEMORY).glob("*.rows"):
             if path.name not in named:
@@ -114,9 +116,10 @@ class Checkpoints:
 
 
 def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
-    """The round of the newest checkpoint in a folder and what it says of the run's ledger; None where there is no checkpoint.
+    """The round of the newest readable checkpoint in `folder`, and its mark of the ledger: size, digest and number of rounds.
 
-    The mark is None in a checkpoint that was written before checkpoints held it (until version 0.2.0).
+    None where no checkpoint can be read. The mark is None in a checkpoint written up to version 0.2.0, which held none.
+    Tensors are not read, and their digest is not checked.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -133,9 +136,10 @@ def ledger_mark(folder: Path) -> tuple[int, LedgerMark | None] | None:
 
 
 def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> bytes:
-    """A checkpoint as the bytes of a safetensors file: states, small memory and, as metadata, the rest with a digest.
+    """A checkpoint as the bytes of a safetensors file: tensors, and as metadata the other values and a digest of everything.
 
-    Rows on disk are named by their marks, not copied.
+    The tensors are the states of all models and the clients' memory where it is in tensors. Memory in row stores is not
+    copied: the metadata names its files. `lines` has the size and digest of each growing file.
     """
     from safetensors.torch import save
 
@@ -154,15 +158,16 @@ def _checkpoint_bytes(trained: Trained, lines: dict[str, Sequence[Any]]) -> byte
 
 
 def _store_files(memory: ClientMemory) -> list[str]:
-    """The names of the files of row stores that hold the clients' memory."""
+    """The names of the row-store files that hold the clients' memory; empty where it is held in tensors."""
     return [kept.mark.file for kept in memory.kept.values() if isinstance(kept, Rows)]
 
 
 def _read_checkpoint(path: Path, stores: Path) -> Checkpoint:
-    """The checkpoint in a file; row stores are opened in the folder `stores`. Raises ValueError where it is damaged.
+    """Read the checkpoint in the file `path`; row stores of client memory are opened in the folder `stores`.
 
-    Tensors are copied out of the mapped file: there they lie at any multiple of 8, and where a matrix lies decides how its
-    products are rounded; torch's own memory begins at multiples of 64.
+    Raises ValueError, or another exception of the reader, where the file is damaged or no checkpoint. Tensors are copied,
+    since those in a memory-mapped file are aligned to 8 bytes only and PyTorch's to 64, and alignment changes how matrix
+    products are rounded.
     """
     from safetensors import safe_open
 
@@ -185,13 +190,16 @@ def _read_checkpoint(path: Path, stores: Path) -> Checkpoint:
 
 
 def _named_tensors(k: int, state: State) -> dict[str, Tensor]:
-    """The tensors of the state of model `k` by the names they have in a checkpoint: `0 params`, `0 risk 0`."""
+    """The tensors of the state of model `k` by their names in a checkpoint, such as "0 params" and, of part risk, "0 risk 0"."""
     kept = {f"{k} {name} {i}": tensor for name, tensors in state.parts.items() for i, tensor in enumerate(tensors)}
     return {f"{k} params": state.params, **kept}
 
 
 def _state_of_model(k: int, tensors: dict[str, Tensor], round: int) -> State:
-    """The state of model `k` from the tensors of a checkpoint; names of version 0.1 are understood too."""
+    """The state of model `k` after `round` rounds, from the named tensors of a checkpoint.
+
+    Tensors of other models are ignored. Names of version 0.1 are converted.
+    """
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
         model, _, rest = name.partition(" ")
@@ -202,7 +210,7 @@ def _state_of_model(k: int, tensors: dict[str, Tensor], round: int) -> State:
 
 
 def _content_digest(tensors: dict[str, Tensor], about: str) -> str:
-    """A digest of the metadata and of the names, dtypes, shapes and numbers of all tensors, in hexadecimal."""
+    """The BLAKE2b digest (hexadecimal) of the metadata text `about` and of all tensors: names, dtypes, shapes and bytes."""
     digest = hashlib.blake2b(about.encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())

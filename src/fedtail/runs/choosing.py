@@ -20,11 +20,15 @@ from fedtail.task import Task
 
 def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "x", y: str = "y",
                  trust: Trusted = ()) -> dict[str, Any]:
-    """The error of every model of a finished run on one client's examples, and the model with the least.
+    """The error of every model of a finished run on one client's examples, and which model has the smallest.
 
-    `place` is the run's folder, or one with a single run in it; `data` an `.npz` or `.parquet` file, whose arrays `x` and `y`
-    name. Errors that are rates are in percent. A module of your own is imported only from the folders and packages in
-    `trust`. Raises ValueError where the run is not finished or there are several, FileNotFoundError where there is no data.
+    `place` is the run's folder, or one with a single run in it. `data` is an `.npz` or `.parquet` file, in which `x` and `y`
+    name the arrays. Returns a dict: `chosen` (name), `index`, `examples` (their number), `unit`, `models` (each with its
+    error, in percent for rates) and `file`, the chosen model's path. The user's own modules are imported only from the
+    folders and packages in `trust`.
+
+    Raises ValueError where the run is not finished or there are several, FileNotFoundError where a run or the data are
+    missing, RunError where a model file is damaged.
     """
     found = find_runs([place])
     if len(found) > 1:
@@ -46,9 +50,10 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
 
 
 def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Module]]:
-    """The task of a finished run, and its trained modules in the order of `members`, in evaluation mode.
+    """The task of a finished run, and its trained modules, in evaluation mode, in the order of `run.members`.
 
-    A module of your own is imported only from what is in `trust`. Raises RunError where a file is missing or damaged.
+    The user's own modules are imported only from the folders and packages in `trust`. Raises RunError where a model file is
+    missing or damaged.
     """
     from safetensors.torch import load_file
 

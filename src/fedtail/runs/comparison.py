@@ -15,10 +15,12 @@ Row = dict[str, Any]
 
 
 def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
-    """A row for each method and model: every statistic over test clients as its mean and deviation over seeds.
+    """One row for each method (each model of a family): every statistic over test clients, as mean and deviation over seeds.
 
-    Error rates are in percent. `failed` is the number of answers that were left out because a loss or an update was not
-    finite. The deviation is None where there is one seed only; mean and deviation are None where a value is not finite.
+    A row has `method`, `unit`, `seeds`, `failed`, and for each name in STATISTICS a dict with `mean` and `std`. Error rates
+    are in percent. `failed` is the number of answers left out because a loss or an update was not finite. `std` is None for
+    one seed; both are None where a value is not finite. Raises FileNotFoundError for a run that is not finished, and
+    ValueError for one without the metric.
     """
     return [{"method": method, "unit": unit_of(found[0][0], metric), "seeds": [run.seed for run, _ in found],
              "failed": sum(run.result.get("failed", 0) for run, _ in found),
@@ -27,10 +29,12 @@ def rows_by_method(runs: Sequence[RunFolder], metric: str = "error") -> list[Row
 
 
 def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list[Row]:
-    """Each method less the first, on the seeds they share: the mean difference and its standard error over seeds.
+    """One row for each method but the first, the baseline: method minus baseline, paired by the seeds they share.
 
-    A row for each method but the first, which is the baseline. Error rates are in percent; None where a value is not finite,
-    and for the standard error of one seed.
+    A row has `method`, `baseline`, `seeds`, and for each name in STATISTICS a dict with `mean` and `stderr` over seeds. Error
+    rates are in percent. `stderr` is None for one seed; both are None without shared seeds or where a value is not finite. An
+    empty list for fewer than two methods. Raises FileNotFoundError for a run that is not finished, and ValueError for one
+    without the metric.
     """
     methods = _runs_by_method(runs)
     baseline = next(iter(methods), "")
@@ -46,14 +50,15 @@ def paired_differences(runs: Sequence[RunFolder], metric: str = "error") -> list
 
 
 def unit_of(run: RunFolder, metric: str = "error") -> str:
-    """"%" where the metric is an error rate, else an empty text."""
+    """The unit in which a metric of a run is shown: "%" where the metric is "error" and the errors are rates, else ""."""
     return "%" if metric == "error" and run.about["rates"] else ""
 
 
 def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
-    """Two rows for each method and model, before and after fine-tuning: mean and deviation over seeds of each statistic.
+    """Two rows for each method (each model of a family): the clients' errors before and after fine-tuning.
 
-    Runs that did not fine-tune are left out. Error rates are in percent.
+    A row has `method`, and for each name in STATISTICS a dict with `mean` and `std` over seeds. Error rates are in percent.
+    Runs without fine-tuning are left out.
     """
     tuned = [run for run in runs if run.result.get("finetuned")]
     return [{"method": f"{method}, {when} fine-tuning",
@@ -63,9 +68,9 @@ def finetuned_rows(runs: Sequence[RunFolder]) -> list[Row]:
 
 
 def final_statistics(run: RunFolder, member: int, metric: str) -> dict[str, float]:
-    """The statistics of a finished run over its test clients, rates in percent.
+    """The statistics of `metric` over the test clients of a finished run, by name, for the model at position `member`.
 
-    Raises ValueError where it has none of that metric.
+    Error rates are in percent; values that were not finite are NaN. Raises ValueError where `result.json` has no such metric.
     """
     try:
         return convert_to_shown_units(run, run.result["members"][member][run.tested_split][metric], metric)
@@ -75,14 +80,21 @@ def final_statistics(run: RunFolder, member: int, metric: str) -> dict[str, floa
 
 
 def convert_to_shown_units(run: RunFolder, found: dict[str, float | None], metric: str) -> dict[str, float]:
-    """Statistics in the unit they are shown in: error rates in percent, their variance in squared percent; null becomes NaN."""
+    """A copy of the statistics `found` in the unit they are shown in, with NaN in place of None.
+
+    Error rates are in percent and their variance in squared percent; "angle" and "kl" are not scaled. Other metrics keep
+    their unit.
+    """
     scale = 100.0 if unit_of(run, metric) else 1.0
     power = {"variance": scale**2, **dict.fromkeys(UNSCALED, 1.0)}
     return {name: math.nan if (value := found[name]) is None else value * power.get(name, scale) for name in STATISTICS}
 
 
 def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder, int]]]:
-    """Runs, each with the position of a model, by method (and model, within a family), in the order they come."""
+    """The (run, position of a model) pairs of each method, by its name; for a family, of each model, by "name, model".
+
+    Methods and their runs keep the order of `runs`.
+    """
     methods: dict[str, list[tuple[RunFolder, int]]] = {}
     for run in runs:
         for member, model in enumerate(run.members):
@@ -91,24 +103,30 @@ def _runs_by_method(runs: Iterable[RunFolder]) -> dict[str, list[tuple[RunFolder
 
 
 def _statistic_values(found: Sequence[tuple[RunFolder, int]], metric: str, name: str) -> list[float]:
-    """One statistic of a metric for several (run, model) pairs, in their order; rates in percent."""
+    """The statistic `name` of `metric` for each (run, position of a model) pair, in order; error rates in percent."""
     return [final_statistics(run, member, metric)[name] for run, member in found]
 
 
 def _mean_and_std_over_seeds(values: list[float]) -> dict[str, float | None]:
-    """Mean and standard deviation of one value per seed, as a dict; None where there is no such number."""
+    """The mean and sample standard deviation of one value per seed, as {"mean": ..., "std": ...}.
+
+    Both are None without values, or where one is not finite; `std` is None for a single value.
+    """
     mean, std = _mean_and_std(values)
     return {"mean": mean, "std": std}
 
 
 def _mean_and_stderr(values: list[float]) -> dict[str, float | None]:
-    """The mean of paired differences, one per seed, and its standard error, as a dict; None where there is no such number."""
+    """The mean of paired differences, one per seed, and its standard error, as {"mean": ..., "stderr": ...}.
+
+    Both are None without values, or where one is not finite; `stderr` is None for a single value.
+    """
     mean, std = _mean_and_std(values)
     return {"mean": mean, "stderr": None if std is None else std / math.sqrt(len(values))}
 
 
 def _mean_and_std(values: list[float]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation.
+    """The mean and sample standard deviation of `values`.
 
     Both are None without values, or where one is not finite; the deviation is None for a single value.
     """

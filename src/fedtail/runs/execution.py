@@ -33,21 +33,25 @@ from fedtail.training import resume as train_on
 
 
 class Interrupted(Exception):
-    """A run that was stopped: it finished its round and saved."""
+    """Raised where a run's `Watch` asked it to stop: the current round was finished and a checkpoint saved."""
 
     def __init__(self, folder: Path, round: int, rounds: int):
-        """`round` of `rounds` is the last that was trained; `folder` is where the run can be resumed."""
+        """Build the message: `round` of `rounds` was the last one trained, and the run can be resumed in `folder`."""
         super().__init__(f"stopped after round {round} of {rounds}; everything is saved in {folder}")
 
 
 def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, resume: bool = False,
         load: Callable[[], Populations] | None = None) -> RunFolder:
-    """Run an experiment with one seed in a folder of its own; with `resume`, go on from its last checkpoint if there is one.
+    """Run an experiment with one seed in a folder of its own, and return that folder, opened for reading.
 
-    The result is the same to the bit whether or not it was interrupted, on one machine and device. Everything that could be
-    mixed is refused (RunRefused): a folder with another run, an experiment or data that changed in between, a second writer.
-    `load` gives the data where they are shared with other runs. A run that is finished is returned as it is. Raises
-    Interrupted where `watch` stopped it, and RunError where it failed.
+    With `resume`, go on from the last checkpoint in the folder if there is one; a run that is finished and undamaged is
+    returned unchanged. On one machine and device, a resumed run gives the same bits as an uninterrupted one, unless noise
+    comes from the operating system. `load` returns the populations by split, for data shared between runs; without it
+    `experiment.data` is loaded.
+
+    Raises RunRefused for a folder with other files, a run in it without `resume`, an experiment, data or user code that
+    changed since it began, or a second writer; ExperimentError where the experiment cannot be trained on these data;
+    Interrupted where `watch` stopped the run; RunError where it failed.
     """
     folder = Path(folder)
     refuse_foreign_folder(folder, {"run.json"})
@@ -76,7 +80,11 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
 
 
 def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Recorder, fleet: Fleet) -> None:
-    """Train from `start` to the last round and write the results; raises Interrupted where training was stopped before."""
+    """Train from `start` to the experiment's last round, record every round, then write the models and results.
+
+    Raises Interrupted, without writing results, where the recorder's watch stopped training early. A run that ended early
+    because its privacy budget was spent is finished: its results are written.
+    """
     trained = train_on(start, rounds=experiment.rounds - start.rounds, channel=experiment.channel, fleet=fleet,
                        on_round=recorder.after_round, privacy=recorder.ledger)
     if trained.rounds < experiment.rounds and not trained.stopped:
@@ -86,9 +94,9 @@ def _train_missing_rounds(experiment: Experiment, start: Trained, recorder: Reco
 
 @contextmanager
 def _log_failures(recorder: Recorder) -> Iterator[None]:
-    """Within the block, an error other than Interrupted and RunError is logged and raised again as a RunError.
+    """Within the block, log any Exception except Interrupted and RunError to `log.txt`, then raise it again as a RunError.
 
-    So what fails in the middle, in a user's loss or on a device, leaves its traceback in `log.txt`.
+    The log has the full traceback, so that a failure in a user's loss or on a device can be found later.
     """
     try:
         yield
@@ -102,9 +110,10 @@ def _log_failures(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def use_deterministic_algorithms(device: str) -> Iterator[None]:
-    """Within the block, choose operations on a GPU that give the same bits every time, and warn where there is none.
+    """Within the block, PyTorch uses deterministic operations on a CUDA device, and warns where an operation has none.
 
-    Nothing changes for other devices. Torch's setting is restored afterwards.
+    Does nothing for other devices. Whether PyTorch is deterministic is restored afterwards; the environment variable
+    CUBLAS_WORKSPACE_CONFIG, which is set where it was not, stays set.
     """
     if not device.startswith("cuda"):
         yield
@@ -119,7 +128,11 @@ def use_deterministic_algorithms(device: str) -> Iterator[None]:
 
 
 def holds_run_of(experiment: Experiment, seed: int, folder: Path) -> bool:
-    """Whether a folder holds a run, finished or not, of this experiment with this seed; places of data files may differ."""
+    """Whether `folder` holds a run, finished or not, of this experiment with this seed.
+
+    Paths of data files, and the number and address of worker processes, may differ. Raises ValueError where `run.json` is
+    damaged.
+    """
     if not (folder / "run.json").is_file():
         return False
     old, new = RunFolder.open(folder).about["experiment"], json_values(experiment.table(seed))
@@ -127,7 +140,10 @@ def holds_run_of(experiment: Experiment, seed: int, folder: Path) -> bool:
 
 
 def is_finished_and_whole(folder: Path) -> bool:
-    """Whether a run is finished and its ledger and files match the digests in `result.json`; False where one is damaged."""
+    """Whether the run in `folder` is finished, and its ledger and files match the digests in `result.json`.
+
+    False where there is no finished run, or where one of these files is missing, unreadable or changed.
+    """
     try:
         result = RunFolder.open(folder).result
         mark = result.get("ledger")
@@ -141,10 +157,11 @@ def is_finished_and_whole(folder: Path) -> bool:
 
 @contextmanager
 def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memory: Path | None = None) -> Iterator[Fleet]:
-    """Yield the fleet of clients that train, after whatever training or evaluation would refuse has been refused.
+    """Check that an experiment can be trained and evaluated on `splits`, then yield the fleet of its training clients.
 
-    Nothing is written before. `memory` is the folder for what clients remember, None for a temporary one. Errors name the
-    line of the experiment file that they are about.
+    Nothing is trained or recorded by the checks. `memory` is the folder for the clients' memory, None for a temporary one.
+    Raises ExperimentError, with the line of the experiment file, where the algorithm, task, data, channel or privacy settings
+    do not fit together. The fleet is closed after the block.
     """
     with ExitStack() as stack:
         with _add_line_to_errors(experiment):
@@ -158,9 +175,9 @@ def checked_fleet(experiment: Experiment, task: Task, splits: Populations, memor
 
 @contextmanager
 def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
-    """Within the block, a ValueError or TypeError is raised again with the line of the experiment file that it is about.
+    """Within the block, turn a ValueError or TypeError into an ExperimentError that names the line of the experiment file.
 
-    Warnings are silenced: the run itself shows them when it begins.
+    Warnings within the block are silenced: the run itself shows them when it begins.
     """
     try:
         with warnings.catch_warnings():
@@ -171,13 +188,20 @@ def _add_line_to_errors(experiment: Experiment) -> Iterator[None]:
 
 
 def check_before_writing(experiment: Experiment, seed: int, splits: Populations) -> None:
-    """Raise what training or evaluation would refuse, with the line of the experiment file; nothing is written or trained."""
+    """Raise the ExperimentError that `run` would raise before its first round; nothing is trained and no run is written.
+
+    `splits` are the populations by split, and `seed` initialises the module.
+    """
     with checked_fleet(experiment, experiment.task.make(seed), splits):
         pass
 
 
 def check_privacy(experiment: Experiment, task: Task, splits: Populations) -> None:
-    """Refuse (ValueError) an experiment whose releases are all noisy and that has no delta to state its guarantee at."""
+    """Raise ValueError where every release of the experiment is noisy but `[privacy]` gives no delta to state epsilon at.
+
+    `task` gives the number of parameters. `splits` gives the number of training clients, for the delta that the text
+    proposes.
+    """
     releases = experiment.algorithm.releases(len(task.params()))
     noisy = not any(isinstance(release, NonPrivateRelease) for release in releases)
     if noisy and experiment.privacy.delta is None:
@@ -186,9 +210,11 @@ def check_privacy(experiment: Experiment, task: Task, splits: Populations) -> No
 
 
 def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
-    """The (section, key) of an experiment that an error is about.
+    """The key (section, key) of an experiment that an error is most likely about, to find its line in the file.
 
-    For a FieldError that of its field; else the first key that its words name, or ("task", "module") or ("risk",) as a guess.
+    `table` is the experiment's table; section "data" is not considered. For a FieldError it is the first key of the field's
+    name, else ("task", "module"). For other errors it is the first key that the message contains as a word; where there is
+    none, ("task", "module") if the message is about outputs, modules, labels or shapes, else ("risk",).
     """
     keys = [(section, key) for section, inner in table.items() if isinstance(inner, dict) and section != "data"
             for key in inner if key != "part"]
@@ -200,10 +226,12 @@ def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
 
 def earlier_checkpoint(checkpoints: Checkpoints, table: dict[str, Any], resume: bool, go_on: str = "--resume",
                        elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from, None where there is none, and sentences about damaged ones or changed versions.
+    """The checkpoint to go on from, and sentences to show about damaged checkpoints or changed package versions.
 
-    Raises RunRefused where the folder holds a run and `resume` is False, or another experiment; raises RunError where the
-    checkpoints are gone. `go_on` and `elsewhere` are the options that these texts name.
+    The checkpoint is None where the folder has no run, or a run without checkpoints and without trained rounds. `table` is
+    the experiment now. Raises RunRefused where the folder holds a run and `resume` is False, or where its experiment differs
+    from `table`. Raises RunError where checkpoints are missing though rounds are recorded, or where none can be read. `go_on`
+    and `elsewhere` are the command-line options that the error texts name.
     """
     folder = checkpoints.folder
     if not (folder / "run.json").is_file():
@@ -227,9 +255,10 @@ def earlier_checkpoint(checkpoints: Checkpoints, table: dict[str, Any], resume: 
 
 
 def _comparable_table(table: dict[str, Any]) -> dict[str, Any]:
-    """An experiment's table without what may differ between runs of it: places of files, and settings that change no bit.
+    """A copy of an experiment's table without the settings that may differ when its run is resumed.
 
-    The contents of the files are compared by digests elsewhere.
+    These are `folder`, the paths and name of the data (`path`, `test_path`, `dataset`), and the `workers` and `address` of
+    the engine. That the data themselves are unchanged is checked by digests elsewhere.
     """
     data = {key: value for key, value in table.get("data", {}).items() if key not in ("path", "test_path", "dataset")}
     engine = {key: value for key, value in table.get("engine", {}).items() if key not in ("workers", "address")}
@@ -237,9 +266,10 @@ def _comparable_table(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed_settings(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """A sentence for every setting that changed, such as `risk.tail_fraction was 0.5, is 0.3`.
+    """Yield a phrase for every setting that differs between two tables, such as `risk.tail_fraction was 0.5, is 0.3`.
 
-    `key` is the path to the tables. A field that came with a later version and is not used is no change.
+    `key` is the path to `old` and `new` within the whole tables, empty at the top. A key that is absent in `old` and is
+    "none" in `new` (a field that a later version added, and that is not used) is no difference.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):

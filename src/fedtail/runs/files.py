@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on; says what is there and what to do."""
+    """A run cannot go on; the message says what was found and what to do."""
 
 
 class RunRefused(RunError, ValueError):
-    """A run that was not started: nothing was done."""
+    """A run was not started, and nothing was changed; the message says why."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Write a file beside its place, then rename: a crash leaves the old file or the new one, never half of one.
+    """Write a file atomically: to a temporary file beside it, then by renaming; a crash leaves the old file or the new one.
 
-    Returns when it is on disk. Raises RunError where it could not be written; the old file is then still whole.
+    Returns once it is on disk. Text is encoded as UTF-8. Raises RunError where it could not be written; the old file is then
+    intact.
     """
     beside = path.with_name(f".{path.name}.writing")
     try:
@@ -43,12 +44,15 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as a JSON file that appears whole or not at all; NaN and infinity become null."""
+    """Write `value` as an indented JSON file, atomically; NaN and infinity become null.
+
+    Raises RunError where it could not be written; the old file is then intact.
+    """
     write_whole(path, json.dumps(json_values(value), indent=1, allow_nan=False) + "\n")
 
 
 def json_values(value: Any) -> Any:
-    """A copy of a value that JSON can hold: NaN and infinity become null, tuples lists, at any depth."""
+    """A copy of `value` that JSON can hold: at any depth of dicts and lists, NaN and infinity become None, and tuples lists."""
     if isinstance(value, dict):
         return {key: json_values(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -57,12 +61,13 @@ def json_values(value: Any) -> Any:
 
 
 class Lines:
-    """A file of one JSON object a line, which only grows."""
+    """A JSON-lines file that is only appended to, with a running digest of its content."""
 
     def __init__(self, path: Path, kept: Sequence[Any] = (0, "")):
-        """Open the file to append after the `kept` size and digest that `flush` returned; what a crash left behind it is cut off.
+        """Open the file at `path` for appending, created where it is missing, and cut it to the size in `kept`.
 
-        Raises RunError where the file does not begin as it did then.
+        `kept` is the (size, digest) that `flush` returned at the last checkpoint; what was written later is removed. By
+        default the file is emptied. Raises RunError where its first `size` bytes do not have that digest.
         """
         size, digest = kept
         self.path, self._digest = path, hashlib.blake2b(digest_size=16)
@@ -75,15 +80,15 @@ class Lines:
         self._file.truncate(size)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line, NaN and infinity as null; it is on disk after the next `flush`."""
+        """Append `line` as one line of JSON, NaN and infinity as null. It may stay in a buffer until `flush`."""
         content = json.dumps(json_values(line), allow_nan=False).encode() + b"\n"
         self._digest.update(content)
         self._file.write(content)
 
     def flush(self) -> tuple[int, str]:
-        """Wait until everything written so far is on disk; returns the size of the file in bytes and a digest of it.
+        """Force everything written so far to disk; returns the size of the file in bytes and the digest of its content.
 
-        Raises RunError where the disk is full.
+        Raises RunError where it could not be written, such as on a full disk.
         """
         try:
             self._file.flush()
@@ -94,17 +99,17 @@ class Lines:
         return os.fstat(self._file.fileno()).st_size, self._digest.hexdigest()      # `tell` does not know of the cut
 
     def close(self) -> None:
-        """Close the file; what was not flushed may be lost where the disk is full."""
+        """Close the file. Errors are ignored: what was not flushed may be lost where the disk is full."""
         with suppress(OSError):      # a full disk was already reported by flush
             self._file.close()
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Within the block, this process is the only one that writes to the folder, which is created.
+    """Within the block, hold a lock (the file `.lock`) that makes this process the only writer of `folder`, which is created.
 
-    Raises RunRefused at once where another process holds it; a process that is killed lets go by itself. A folder in which
-    nothing was written is removed afterwards.
+    Raises RunRefused where another process holds the lock, without waiting, or where the folder cannot be written to. The
+    lock ends with the process, killed or not. A folder that holds nothing else afterwards is removed.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +128,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def refuse_foreign_folder(folder: Path, own: set[str]) -> None:
-    """Refuse (RunRefused) a folder that holds files but none of those named in `own`; a missing or empty one is fine."""
+    """Raise RunRefused where `folder` holds files but none of those named in `own`. A missing or empty folder passes."""
     there = {path.name for path in folder.iterdir()} - {".lock", ".run.json.writing"} if folder.is_dir() else set()
     if there and not there & own:
         raise RunRefused(f"{folder} holds other things ({', '.join(sorted(there)[:3])}). Choose an empty or new folder with "
@@ -131,19 +136,19 @@ def refuse_foreign_folder(folder: Path, own: set[str]) -> None:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing but the lock file."""
+    """Remove `folder` where it holds the file `.lock` and nothing else."""
     if folder.is_dir() and {path.name for path in folder.iterdir()} == {".lock"}:
         (folder / ".lock").unlink()
         folder.rmdir()
 
 
 def system_reason(reason: OSError) -> str:
-    """What the system says of an error, without number and path: "No space left on device"."""
+    """The operating system's text for an error, without its number and path, such as "No space left on device"."""
     return reason.strerror or str(reason)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, so that a rename survives a power cut."""
+    """Force the directory entries of `folder` to disk, so that a rename in it survives a power cut."""
     place = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(place)
@@ -152,12 +157,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def module_bytes(module: nn.Module) -> bytes:
-    """A module's parameters and buffers as the bytes of a safetensors file, tied ones twice."""
+    """A module's state dict (parameters and buffers) as the bytes of a safetensors file; tied tensors are stored twice."""
     from fedtail.model_file import model_bytes
 
     return model_bytes(module)
 
 
 def digest_of(content: bytes) -> str:
-    """A digest (BLAKE2b, 16 bytes) of the contents of a file, in hexadecimal."""
+    """The BLAKE2b digest (16 bytes) of `content`, as 32 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()

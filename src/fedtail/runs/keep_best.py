@@ -15,19 +15,23 @@ from fedtail.training import Trained
 
 
 class KeepBest:
-    """Keeps, beside the last models, those that were best by one statistic over clients: `error.worst10`, say, or `p90`."""
+    """Saves, beside the last models of a run, those that were best by one statistic over clients, such as `error.worst10`."""
 
     def __init__(self, folder: Path, statistic: str, members: list[str]):
-        """`statistic` is `metric.name` or a name for the error; what an interrupted run had found is read from `best.json`."""
+        """`statistic` is "metric.statistic", or a statistic of the error, such as "p90"; `members` are the names of the models.
+
+        What an interrupted run found best so far is read from `best.json` in `folder`.
+        """
         self.folder, self.members = folder, members
         self.metric, self.statistic = parse_keep_best(statistic)
         place = folder / "best.json"
         self.found: list[dict[str, Any] | None] = json.loads(place.read_text()) if place.is_file() else [None] * len(members)
 
     def keep_if_better(self, trained: Trained, found: list[SplitEvaluations], tested: str) -> None:
-        """Write the models whose statistic over validation (else `tested`) clients is better than any before.
+        """Write the file of each model whose statistic is finite and better than at any earlier evaluation, and `best.json`.
 
-        `found` has the evaluations by model. Raises RunError where the metric is not evaluated.
+        `found` has the evaluations by split for each model of `trained`. The statistic is over the split "validation", or
+        `tested` without one. Raises RunError where the metric is not evaluated.
         """
         modules = None
         for k, evaluations in enumerate(found):
@@ -44,14 +48,14 @@ class KeepBest:
                 write_json(self.folder / "best.json", self.found)
 
     def model_file(self, member: int) -> Path:
-        """The path for the best model of a member (by position), whether it is there or not."""
+        """The path of the best model of the member at position `member`; the file may not exist yet."""
         return self.folder / ("best.safetensors" if len(self.members) == 1 else f"best-{member}.safetensors")
 
     def model_files(self) -> list[Path]:
-        """The files of best models that were written, in the order of the members."""
+        """The paths of the best models that exist, in the order of the members."""
         return [place for k in range(len(self.members)) if (place := self.model_file(k)).is_file()]
 
 
 def _is_better(value: float, before: float, which: str) -> bool:
-    """Whether a value is better than the one before, by whether "lower" or "higher" is; equal ones are not."""
+    """Whether `value` is strictly better than `before`, where `which` ("lower" or "higher") says which values are better."""
     return value < before if which == "lower" else value > before

@@ -31,30 +31,32 @@ SHOWN = ("mean", "p50", "p90", "worst10")
 
 
 def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> list[SplitEvaluations]:
-    """Evaluate every model on every split; a dict by split for each model.
+    """Evaluate every model of `trained` on every split; returns, for each model, a dict of evaluations by split.
 
-    Training clients are weighted by mass, others equally.
+    Training clients are weighted by their mass, clients of other splits equally.
     """
     return [{name: evaluate(module, population, trained.task, weighted=name == "train", engine=engine)
              for name, population in splits.items()} for module in trained.modules]
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
-    """A line of `metrics.jsonl`: the round, and for each model statistics by split and metric."""
+    """A line of `metrics.jsonl`: `round`, and `members`, with the statistics of each model by split and metric."""
     members = [{split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
                 for split, evaluation in member.items()} for member in evaluations]
     return {"round": round, "members": members}
 
 
 def line_statistics(distribution: Distribution) -> dict[str, float]:
-    """The statistics over clients that a line of `metrics.jsonl` holds, by name: mean, percentiles, tails and others."""
+    """The statistics of a distribution over clients that `metrics.jsonl` holds, by name: mean, p90, worst10, std and others."""
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
-    """A line of `rounds.jsonl`: positions of the clients that were sampled, and of those that contributed to each model.
+    """A line of `rounds.jsonl`, as a dict with the round, its clients, and for each model who contributed.
 
-    All clients, or the whole cohort, are written as null. Each model's tail threshold is there too.
+    `asked` has the positions of the sampled clients, None for all `clients`; `failed` the number of failed answers. For each
+    model, `counted` has the positions of contributors, None for the whole cohort, and `threshold` the loss at which the tail
+    begins, None where there is none.
     """
     states = states_of(trained.state)
     members = [{"counted": _contributors(view, k), "threshold": _tail_threshold(member.risk, state)}
@@ -64,19 +66,22 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
 
 
 def _contributors(view: RoundView, model: int) -> list[int] | None:
-    """The positions of the clients that contributed to a model; None where the whole cohort did, which keeps the file small."""
+    """The positions of the clients that contributed to the model at position `model`; None where the whole cohort did."""
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
 
 
 def _tail_threshold(risk: Any, state: State) -> float | None:
-    """The loss at which the tail begins in this state; None where the risk has none, or it is not finite."""
+    """The loss at which the tail of the risk begins in this state; None where the risk has no tail or the loss is not finite."""
     start = None if state.dual is None else risk.tail_start(state.dual)
     return start if start is not None and math.isfinite(start) else None
 
 
 def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
-    """The columns of the table over clients, by (split, model): who a client is, and its loss, error and metrics."""
+    """The columns of the table over clients by (split, position of the model), each an array over the clients of the split.
+
+    They are the client's identity (split, number, name, size, mass, group, model), and its loss, error and other metrics.
+    """
     rows = {}
     for member, by_split in enumerate(evaluations):
         for split, evaluation in by_split.items():
@@ -87,9 +92,10 @@ def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dic
 
 
 def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) -> None:
-    """Add to the training clients' columns how often each was sampled (`asked`) and contributed (`in_tail`).
+    """Add columns for how often each training client was sampled (`asked`) and contributed to each model (`in_tail`).
 
-    Counted from the lines of `rounds.jsonl` at the path `rounds`; `rows` is changed in place.
+    `rows` has the columns by (split, position of the model) and is changed in place. The counts are taken from the file
+    `rounds.jsonl` at the path `rounds`.
     """
     members = sorted(member for split, member in rows if split == "train")
     clients = len(rows["train", 0]["client"])
@@ -103,9 +109,11 @@ def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) 
 
 
 def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
-    """Add which model of a family each client picks by one half of its examples, and each model's error on the other half.
+    """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
-    `rows` is changed in place: columns `picks` and `judged`, missing for clients with a single example.
+    `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
+    client picks, `judged` is the model's error on the other half. They are None and NaN for clients with fewer than two
+    examples; nothing is added where all clients are such. `population` is that of `split`.
     """
     able = population.size.numpy() >= 2
     if not able.any():
@@ -118,10 +126,11 @@ def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, spli
 
 def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
                   local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
-    """Add each client's error on one half of its examples, before and after a copy of the model trained on the other half.
+    """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
-    `rows` is changed in place; clients with a single example get NaN. Returns the statistics of both for each model, an empty
-    list where every client has one example.
+    `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model is fine-tuned by
+    `local`. The columns, `before_finetuning` and `after_finetuning`, are NaN for clients with fewer than two examples.
+    Returns, for each model, the statistics `before` and `after`; an empty list where no client has two examples.
     """
     able, summaries = population.size.numpy() >= 2, []
     for member, module in enumerate(trained.modules if able.any() else ()):
@@ -133,7 +142,11 @@ def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, 
 
 
 def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
-    """Write the table over clients as parquet, whole or not at all; its schema says that only a simulator can see all of this."""
+    """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
+
+    `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
+    holds `name`, the experiment's, and marks the file as simulator-only.
+    """
     import pyarrow as arrow
     from pyarrow import parquet
 
@@ -145,7 +158,10 @@ def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: 
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:
-    """The columns that say who a row is about: split, client, name, size, mass, model, and group where there are groups."""
+    """The columns that identify a row: split, client (0, 1, ...), name, size, mass, member, and group where there are groups.
+
+    Each is an array over the clients of the population. Clients without names are named by their numbers.
+    """
     count = len(population)
     names = np.arange(count).astype(str) if population.names is None else population.names.astype(str)
     who = {"split": np.full(count, split), "client": np.arange(count), "name": names,
@@ -154,14 +170,17 @@ def _identity_columns(population: Population, split: str, member: int) -> Client
 
 
 def _spread_over_clients(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
-    """Values of the clients where `able` is True, in a column over all clients with `missing` for the others."""
+    """A column over all clients: `values`, in order, where the mask `able` is True, and `missing` elsewhere.
+
+    Its dtype is that of `values`, or object where `missing` is None.
+    """
     spread = np.full(len(able), missing, values.dtype if missing is not None else object)
     spread[able] = values
     return spread
 
 
 def _arrow_array(part: ClientColumns, column: str) -> Any:
-    """A column as an arrow array of the type it has in `clients.parquet`; nulls where this part has no such column."""
+    """A column of `part` as an arrow array, of the type it has in `clients.parquet`; all null where `part` lacks that column."""
     import pyarrow as arrow
 
     kind = arrow.type_for_alias(KINDS.get(column, "float64"))
@@ -171,10 +190,13 @@ def _arrow_array(part: ClientColumns, column: str) -> Any:
 
 
 class TensorBoard:
-    """Writes beside the run's other files. A resumed run purges what came after its checkpoint, as TensorBoard does."""
+    """Writes TensorBoard event files in the run's folder, for a family one subfolder per model."""
 
     def __init__(self, folder: Path, members: list[str], following: int):
-        """Go on with the round `following`: what an earlier process wrote of it or of later ones is purged."""
+        """Open the event files below `folder`; what an earlier process wrote for round `following` or later is purged.
+
+        `members` are the names of the models. Raises RunError where TensorBoard is not installed.
+        """
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -184,7 +206,7 @@ class TensorBoard:
         self._writers: list[Any] = [SummaryWriter(str(place), purge_step=following) for place in places]
 
     def write(self, round: int, evaluations: list[SplitEvaluations]) -> None:
-        """Write, for every model, the shown statistics and a histogram over clients of every metric and split, at this round."""
+        """Write the mean, p50, p90, worst10 and a histogram over clients of each model, split and metric, at step `round`."""
         for writer, member in zip(self._writers, evaluations, strict=True):
             for split, evaluation in member.items():
                 for metric, found in evaluation.distributions.items():

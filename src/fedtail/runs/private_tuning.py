@@ -32,7 +32,10 @@ NOT_PRIVATE = ("the trials are private, the choice among them is not: best.toml 
 
 @dataclass(frozen=True)
 class PrivateSearch:
-    """The accounts of a search whose trials are private, all of one cost."""
+    """A hyperparameter search whose trials are differentially private and all cost the same.
+
+    It computes what the search costs as a whole, and has held-out clients judge the trials.
+    """
 
     search: Search
     population: Population          # who train
@@ -40,28 +43,37 @@ class PrivateSearch:
 
     @property
     def stopping(self) -> Stopping:
-        """How the number of trials is found: "composition" for a fixed one, else the distribution it is drawn from."""
+        """How the number of trials is determined: "composition" for a fixed number, else the distribution it is drawn from.
+
+        That is "poisson", "geometric" or "logarithmic".
+        """
         assert self.search.settings.private is not None
         return self.search.settings.private
 
     @property
     def budget(self) -> PrivacyBudget:
-        """The privacy budget of one trial, without an epsilon: its cost is known before, and the search as a whole is priced."""
+        """The privacy budget of one trial: that of the experiment without its epsilon, so that no trial stops early.
+
+        The epsilon of the experiment limits the search as a whole; `check` compares them before training.
+        """
         return replace(self.search.first().privacy, epsilon=None)
 
     @cached_property
     def trial_round(self) -> RoundEvent:
-        """What one round of a trial releases at most; it is the same for all trials."""
+        """The event of one round of a trial: its releases, planned at most, and its sampling. It is the same for all trials."""
         return self.planned_round_of(self.search.first())
 
     @cached_property
     def rounds(self) -> int:
-        """How many rounds a trial has; all trials have as many."""
+        """The number of rounds of a trial, which is the same for all trials."""
         return self.search.first().rounds
 
     @property
     def judging_events(self) -> tuple[tuple[RoundEvent, int], ...]:
-        """What the held-out clients release for each trial, as (event, times); empty where their results are exact."""
+        """What the held-out clients release for each trial, as ((event, times),).
+
+        Empty where `[tune]` has no noise: the trials are then judged by exact results, which are not charged.
+        """
         if self.evaluation is None:
             return ()
         asked = self.evaluation.questions(0, 1)
@@ -69,26 +81,32 @@ class PrivateSearch:
 
     @cached_property
     def evaluation(self) -> FederatedEvaluation | None:
-        """How held-out clients judge a trial: by a noisy histogram of their errors. None where their results are exact."""
+        """The evaluation of a trial by the held-out clients: a noisy histogram of their errors, with the noise of `[tune]`.
+
+        None where `[tune]` has no noise: the held-out clients are then evaluated exactly.
+        """
         noise = self.search.settings.noise
         return None if noise is None else FederatedEvaluation("train", noise=noise)
 
     def planned_round_of(self, experiment: Experiment) -> RoundEvent:
-        """What a round of an experiment on the training clients releases at most."""
+        """The event of one round of `experiment` on the training clients: its planned releases, at most, and its sampling."""
         return planned_round(experiment.algorithm, SimulatedPopulation(self.population), experiment.channel,
                              len(experiment.task.make(0).params()))
 
     def epsilon(self, trials: int) -> float:
-        """The epsilon of the whole search at the budget's delta, for so many trials (on average, where the number is random)."""
+        """The epsilon of the whole search, judging included, at the delta of the budget.
+
+        `trials` is the number of trials, or its mean where the number is random. The budget must have a delta.
+        """
         assert self.budget.delta is not None
         return epsilon_of_search([(self.trial_round, self.rounds)], self.judging_events, self.stopping, trials, self.budget.delta,
                                  self.budget.adjacency)
 
     def check(self) -> None:
-        """Raise RunRefused for a search that has no price, before anything is trained.
+        """Raise RunRefused, before anything is trained, where the epsilon of the search cannot be stated or is too large.
 
-        That is one with a release without noise, without a delta, or with a field whose values change what a trial costs;
-        also one whose price is above the epsilon of the experiment.
+        Refused are: a release without noise, no delta, noise for a metric other than the error, a searched field whose values
+        change what a trial costs, and a total epsilon above that of the experiment.
         """
         first, settings = self.search.first(), self.search.settings
         bare = [release.what for release in self.trial_round.releases if isinstance(release, NonPrivateRelease)]
@@ -109,16 +127,17 @@ class PrivateSearch:
                              f"{most:g}. Make fewer trials, or add noise.")
 
     def check_trial(self, experiment: Experiment, settings: str) -> None:
-        """Refuse (RunRefused) a trial that does not cost what every trial costs: its price would tell which was chosen.
+        """Raise RunRefused where `experiment` has another planned round or number of rounds than every trial must have.
 
-        `settings` names the trial in the text.
+        With trials of different cost, the stated epsilon would reveal which one was chosen. `settings` only names the trial
+        in the text.
         """
         if (self.planned_round_of(experiment), experiment.rounds) != (self.trial_round, self.rounds):
             raise RunRefused(f"{settings} changes what a trial costs, and the trials of a private search must all cost the same. "
                              "Search other fields, or fix it.")
 
     def check_spent(self, trained: Trained) -> None:
-        """Raise RunError where the ledger of a trial shows more releases or rounds than were planned."""
+        """Raise RunError where the ledger of a trained trial has more releases or rounds than planned, or another sampling."""
         rounds = trained.ledger.rounds
         more = [event for event, _ in rounds if event.sampling != self.trial_round.sampling
                 or Counter(event.releases) - Counter(self.trial_round.releases)]
@@ -126,17 +145,18 @@ class PrivateSearch:
             raise RunError("a trial released more than was planned, so that the search has no price. Nothing was chosen.")
 
     def draw_number_of_trials(self, seed: int) -> int:
-        """How many trials to make, drawn from the distribution of `stopping`.
+        """The number of trials to make, drawn from the distribution `stopping` with the mean `trials` of `[tune]`.
 
-        By `seed` where the budget is replayable, else by the operating system.
+        Drawn from `seed` where the budget is replayable, else from the operating system's generator.
         """
         random: Randomness = SeededRandomness(seed, "trials") if self.budget.replayable else SystemRandomness()
         return draw_number_of_trials(self.stopping, self.search.settings.trials, random)
 
     def judge_privately(self, trained: Trained, seed: int) -> Any:
-        """The noisy distribution of the held-out clients' errors under a trial's model.
+        """Have the held-out clients release a noisy histogram of their errors under a trial's model; returns a `ClientHistogram`.
 
-        Raises RunError where they are too few for the planned noise. `seed` drives the noise of a replayable budget.
+        Its `statistic(name)` gives "worst10" and others. `seed` drives the noise where the budget is replayable. Requires
+        noise in `[tune]`. Raises RunError where the held-out clients are too few for the planned noise.
         """
         assert self.evaluation is not None
         [method], first = trained.algorithm.members, self.search.first()
@@ -148,9 +168,11 @@ class PrivateSearch:
         return found[0]["error"]
 
     def statement(self, begun: int) -> dict[str, Any]:
-        """The privacy statement of the search as plain values, for privacy.json.
+        """The privacy statement of the search as a dict of plain values, for `privacy.json`.
 
-        `begun` is how many trials were begun; with composition it counts where it exceeds the planned number.
+        It has epsilon, delta, the neighbouring relation, the observer it holds against, what is not charged, and a sentence
+        with all of this. `begun` is the number of trials begun. With a fixed number of trials, epsilon is for the larger of
+        `begun` and the planned number; with a random one `begun` is ignored.
         """
         fixed, trials = self.stopping == "composition", self.search.settings.trials
         trials = max(begun, trials) if fixed else trials

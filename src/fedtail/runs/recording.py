@@ -29,85 +29,106 @@ from fedtail.version import __version__
 
 
 class Watch(Protocol):
-    """Follows a run while it goes on, and may stop it."""
+    """Receives the progress of a run, and may ask it to stop. The command line shows it on the screen."""
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Called when a run or a trial begins, or goes on: `round` rounds of `rounds` are done, 0 at the start."""
+        """Called when a run or a trial begins or is resumed: `round` of its `rounds` rounds are done, 0 at the start.
+
+        `name` is that of the experiment, or says which trial it is.
+        """
         ...
 
     def round(self, round: int) -> None:
-        """Called after every round with its number, from 1 on, once it is recorded."""
+        """Called after every round with its number, counted from 1, once the round is recorded."""
         ...
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Called with each line that was written to `metrics.jsonl`; `tested` is the split that reports are about."""
+        """Called with each line after it was written to `metrics.jsonl`; `tested` is the split that reports are about.
+
+        `line` has `round`, and `members`: for each model the statistics by split and metric.
+        """
         ...
 
     def note(self, text: str) -> None:
-        """Called with a sentence that a person should read, such as a warning."""
+        """Called with a sentence for the user to read, such as a warning."""
         ...
 
     @property
     def stop(self) -> bool:
-        """Whether to finish the round, save and leave; asked once a round."""
+        """Whether the run should finish its round, save a checkpoint and end; read after every round."""
         ...
 
 
 class Records(Protocol):
-    """What a run records beside its checkpoints: from all clients in the simulator, from their sums on a deployment."""
+    """What a run evaluates and records besides its checkpoints.
+
+    In the simulator that is about every client; in a deployment, from sums over clients only.
+    """
 
     @property
     def format(self) -> str:
-        """The kind of run, `format` in `run.json`: simulated or deployed."""
+        """The kind of run, written as `format` to `run.json`: "fedtail run" (simulated) or "fedtail deployed run"."""
         ...
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `run.json` says of clients and data, as plain values."""
+        """The entries of `run.json` about clients and data, as JSON values."""
         ...
 
     @property
     def tested_split(self) -> str:
-        """The split that reports are about."""
+        """The name of the split that reports are about, such as "test"."""
         ...
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The names of the files of JSON lines beside `metrics.jsonl`, which `begin` and `after_round` write to."""
+        """The names of the JSON-lines files, besides `metrics.jsonl`, that `begin` and `after_round` append to."""
         ...
 
     @property
     def checkpoint_every(self) -> int:
-        """How many rounds lie between checkpoints."""
+        """The number of rounds between checkpoints."""
         ...
 
     @property
     def clients(self) -> int:
-        """How many clients the privacy guarantee is about."""
+        """The number of clients that the privacy guarantee covers."""
         ...
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations] | None:
-        """Record the state before the first round; returns its evaluations by model, or None where it is not evaluated."""
+        """Record the state before the first round. `lines` has the open files by name, those of the attribute `lines` included.
+
+        Returns a dict of evaluations by split for each model, or None where the initial model is not evaluated.
+        """
         ...
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Record a round; returns the state that was evaluated with it and the evaluations by model, or None."""
+        """Record a finished round. `lines` has the open files by name, those of the attribute `lines` included.
+
+        Returns None where nothing was evaluated, else the state that was evaluated and, for each model, its evaluations by
+        split.
+        """
         ...
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """Record the end: the last evaluations by model (or None), more entries for `result.json`, and the files written.
+        """Record the end of training.
 
-        The digests of those files go into `result.json`.
+        Returns the last evaluations by split for each model (None without any), more entries for `result.json`, and the paths
+        of the files that were written, whose digests go into `result.json`.
         """
         ...
 
 
 class Recorder:
-    """Writes the files of one run as it goes on."""
+    """Writes the files of one run while it is trained: metrics, checkpoints, the log, the privacy statement and the result."""
 
     def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
                  checkpoints: Checkpoints):
-        """Nothing is written yet: `open` begins the files in `folder`. `records` knows what this kind of run evaluates."""
+        """Set up without writing: `open` begins the files in `folder`.
+
+        `records` evaluates and records what is specific to a simulated or deployed run. With `keep_best` in the experiment,
+        what an interrupted run found best is read from `best.json`.
+        """
         self.experiment, self.seed, self.folder, self.records, self.watch = experiment, seed, folder, records, watch
         self.checkpoints, self.ledger = checkpoints, ledger
         self.best = KeepBest(folder, experiment.evaluate.keep_best, experiment.members) if experiment.evaluate.keep_best else None
@@ -116,21 +137,23 @@ class Recorder:
         self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
-        """The recorder itself; files are opened by `open`."""
+        """Return the recorder itself; no file is opened before `open` is called."""
         return self
 
     def __exit__(self, *reason: Any) -> None:
-        """Close the files, whatever happened."""
+        """Close the files that `open` opened. Exceptions are not suppressed."""
         for lines in self._lines.values():
             lines.close()
         if self._board is not None:
             self._board.close()
 
     def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
-        """What training starts from: the checkpoint, or a fresh start, which is evaluated and saved as the first checkpoint.
+        """Open the run's files and return the state that training starts from: that of the checkpoint, or a new one.
 
-        Writes `run.json` for a fresh start; lines that came after the checkpoint are cut off. Raises RunRefused where the
-        ledger lacks what the checkpoint says it held.
+        Without a checkpoint it writes `run.json` and `experiment.toml`, records the new state (evaluated where `records` does
+        so) and saves it as the first checkpoint. With one it removes the lines written after the checkpoint, and raises
+        RunRefused where the ledger lacks releases that the checkpoint names. `table` is the experiment's table, for
+        `run.json`.
         """
         round, kept = (checkpoint.round, checkpoint.lines) if checkpoint else (0, {})
         if checkpoint is None:
@@ -156,9 +179,10 @@ class Recorder:
         return start
 
     def after_round(self, progress: Progress) -> bool:
-        """Record a round and what was evaluated with it, and save a checkpoint where one is due.
+        """Record a round and its evaluation, if any, and save a checkpoint where one is due; to be passed as `on_round`.
 
-        True where training should stop: `train` calls this after every round.
+        Returns True where training should stop because the watch asks for it. A checkpoint is due every
+        `records.checkpoint_every` rounds, after the last round and before a stop.
         """
         trained, stop = progress.trained, self.watch.stop      # read once: it may change
         evaluated = self.records.after_round(progress, self._lines)
@@ -170,9 +194,9 @@ class Recorder:
         return stop
 
     def finish(self, trained: Trained) -> None:
-        """Write models, the last evaluation and the privacy statement of a finished run.
+        """Write the models, the last evaluation, the privacy statement and `result.json` of a finished run.
 
-        `result.json`, with the digests of the other files, comes last: where it is there, the run is finished.
+        `result.json`, with the digests of the other files, is written last: a run is finished where that file exists.
         """
         models = RunFolder(self.folder, {"members": self.experiment.members}).models
         for path, module in zip(models, trained.modules, strict=True):
@@ -193,16 +217,16 @@ class Recorder:
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 
     def note(self, text: str) -> None:
-        """Write a sentence to `log.txt` and show it to whoever watches the run."""
+        """Append `text` to `log.txt` and pass it to the watch, which shows it to the user."""
         self.log(text)
         self.watch.note(text)
 
     def log(self, text: str) -> None:
-        """Append a line with the time to `log.txt`."""
+        """Append `text` to `log.txt`, after the local time."""
         write_log(self.folder, text)
 
     def _write_run_json(self, task: Task, table: dict[str, Any]) -> None:
-        """Write `run.json`, which describes the run, and `experiment.toml`, its experiment, from `table`."""
+        """Write `run.json`, the description of the run, and `experiment.toml`, the experiment's `table` as TOML."""
         import tomli_w
 
         family = self.experiment.family
@@ -215,9 +239,10 @@ class Recorder:
         write_whole(self.folder / "experiment.toml", tomli_w.dumps(table))
 
     def _write_evaluation(self, trained: Trained, found: list[SplitEvaluations]) -> None:
-        """Write a line of `metrics.jsonl` (and to TensorBoard), and keep the models that are the best so far.
+        """Append a line to `metrics.jsonl` and to TensorBoard where it is on, and save models that are the best so far.
 
-        `found` has the evaluations by model; `trained` is the state they are of.
+        `found` has the evaluations by split for each model; `trained` is the state that was evaluated. The watch gets the
+        line too.
         """
         line = metrics_line(trained.rounds, found)
         self._lines["metrics.jsonl"].write(line)
@@ -228,23 +253,27 @@ class Recorder:
         self.watch.evaluated(line, self.records.tested_split)
 
     def _last_round(self) -> int | None:
-        """The round of the last line of `metrics.jsonl`; None where there is none."""
+        """The round of the last line of `metrics.jsonl`, None where it has no line. Flushes the file to disk first."""
         self._lines["metrics.jsonl"].flush()
         lines = RunFolder(self.folder, {}).metrics
         return lines[-1]["round"] if lines else None
 
     def _save(self, trained: Trained) -> None:
-        """Write a checkpoint, with the state of all growing files and of the ledger, and the privacy statement so far."""
+        """Write a checkpoint of `trained`, then the privacy statement so far.
+
+        Flushes the JSON-lines files and the ledger to disk first; the checkpoint holds their sizes and digests.
+        """
         mark = self.ledger.mark(safely=True)
         lines: dict[str, Any] = {name: lines.flush() for name, lines in self._lines.items()}
         self.checkpoints.save(trained, {**lines, **({LEDGER: mark} if mark else {})})
         self._write_privacy(trained)
 
     def _check_ledger(self, checkpoint: Checkpoint) -> None:
-        """Refuse (RunRefused) to go on where the ledger does not hold what it held at the checkpoint.
+        """Raise RunRefused where the ledger file does not begin with what it held at the checkpoint.
 
-        What was charged since then stays. A checkpoint of a version that held no digest of the ledger makes the earlier
-        rounds count as not verified.
+        Releases charged after the checkpoint stay charged. A checkpoint of an old version holds no digest of the ledger: its
+        rounds are then recorded on the ledger as not verified, which a note says. Where this version computes another epsilon
+        for the earlier rounds than was stated, that is noted too.
         """
         mark, round = checkpoint.lines.get(LEDGER), checkpoint.round
         try:
@@ -261,7 +290,10 @@ class Recorder:
         self._note_new_price()
 
     def _note_new_price(self) -> None:
-        """Note, and keep for `privacy.json`, where this version prices earlier rounds otherwise than was stated."""
+        """Note where this version of the library computes another epsilon for the earlier rounds than `privacy.json` states.
+
+        Sets `_repriced`, the list of all such changes, which `privacy.json` will hold.
+        """
         from fedtail.privacy.statement import describe_price_change, price_change
 
         earlier = RunFolder(self.folder, {}).privacy
@@ -271,7 +303,7 @@ class Recorder:
             self.note(f"{describe_price_change(change)}: both are in privacy.json")
 
     def _note_few_clients(self) -> None:
-        """Note that there are too few clients for a meaningful privacy guarantee, where there is a guarantee."""
+        """Where the budget has a delta, note if there are too few clients for a meaningful privacy guarantee."""
         from fedtail.privacy.calibration import check_population
 
         if self.ledger.budget.delta is not None:
@@ -281,7 +313,10 @@ class Recorder:
                 self.note(str(reason))
 
     def _write_privacy(self, trained: Trained) -> None:
-        """Write the privacy statement of the rounds so far to `privacy.json`."""
+        """Write `privacy.json`: the privacy statement of the rounds up to `trained`.
+
+        It lists where a later version of the library computed another epsilon for earlier rounds, if one did.
+        """
         from fedtail.privacy.statement import statement
 
         folder = RunFolder.open(self.folder, also_deployed=True)
@@ -290,23 +325,24 @@ class Recorder:
 
 
 def write_log(folder: Path, text: str) -> None:
-    """Append a line, with the local time, to `log.txt` in a folder, which is created."""
+    """Append a line, the local time and `text`, to `log.txt` in `folder`. The folder is created where it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"{datetime.now().isoformat(timespec='seconds')} {text}\n")
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of fedtail, torch, numpy and Python, on which the bits of a result depend."""
+    """The versions of fedtail, torch, numpy and Python as a dict by these names; the bits of a result depend on them."""
     return {"fedtail": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 @contextmanager
 def redirect_warnings(note: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, Python warnings go to `note`, each text once, instead of to the terminal."""
+    """Within the block, pass every Python warning to `note` as text instead of printing it; equal texts once only."""
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any) -> None:
+        """Stands in for `warnings.showwarning`: passes a message that was not shown before to `note`."""
         if str(message) not in shown:
             shown.add(str(message))
             note(f"warning: {message}")

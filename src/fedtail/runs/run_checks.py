@@ -17,37 +17,37 @@ NAMES = 1000                         # characters of a name
 
 
 def whole_number(low: int = 0, high: int = 2**63 - 1) -> Fits:
-    """A check that a value is an int (no bool) from `low` to `high`, both included."""
+    """A function that tells whether a value is an int (no bool) from `low` to `high`, both included."""
     return lambda value: type(value) is int and low <= value <= high
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is text of at most 1000 characters."""
+    """Whether a value is a str of at most 1000 characters."""
     return isinstance(value, str) and len(value) <= NAMES
 
 
 def is_number_or_null(value: Any) -> bool:
-    """Whether a value is a finite number, or None, which stands for one that was not finite; bools are no numbers."""
+    """Whether a value is a finite int or float (no bool), or None, which stands for a number that was not finite."""
     return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
 def list_of(fits: Fits) -> Fits:
-    """A check that a value is a list, perhaps empty, whose entries all pass `fits`."""
+    """A function that tells whether a value is a list, perhaps empty, all of whose entries pass the check `fits`."""
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
 def table_of(fits: Fits) -> Fits:
-    """A check that a value is a dict with text keys, perhaps empty, whose values all pass `fits`."""
+    """A function that tells whether a value is a dict, perhaps empty, with text keys, whose values all pass the check `fits`."""
     return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(fits, value.values()))
 
 
 def any_of(*several: Fits) -> Fits:
-    """A check that a value passes at least one of several checks."""
+    """A function that tells whether a value passes at least one of the given checks."""
     return lambda value: any(fits(value) for fits in several)
 
 
 def is_null(value: Any) -> bool:
-    """Whether a value is None, JSON's null."""
+    """Whether a value is None, which is null in JSON."""
     return value is None
 
 
@@ -57,12 +57,18 @@ def is_boolean(value: Any) -> bool:
 
 
 def record_with(needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> Fits:
-    """A check that a value is a dict whose `needed` keys are there and pass, as do those of `more` that are there."""
+    """A function that tells whether a value is a dict with all keys of `needed`, whose values pass the checks of their keys.
+
+    Keys of `more` may be missing, but are checked where present. Other keys are allowed and not checked.
+    """
     return lambda value: isinstance(value, dict) and not first_misfit(value, needed, more)
 
 
 def first_misfit(value: Mapping[str, Any], needed: Mapping[str, Fits], more: Mapping[str, Fits] | None = None) -> str:
-    """A phrase on the first key that is missing or whose value does not pass its check; empty where all do."""
+    """A phrase on the first key that is missing or whose value does not pass its check, "seed is missing"; "" if there is none.
+
+    `needed` and `more` give the check of each key; a key of `more` may be missing. Other keys of `value` are not checked.
+    """
     for key, fits in {**needed, **(more or {})}.items():
         if key not in value and key in needed:
             return f"{key} is missing"
@@ -93,10 +99,10 @@ LINE = {"round": whole_number(), "members": MEMBERS}
 
 
 def check_about(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> None:
-    """Refuse (Unreadable) a `run.json` that does not describe a run.
+    """Raise Unreadable where `about`, the content of the `run.json` at `place`, does not describe a run.
 
-    `tested` are the splits that a report can be about, of which the run must have one at least; empty for a deployed run that
-    evaluated nothing.
+    `tested` names the splits that a report can be about: the run must have one of them, unless it has no splits at all. It is
+    empty for a deployed run that evaluated nothing. `place` only names the file in the error.
     """
     reported = {key: ABOUT_MORE[key] for key in ("metrics", "rates", "splits") if tested or about.get("splits")}
     problem = first_misfit(about, {**ABOUT, **reported}, ABOUT_MORE)
@@ -111,9 +117,10 @@ def check_about(place: Path, about: dict[str, Any], tested: tuple[str, ...]) -> 
 
 def check_line(place: Path, line: Any, members: int | None, needed: Mapping[str, Fits] = LINE,
                more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
-    """The line of `metrics.jsonl`, or the result, itself; raises Unreadable where its entries do not pass their checks.
+    """Return `line`, a line of `metrics.jsonl` or the content of `result.json`; raise Unreadable where it fails its checks.
 
-    `members` is how many models there are, where that is known. Entries in `more` may be missing.
+    `members` is the expected number of models, None where it is unknown. `needed` and `more` are the checks by key; keys of
+    `more` may be missing. `place` only names the file in the error.
     """
     problem = first_misfit(line, needed, more) if isinstance(line, dict) else f"it is a {type(line).__name__}"
     if not problem and members is not None and len(line.get("members", [None] * members)) != members:
@@ -124,9 +131,13 @@ def check_line(place: Path, line: Any, members: int | None, needed: Mapping[str,
 
 
 def check_round(place: Path, line: Any, clients: int) -> None:
-    """Refuse (Unreadable) a line of `rounds.jsonl` unless it holds positions of clients, below `clients`, and thresholds."""
+    """Raise Unreadable where `line` is not a valid round of `rounds.jsonl`.
+
+    It must have `round` from 1, `asked` and, for each model, `counted`: lists of positions from 0 to `clients` - 1, or null
+    for all. A `threshold` is a number or null. `place` only names the line in the error.
+    """
     def positions(value: Any) -> bool:
-        """Whether a value is a list of positions of clients, or null for all of them."""
+        """Whether a value is a list of positions of clients, perhaps empty, or None for all clients."""
         if value is None or value == []:
             return True
         return isinstance(value, list) and all(type(one) is int for one in value) and min(value) >= 0 and max(value) < clients
@@ -140,10 +151,11 @@ def check_round(place: Path, line: Any, clients: int) -> None:
 
 def check_clients(place: Path, kinds: Mapping[str, str], columns: Mapping[str, np.ndarray], members: int | None,
                   splits: Mapping[str, int]) -> None:
-    """Refuse (Unreadable) a table over clients with other columns, types, models or numbers of clients than the run's.
+    """Raise Unreadable where the columns of `clients.parquet` are not a table over the clients of the run.
 
-    Every model must have the same clients in a split. `kinds` says of each column what it holds: text, whole numbers,
-    numbers, or something else; `splits` how many clients each split has.
+    Columns must be present and of the right kind, models below `members` (None: unknown), every model must have the same
+    clients in a split, and a split as many clients as `splits` says. `kinds` gives what each column holds, such as "text",
+    "whole" or "number". `place` only names the file in the error.
     """
     for name in ("split", "client", "name", "size", "member"):
         if name not in columns:

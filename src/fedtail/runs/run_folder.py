@@ -39,17 +39,18 @@ TESTED = ("test", "held_out", "train")      # whose clients a report is about: t
 @with_old_names
 @dataclass(frozen=True)
 class RunFolder:
-    """One method or family, one seed, on disk. Files are read on first use."""
+    """The files of one run (one method or family, one seed). They are read at first use, and kept in memory then."""
 
     path: Path
     about: dict[str, Any]                       # run.json
 
     @classmethod
     def open(cls, path: str | Path, also_deployed: bool = False) -> RunFolder:
-        """The run in a folder, of which `run.json` is read and checked.
+        """Open the run in the folder `path`: read and check its `run.json`.
 
-        A run on a deployment that evaluated nothing, so that there is nothing to report, is opened only with `also_deployed`.
-        Raises FileNotFoundError where the folder is no run, ValueError where it is damaged or of another version.
+        A deployed run that evaluated nothing, so that there is nothing to report, is refused (ValueError) unless
+        `also_deployed` is True. Raises FileNotFoundError where there is no `run.json`, and ValueError where it is damaged or
+        of another format version.
         """
         place = Path(path) / "run.json"
         if not place.is_file():
@@ -70,51 +71,58 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The name of the method, or of the family, as in the experiment."""
+        """The name of the experiment's method or family, from `run.json`."""
         return self.about["name"]
 
     @property
     def seed(self) -> int:
-        """The seed that the run was made with."""
+        """The seed that the run was trained with, from `run.json`."""
         return self.about["seed"]
 
     @property
     def members(self) -> list[str]:
-        """The names of its models, in order: several for a family."""
+        """The names of the run's models, in order: one for a method, several for a family."""
         return self.about["members"]
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run ended and left its result; read from disk at every call."""
+        """Whether the run ended; read from disk at every call.
+
+        That is where `result.json` exists and, for a simulated run, `clients.parquet` too.
+        """
         return (self.path / "result.json").is_file() and (self.is_deployed or (self.path / "clients.parquet").is_file())
 
     @property
     def has_client_table(self) -> bool:
-        """Whether it ended with `clients.parquet`, a table over clients, as runs in the simulator do."""
+        """Whether the run is finished and has `clients.parquet`, the table over clients, which simulated runs write."""
         return self.is_finished and (self.path / "clients.parquet").is_file()
 
     @property
     def is_deployed(self) -> bool:
-        """Whether it ran on nodes that keep their data, so that only sums over clients are known."""
+        """Whether the run trained on nodes that keep their clients' data, so that only sums over clients are known."""
         return self.about["format"] == DEPLOYED
 
     @property
     def tested_split(self) -> str:
-        """The split that a report is about: the first of test, held_out and train that there is."""
+        """The split that reports are about: the first of "test", "held_out" and "train" that the run has."""
         return next(split for split in TESTED if split in self.about["splits"])
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, one for each evaluated round: `round`, and `members` with statistics by split and metric.
+        """The lines of `metrics.jsonl`, one dict for each evaluated round; an empty list without the file.
 
-        Raises Unreadable where one is damaged.
+        A line has `round`, and `members`: for each model the statistics over clients by split and metric. Raises Unreadable
+        where a line is damaged.
         """
         place, members = self.path / "metrics.jsonl", len(self.members) if "members" in self.about else None
         return [check_line(place, line, members) for line in json_lines(place)]
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The content of `result.json`: the last line of metrics, counts and digests; raises FileNotFoundError before the end."""
+        """The content of `result.json`: the last line of metrics, the number of failed answers, and digests of the other files.
+
+        Raises FileNotFoundError where the run is not finished, and Unreadable where the file is damaged.
+        """
         if not self.is_finished:
             raise FileNotFoundError(f"{self.path} is not finished. Go on with `fedtail run ... --resume`.")
         place = self.path / "result.json"
@@ -122,7 +130,7 @@ class RunFolder:
 
     @cached_property
     def privacy(self) -> dict[str, Any]:
-        """The content of `privacy.json`, the privacy statement, as it was when the run was last saved; empty without the file.
+        """The content of `privacy.json`, the privacy statement when the run was last saved; an empty dict without the file.
 
         Raises Unreadable where it is damaged.
         """
@@ -134,7 +142,10 @@ class RunFolder:
 
     @property
     def privacy_line(self) -> str | None:
-        """The privacy statement in one line; None where the run has no guarantee."""
+        """The privacy guarantee of the run in one line, with "simulated: " before it where noise came from a seed.
+
+        None where the run has no guarantee. Raises Unreadable where `privacy.json` is damaged.
+        """
         found = self.privacy
         if not found.get("private"):
             return None
@@ -148,7 +159,10 @@ class RunFolder:
 
     @property
     def not_charged(self) -> list[str]:
-        """Sentences on what was computed from the same clients and is on no ledger; none for a run on nodes."""
+        """Sentences on what was computed from the same clients without being charged to the ledger; empty for a deployed run.
+
+        In a simulated run that is the exact evaluation and, with `keep_best`, the best models, which were chosen by it.
+        """
         if self.is_deployed:
             return []
         best = "best.safetensors" if len(self.members) == 1 else "best-*.safetensors"
@@ -158,9 +172,11 @@ class RunFolder:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """A line for each round: positions of the clients that were sampled (`asked`) and that contributed (`counted`).
+        """One dict per round of `rounds.jsonl`; an empty list where the file was not written.
 
-        Empty where that was not recorded. Raises Unreadable where the lines do not fit the run.
+        It has `round`; `asked`, the positions of the sampled clients; and `members`, with `counted`, the positions of the
+        clients that contributed to each model, and `threshold`, the loss at which its tail begins or None. Raises Unreadable
+        where lines do not fit the run.
         """
         found = list(read_rounds(self.path / "rounds.jsonl", self.about.get("splits", {}).get("train")))
         for line in found:
@@ -171,10 +187,10 @@ class RunFolder:
 
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
-        """The columns of `clients.parquet` by name, a row for each client, split and model.
+        """The columns of `clients.parquet` as arrays by name, with a row for each client, split and model.
 
-        Missing numbers are NaN, other missing values None. Raises FileNotFoundError before the end, Unreadable where it is
-        damaged.
+        Missing numbers are NaN, other missing values None. Raises FileNotFoundError where the run is not finished, and
+        Unreadable where the file is damaged or does not fit `run.json`.
         """
         place = self.path / "clients.parquet"
         if not place.is_file():
@@ -191,9 +207,10 @@ class RunFolder:
         return columns
 
     def values_from_histogram(self, metric: str, member: int = 0) -> np.ndarray:
-        """Numbers that stand for the clients' values of a metric in a finished run on nodes, from its histogram.
+        """Values that stand for those of the clients of a finished deployed run, reconstructed from its histogram of `metric`.
 
-        As many as the histogram counts, spread evenly within their bins; empty where there is no histogram of that metric.
+        Each bin gives as many values as its count, rounded, spread evenly within it. `member` is the position of the model.
+        An empty array where there is no such histogram. Raises FileNotFoundError where the run is not finished.
         """
         found = self.result.get("histograms") or []
         if member >= len(found) or metric not in found[member]:
@@ -204,23 +221,26 @@ class RunFolder:
         return np.concatenate([np.zeros(0), *spread])
 
     def client_columns(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
-        """The columns of `clients.parquet` for one split and one model (by position), a row for each client."""
+        """The columns of `clients.parquet` by name, restricted to one split and one model: a row for each client.
+
+        `member` is the position of the model.
+        """
         rows = (self.clients["split"] == split) & (self.clients["member"] == member)
         return {name: values[rows] for name, values in self.clients.items()}
 
     @property
     def models(self) -> list[Path]:
-        """The paths of its model files, in the order of `members`; they are there once the run is finished."""
+        """The paths of the model files, in the order of `members`. The files exist once the run is finished."""
         if len(self.members) == 1:
             return [self.path / "model.safetensors"]
         return [self.path / f"model-{k}.safetensors" for k in range(len(self.members))]
 
 
 def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
-    """The runs in a folder, or in several: each a run itself, or a folder with runs somewhere in it.
+    """Open the runs in one or several places, each the folder of a run, or a folder with runs at any depth below it.
 
-    Those of a comparison come in its order, its baseline first; others by the names of their folders. Raises
-    FileNotFoundError where a place holds no run.
+    Within a comparison, methods come in its order, the baseline first; other runs come sorted by path. A run found twice is
+    listed once. Raises FileNotFoundError where a place holds no run, and ValueError where a run is damaged.
     """
     found: list[RunFolder] = []
     for place in map(Path, [places] if isinstance(places, (str, Path)) else places):
@@ -234,10 +254,11 @@ def find_runs(places: str | Path | Sequence[str | Path]) -> list[RunFolder]:
 
 
 def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of `rounds.jsonl` after the first, one for each round; none where there is no file.
+    """Yield a dict for each round of the file `rounds.jsonl`, in order; nothing where there is no file.
 
-    Where all clients were sampled or contributed, which is written as null, their positions are filled in. `clients` is how
-    many there are, where that is known from elsewhere. Raises Unreadable where the file is damaged.
+    The first line of the file, which gives the number of clients, is not yielded. A null in the file stands for all clients
+    (`asked`) or the whole cohort (`counted`): it is replaced by their positions. `clients` is the number of clients expected,
+    None where unknown. Raises Unreadable where the file is damaged or about another number of clients.
     """
     lines = json_lines(path)
     head = next(lines, {"clients": 0})
@@ -254,7 +275,7 @@ def read_rounds(path: Path, clients: int | None = None) -> Iterator[dict[str, An
 
 
 def _method_order(place: Path) -> list[str]:
-    """The folder names of a comparison's methods, in its order; empty where there is no `comparison.json` at `place`.
+    """The folder names of the methods in the `comparison.json` at `place`, in its order; an empty list without the file.
 
     Raises Unreadable where the file is damaged.
     """

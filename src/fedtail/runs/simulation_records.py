@@ -29,12 +29,15 @@ from fedtail.training import Progress, Trained
 
 
 class SimulationRecords:
-    """Evaluates all clients of all splits in this process; `tail` records who was sampled and who contributed in every round."""
+    """Evaluates all clients of all splits in this process, and records them.
+
+    With `tail`, also records which clients were sampled and which contributed in every round.
+    """
 
     format = FORMAT
 
     def __init__(self, experiment: Experiment, folder: Path, splits: Populations, task: Task, tail: bool):
-        """`splits` are evaluated under the task; `tail` says whether `rounds.jsonl` is written."""
+        """Set up without writing. `splits` are the populations to evaluate under `task`; `tail` has `rounds.jsonl` written."""
         self.experiment, self.folder, self.splits, self.task, self.tail = experiment, folder, splits, task, tail
         self.tested_split = next(split for split in TESTED if split in splits)
         self.lines = ("rounds.jsonl",) if tail else ()
@@ -43,14 +46,15 @@ class SimulationRecords:
 
     @property
     def clients(self) -> int:
-        """How many clients train, about whom the privacy guarantee is."""
+        """The number of training clients, whom the privacy guarantee covers."""
         return len(self.splits["train"])
 
     @property
     def about(self) -> dict[str, Any]:
-        """What `run.json` says: splits and their clients, whether errors are rates, device, kernel, and digests.
+        """The entries of `run.json` about clients and data, as JSON values.
 
-        The digests are of the data, of the user's own code and of the module that training starts from.
+        They are the number of clients by split, whether errors are rates, data, device, kernel, and digests of the data, of
+        the user's own code and of the initial module.
         """
         return {"rates": gives_rates(self.task, self.splits[self.tested_split]),
                 "splits": {name: len(population) for name, population in self.splits.items()},
@@ -59,7 +63,10 @@ class SimulationRecords:
                 "start": digest_of(module_bytes(self.task.module))}
 
     def check(self, about: dict[str, Any]) -> None:
-        """Refuse (RunRefused) other data, or other code of the user's, than those in `about`, the content of `run.json`."""
+        """Raise RunRefused where the data or the user's own code differ from those that the run began with.
+
+        `about` is the content of its `run.json`, which holds their digests.
+        """
         for name, now, what in (("fingerprint", fingerprint(self.splits), "the data are"),
                                 ("own_code", self.experiment.own_code(), "your own code is")):
             if about[name] != now:
@@ -67,16 +74,19 @@ class SimulationRecords:
                                  "with --out.")
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> list[SplitEvaluations]:
-        """Write the initial module, and evaluate it on the shown splits; returns the evaluations by model."""
+        """Write the initial module to `initial.safetensors`, begin `rounds.jsonl` where it is recorded, and evaluate `start`.
+
+        Returns, for each model, the evaluations by split (those that are evaluated during the run).
+        """
         write_whole(self.folder / INITIAL, module_bytes(self.task.module))
         if self.tail:
             lines["rounds.jsonl"].write({"simulator_only": True, "clients": self.clients})
         return self._evaluate(start, self._shown_splits())
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Write the round's line; every so many rounds, and after the last, evaluate the shown splits.
+        """Append the round to `rounds.jsonl` where it is recorded, and evaluate it where an evaluation is due or it is the last.
 
-        Returns the state and its evaluations by model; None in rounds that are not evaluated.
+        Returns the state and, for each model, the evaluations by split; None in rounds that are not evaluated.
         """
         trained = progress.trained
         if self.tail and progress.view is not None:
@@ -86,26 +96,38 @@ class SimulationRecords:
         return trained, self._evaluate(trained, self._shown_splits())
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations], dict[str, Any], list[Path]]:
-        """Evaluate all splits and write `clients.parquet`; returns the shown splits' evaluations, fine-tuning, and that file."""
+        """Evaluate all splits and write `clients.parquet`.
+
+        Returns, for each model, the evaluations of the splits that were evaluated during the run; {"finetuned": statistics
+        before and after fine-tuning, or None}; and the path of `clients.parquet` in a list.
+        """
         evaluations = self._evaluate(trained, self.splits)
         tuned, shown = self._write_clients(trained, evaluations), self._shown_splits()
         found = [{split: one for split, one in member.items() if split in shown} for member in evaluations]
         return found, {"finetuned": tuned}, [self.folder / CLIENTS]
 
     def _kernel_name(self) -> str:
-        """The name of the kernel that will be chosen: it follows from the task, the shapes of the data and the device."""
+        """The name of the kernel that training will use.
+
+        It is chosen by the task, its precision, the training data, the device and the experiment's engine section.
+        """
         device, dtype = torch.device(self.experiment.device), self.task.params().dtype
         return kernel_for(self.task, device, dtype, self.splits["train"], self.experiment.engine.kernel).name
 
     def _shown_splits(self) -> Populations:
-        """The splits that are evaluated while the run goes on; train only where the experiment asks for it or has no other."""
+        """The splits that are evaluated during the run, by name.
+
+        All but "train", which is among them where the experiment's `[evaluate]` has train = true or where it is the only one
+        to test on.
+        """
         return {name: population for name, population in self.splits.items() if name != "train" or self.experiment.evaluate.train
                 or self.tested_split == "train"}
 
     def _evaluate(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
-        """The evaluations of these splits under every model, by split.
+        """For each model of `trained`, the evaluations of these splits, by split.
 
-        What was evaluated before in the same round is not computed again.
+        The evaluations of the last round are kept, so that asking again in the same round computes only the splits that are
+        missing.
         """
         round, known = self._last or (-1, [])
         known = known if round == trained.rounds else [{} for _ in trained.algorithm.members]
@@ -115,9 +137,10 @@ class SimulationRecords:
         return [{name: member[name] for name in splits} for member in self._last[1]]
 
     def _write_clients(self, trained: Trained, evaluations: list[SplitEvaluations]) -> list[dict[str, Any]] | None:
-        """Write the table over clients, `clients.parquet`.
+        """Write the table over clients, `clients.parquet`, with participation, picks and fine-tuning where they apply.
 
-        Returns statistics before and after fine-tuning by model; None where the experiment has no fine-tuning.
+        Returns, for each model, the error statistics before and after fine-tuning; None where the experiment has no
+        fine-tuning.
         """
         tuned, (rows, population) = None, (client_rows(evaluations, self.splits), self.splits[self.tested_split])
         if self.tail:
@@ -135,9 +158,10 @@ INITIAL, CLIENTS = "initial.safetensors", "clients.parquet"
 
 
 def load_initial_module(task: Task, folder: Path) -> Task:
-    """The task, whose module is given the parameters and buffers, frozen ones too, that a run in this folder began with.
+    """Load the parameters and buffers that a run began with, frozen ones too, into `task.module`; returns the task.
 
-    The module is changed in place. Raises RunError where the file is missing or damaged.
+    They are read from `initial.safetensors` in `folder`; the module is changed in place. Raises RunError where that file is
+    missing or damaged.
     """
     from safetensors.torch import load
 

@@ -24,11 +24,13 @@ HeldOut = dict[int, tuple[Population, Population]]      # by seed: clients to tr
 
 
 def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, resume: bool = False) -> dict[str, Any]:
-    """Search settings; every trial is kept in the folder, and the best experiment is written to `best.toml`.
+    """Search the settings of an experiment: train trials, record them in `folder`, and write the best experiment to `best.toml`.
 
-    Returns the trials, best first, and what `trials.json` holds. A trial whose statistic is not a number has failed: it is
-    one of the trials, and never the best. Raises RunRefused where the folder holds a search and `resume` is False, or another
-    search.
+    Returns the content of `trials.json` (with `trials`, best first), and `best`, the best trial or None, and `file`, the path
+    of `best.toml`. A trial whose statistic is not finite has failed: it counts as a trial and is never the best. A search
+    that `watch` stops can be resumed. Raises RunRefused where the folder holds a search and `resume` is False, another
+    search, or other files, and for a private search whose epsilon cannot be stated or is too large; RunError where optuna is
+    not installed.
     """
     if (folder / "trials.log").exists() and not resume:
         raise RunRefused(f"{folder} holds a search. Go on with --resume, or choose another folder with --out.")
@@ -53,7 +55,10 @@ def tune(search: Search, seeds: tuple[int, ...], folder: Path, watch: Watch, res
 
 
 def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
-    """The accounts of a private search, checked; None where the search is not private. Raises RunRefused for several seeds."""
+    """The `PrivateSearch` of a search with `private` in `[tune]`, checked; None for a search without.
+
+    Raises RunRefused where there are several seeds, or where its privacy cost cannot be stated or is too high.
+    """
     if search.settings.private is None:
         return None
     if len(held_out) > 1:
@@ -65,16 +70,18 @@ def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
 
 
 def _trials_are_private(search: Search, held_out: HeldOut) -> bool:
-    """Whether every release of a trial is noisy, so that a reader may take the choice among trials for private too."""
+    """Whether every release of a trial is noisy, so that a user might take the choice among trials for private as well."""
     population, _ = next(iter(held_out.values()))
     planned = PrivateSearch(search, population, population).trial_round
     return not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
 
 
 def _number_of_trials(search: Search, study: Any, private: PrivateSearch | None, seed: int) -> int:
-    """How many trials to make in all: as planned, or fewer where there are fewer combinations of settings.
+    """The number of trials to make in all, those already made included.
 
-    A random number is drawn once and kept in the study: one that is drawn again could be chosen.
+    A fixed number is that of `[tune]`, or the number of all combinations of settings where that is smaller. A random number,
+    of a private search, is drawn once (from `seed` where the budget is replayable) and stored in the study, since drawing it
+    again would allow choosing among draws.
     """
     if private is None or private.stopping == "composition":
         return min(search.settings.trials, len(search.combinations() or range(search.settings.trials)))
@@ -85,10 +92,11 @@ def _number_of_trials(search: Search, study: Any, private: PrivateSearch | None,
 
 def _private_trial_value(private: PrivateSearch, chosen: dict[str, Any], seed: int, folder: Path, study: Any,
                          watch: Watch) -> float | None:
-    """Train a private trial, whose `seed` and so noise are its own; returns its statistic. None where it was stopped.
+    """Train one trial of a private search with the settings `chosen` and a seed of its own; returns its statistic.
 
-    The model is written to the folder where it is the best so far. Raises RunRefused or RunError where the trial costs more
-    than planned.
+    None where the watch stopped it. The held-out clients judge it, with noise where `[tune]` has some. Where it is the best
+    so far, its model is written to `model.safetensors` in `folder`. Raises RunRefused where the trial would cost more than
+    planned, and RunError where it did.
     """
     search, wanted = private.search, private.search.experiment(chosen)
     private.check_trial(wanted, str(chosen))
@@ -111,9 +119,10 @@ def _private_trial_value(private: PrivateSearch, chosen: dict[str, Any], seed: i
 
 def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, finished: bool,
                   private: PrivateSearch | None) -> dict[str, Any]:
-    """What a search found; writes `trials.json`, and `best.toml` where a trial gave a number.
+    """Write `trials.json`, `best.toml` and, for a private search, `privacy.json`; returns what `tune` returns.
 
-    The best of a private search is known at the end only (`finished`), and `privacy.json` says what it cost.
+    `best.toml` is written where a trial gave a finite number; of a private search only once it is `finished`, and `best` is
+    None before.
     """
     import tomli_w
 
@@ -137,7 +146,11 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
 
 
 def _trial_value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watch: Watch, number: int) -> float | None:
-    """The mean over seeds of the statistic of a trial over held-out clients, trained here; None where the search was stopped."""
+    """Train a trial with the settings `chosen` once for each seed; returns the mean over seeds of its held-out statistic.
+
+    None where the watch stopped it. `held_out` has, by seed, the clients to train on and to evaluate on. `number` only names
+    the trial to the watch.
+    """
     wanted, values = search.experiment(chosen), []
     for seed, (population, held) in held_out.items():
         watch.begin(f"trial {number} of {search.settings.trials}", seed, 0, wanted.rounds)
@@ -153,15 +166,16 @@ def _trial_value(search: Search, chosen: dict[str, Any], held_out: HeldOut, watc
 
 
 def _report_round(watch: Watch, progress: Progress) -> bool:
-    """Tell the watch of a round; True, which stops training, where the search was stopped."""
+    """Report a finished round to the watch; returns True, which stops training, where the watch asks to stop."""
     watch.round(progress.round)
     return watch.stop
 
 
 def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
-    """The clients to train on and those to evaluate on: the validation split, or a share held out by `seed`.
+    """The clients to train on and those to evaluate trials on, as two populations.
 
-    Never the test clients.
+    The second is the validation split of the data; without one, the fraction `holdout` of the training clients, drawn by
+    `seed`. Test clients are never used.
     """
     splits = search.first().data.load(seed)
     if "validation" in splits:
@@ -171,15 +185,20 @@ def _split_held_out(search: Search, seed: int) -> tuple[Population, Population]:
 
 
 def _display_scale(search: Search, population: Population) -> float:
-    """By what a statistic is multiplied for display: 100 for error rates, in percent; 10,000 for their variance; else 1."""
+    """The factor by which the statistic is multiplied for display: 100 for error rates, 10,000 for their variance, else 1.
+
+    `population` tells whether the errors of the task are rates.
+    """
     rates = search.settings.metric == "error" and gives_rates(search.first().task.make(0), population)
     return 100.0 ** (1 + (search.statistic == "variance")) if rates else 1.0
 
 
 def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
-    """The optuna study in a folder, new or gone on with; combinations not yet tried are queued where there are few.
+    """Open or create the optuna study in `trials.log`, set its sampler, and return it.
 
-    Raises RunRefused where it is another search's, RunError where optuna is missing or `trials.log` is damaged.
+    Combinations not yet tried are queued where there are few enough to try all and the number of trials is fixed. Sets
+    optuna's logging to warnings. Raises RunRefused where the file is that of another search, RunError where optuna is not
+    installed or the file is damaged.
     """
     try:
         import optuna
@@ -207,9 +226,9 @@ def _open_study(search: Search, held_out: HeldOut, folder: Path) -> Any:
 
 
 def _random_sampler(search: Search, seed: int) -> Any:
-    """An optuna sampler that draws the settings of a private search independently of each other and of all trials.
+    """An optuna sampler for a private search: settings are drawn at random, independently of each other and of earlier trials.
 
-    By `seed` where the budget is replayable, else by the operating system.
+    Drawn from `seed` where the budget is replayable, else from a fresh seed of the operating system.
     """
     import optuna
 
@@ -217,7 +236,11 @@ def _random_sampler(search: Search, seed: int) -> Any:
 
 
 def _search_identity(search: Search, held_out: HeldOut) -> str:
-    """A text that two searches must share to be one: everything but the number of trials, which counts where it is private."""
+    """A text that is equal for two searches only if one may continue the other.
+
+    It covers the metric, statistic, searched fields, experiment, user code, seeds and data; of a private search also its
+    noise and number of trials, which otherwise may change.
+    """
     settings = search.settings
     data = {f"{seed} {place}": population for seed, both in held_out.items() for place, population in enumerate(both)}
     private = () if settings.private is None else (settings.private, settings.noise, settings.trials)
@@ -226,19 +249,19 @@ def _search_identity(search: Search, held_out: HeldOut) -> str:
 
 
 def _untried_combinations(search: Search, study: Any) -> list[dict[str, Any]]:
-    """The combinations of settings that are neither tried nor queued, where there are few enough to try each; else none."""
+    """The combinations of settings that were neither tried nor queued; an empty list where there are too many to try all."""
     waiting = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "WAITING"]
     known = [trial.params for trial in _tried_trials(study)] + [trial.system_attrs.get("fixed_params") for trial in waiting]
     return [chosen for chosen in search.combinations() or [] if chosen not in known]
 
 
 def _tried_trials(study: Any) -> list[Any]:
-    """The trials that ended, with a number (COMPLETE) or without (FAIL), in order."""
+    """The optuna trials that ended, with a finite number (COMPLETE) or without (FAIL), in the order they began."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "FAIL")]
 
 
 def _failed_state() -> Any:
-    """Optuna's state of a trial that failed; optuna is imported here, since it is optional."""
+    """Optuna's `TrialState.FAIL`. Optuna is imported here because it is an optional dependency."""
     from optuna.trial import TrialState
 
     return TrialState.FAIL
