@@ -208,7 +208,7 @@ class Site:
             raise Refused(error_text(why)) from why
 
     def _loaded_node(self) -> Computing:
-        """The part that computes, after it has received all waiting broadcasts; the first call makes it and restores its state."""
+        """The part that computes, after it received all waiting broadcasts; the first call makes it and restores its state."""
         if self._node is None:
             node = self._make()
             node.recall(self._saved_node)
