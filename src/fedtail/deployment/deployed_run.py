@@ -56,7 +56,8 @@ class DeployedRun:
     def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
         """Train from the newest checkpoint, or from the start, and return the trained models; the caller holds the folder's lock.
 
-        A checkpoint is written after every round, and at the end the nodes are told how the last round ended.
+        A checkpoint is written after every round. After the last one the nodes are sent how it ended, and the results are
+        written.
         """
         channel, checkpoints = channel_for(self.experiment, fleet.population), Checkpoints(self.folder)
         table = deployed_table(self.experiment, channel, self.seed)
@@ -88,7 +89,7 @@ class DeployedRun:
 
 
 class DeploymentRecords:
-    """What a server knows of a run on nodes: which clients answered, and what they found in evaluations."""
+    """What a run on nodes records beside checkpoints: answer reports in answers.jsonl, and the evaluations by its cohorts."""
 
     format, lines, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 

@@ -212,7 +212,7 @@ def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, 
 def nodes_needed(counts: Counts, threshold: int) -> int:
     """The threshold in nodes: the least number such that any so many nodes hold `threshold` clients, but at least a majority.
 
-    At least 2 as well. More than half, so that any two such groups of nodes overlap. `counts` has the clients of each node.
+    It is at least 2, and more than half of the nodes, so that any two such groups overlap. `counts` has the clients of each node.
     """
     held, needed = 0, 0
     for few in sorted(counts.values()):

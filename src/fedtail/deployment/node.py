@@ -151,8 +151,8 @@ class Node:
     def _open(self, message: bytes, received: Open) -> None:
         """Begin the round of `received`, the unpacked `message`. Noise is drawn on this machine, never from a seed of the server.
 
-        A round that is still open is closed first: as finished if the new round is a later one and the server does not list it as
-        lost. If the training is another one, its memory is loaded before.
+        Where it is of another training, that training's memory is loaded first. A round that is still open is closed: as finished
+        if it is of the same training, the new round is later, and the server does not list it as lost.
         """
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
         if received.training != self._training:

@@ -23,21 +23,22 @@ WORDS = {"name": "name = \"hospital-3\"", "experiment": "experiment = \"experime
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """A node's own settings; paths are relative to the file.
+    """The settings of a node, which its operator writes; paths are relative to the file's folder.
 
-    `experiment` is this node's copy of the experiment: its model, and the parts it is willing to run. `data` is an `.npz` or
-    `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. A row is summed over `minimum`
-    nodes or more, and with `masked_only` nothing is answered in the clear. `keys` "name" makes clients' keys from the node's
-    name, so that nodes need not agree on them; "data" takes those of a saved population. Models are evaluated on examples
-    that are never trained on: a `test_share` of each client's, or those of a file `test`, whose clients have the same names.
-    What clients keep between rounds is kept for the last `trainings`. Where each node shares masks with few others, this one
-    refuses unless they are enough for rows to stay secret with a share of `corrupted` nodes on the server's side.
-    Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file, "." is its
-    own) and packages that the node's operator lists in `trust`.
-    With `identity`, the file of this node's own identity key, and `pinned`, the public keys of all nodes as their operators gave
-    them, only signed sums are answered, against a server that departs from the protocol with up to `colluding` other nodes.
-    With `answer_after` every answer leaves so many seconds after its message came, or a multiple of them where it takes longer:
-    otherwise the time tells who is in the tail. 0 answers at once.
+    `experiment` is this node's own copy of the experiment file: its model, and the parts it is willing to run. `data` is an
+    `.npz` or `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. With `keys` "name" the
+    clients' keys are hashed with the node's name, so that nodes need not agree on them; with "data" they are those of a saved
+    population. Models are evaluated on examples that are never trained on: a `test_share` of each client's, or those of a file
+    `test`, whose clients are matched by name. What clients remember between rounds is stored for the last `trainings` trainings.
+    Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file; "." is its
+    own) and packages in `trust`.
+
+    A row is revealed only in a sum over `minimum` nodes or more, and with `masked_only` nothing is answered without masks. Where
+    each node shares masks with few others, this node refuses unless rows stay secret with a share of `corrupted` nodes on the
+    server's side. With `identity`, the file of this node's secret key, and `pinned`, the public keys of all nodes as their
+    operators gave them, only signed sums are answered, against a server that departs from the protocol with up to `colluding`
+    other nodes. With `answer_after` every answer is sent that many seconds after its message came, or a multiple of it where
+    computing takes longer, so that the time does not reveal who is in the tail; 0 answers at once.
     """
 
     folder: Path

@@ -60,7 +60,7 @@ class Computing(Protocol):
 
 @dataclass(frozen=True)
 class SiteState:
-    """The state of a node between two messages."""
+    """The saved state of a `Site` between two messages."""
 
     run: Blob = b""
     me: U64 = 0
@@ -70,15 +70,16 @@ class SiteState:
 
 
 class Site:
-    """One node of a deployment: `handle(message) -> reply`, bytes both ways, whatever the transport.
+    """One node of a deployment, as a transport sees it: `handle(message) -> reply`, bytes both ways.
 
-    `node` makes the part that holds the data, when it is first needed. A row is summed over `minimum` nodes or more. Nothing is
-    answered in the clear, unless `masked_only` is off. Between messages the state can be saved and given to a new process; keep
-    only one copy, where only this node reads it. Where nodes share masks with few others, rows must stay secret with a share of
-    `corrupted` nodes on the server's side. An error is reported to the server by its type only, and logged here in full.
-    With an `identity` it answers signed sums only. Clients with weight take longer than those without: with `answer_after` every
-    reply leaves so many seconds after its message came, or a multiple of them where it takes longer, so that the time does not
-    tell the weight.
+    `node` makes the part that holds the data, when it is first needed. A row is revealed only in a sum over `minimum` nodes or
+    more, and nothing is answered without masks unless `masked_only` is off. Where each node shares masks with few others, rows
+    must stay secret even if a share of `corrupted` nodes is on the server's side. With an `identity` only signed sums are
+    answered. An error is reported to the server by its type only, and logged here in full.
+
+    Clients with weight take longer to answer than those without. With `answer_after` every reply is therefore sent that many
+    seconds after its message came, or a multiple of it, so that the time does not reveal who has weight. Between messages the
+    state can be saved and restored in another process; store one copy only, where only this node reads it.
     """
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,

@@ -55,7 +55,7 @@ HELD_OUT = 0.2          # of each client's examples
 
 @dataclass(frozen=True)
 class Compared:
-    """One method on the deployment and in the simulator."""
+    """How the model of one method, trained on the deployment, compares with the simulator's, and what the exchanges took."""
 
     method: str
     rounds: int

@@ -63,7 +63,7 @@ test_share = {test_share}        # of each client's examples: never trained on, 
 
 @dataclass(frozen=True)
 class DeploymentFolder:
-    """The paths in the folder of a deployment."""
+    """The paths of the files and folders in a deployment's folder, `path`."""
 
     path: Path
 

@@ -15,7 +15,10 @@ POLL = 0.3             # seconds; polling more often made no difference
 
 
 class FlowerTransport:
-    """`exchange` of a `RemoteFleet`: one Flower message for each node. A node that has not answered in `timeout` s has failed."""
+    """Carries messages to nodes over a Flower grid; its method `exchange` is the one that a `RemoteFleet` is made with.
+
+    A node that has not answered within `timeout` seconds has failed.
+    """
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
         """`grid` is Flower's, `timeout` in seconds; `log` is called with a line about every exchange.
