@@ -75,7 +75,7 @@ class Site:
     `node` makes the part that holds the data, when it is first needed. A row is revealed only in a sum over `minimum` nodes or
     more, and nothing is answered without masks unless `masked_only` is off. Where each node shares masks with few others, rows
     must stay secret even if a share of `corrupted` nodes is on the server's side. With an `identity` only signed sums are
-    answered. An error is reported to the server by its type only, and logged here in full.
+    answered. Of an error that is not a refusal, the server is sent only the type; it is logged here in full.
 
     Clients with weight take longer to answer than those without. With `answer_after` every reply is therefore sent that many
     seconds after its message came, or a multiple of it, so that the time does not reveal who has weight. Between messages the
