@@ -48,7 +48,7 @@ for added in sorted(entry_points(group="fedtail.commands"), key=attrgetter("name
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and end the command with exit code 0, where `--version` was given; otherwise do nothing."""
+    """If `wanted` (--version was given), print the version and raise `typer.Exit` with code 0; otherwise do nothing."""
     if wanted:
         typer.echo(f"fedtail {__version__}")
         raise typer.Exit
@@ -62,6 +62,6 @@ def global_options(
 
 
 def main() -> None:
-    """Run the command line. Until a run is watched, Ctrl-C ends the process at once, because there is nothing to save."""
+    """Run the command line on `sys.argv`. Until a run begins, Ctrl-C ends the process at once, as there is nothing to save."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)      # before a run is watched there is nothing to save
     app()

@@ -46,6 +46,7 @@ def compare(
     numbers = options.chosen_seeds(seeds, common_seeds(wanted, seeds is None))
 
     def jobs(folder: Path) -> list[Job]:
+        """A job (experiment, seed, folder of its run) for each seed and method, in METHOD/seed-K below `folder`."""
         return [(one, seed, folder / folder_name(one.name) / f"seed-{seed}") for seed in numbers for one in wanted]
 
     folder = out or output_folder(Path("runs") / folder_name(experiments[0].stem), jobs, resume)
@@ -61,9 +62,9 @@ def compare(
 
 
 def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, ...]:
-    """The seeds of the first experiment; an ExperimentError where files name different ones and `--seeds` does not decide.
+    """The seeds of the first experiment in `wanted`, which has at least one.
 
-    `from_files` is whether the seeds come from the files.
+    With `from_files` (no --seeds was given) it raises ExperimentError where the experiments name different seeds.
     """
     from fedtail.experiment import ExperimentError
 
@@ -74,7 +75,10 @@ def common_seeds(wanted: Sequence[Experiment], from_files: bool) -> tuple[int, .
 
 
 def check_comparable(wanted: Sequence[Experiment]) -> None:
-    """Raise ExperimentError for what would be no comparison: fewer than two methods, equal names, other data or another error."""
+    """Raise ExperimentError unless there are at least two methods, all on the same data and with the same error.
+
+    Their names must differ too, also as names of folders.
+    """
     from fedtail.experiment import ExperimentError
 
     if len(wanted) < 2:

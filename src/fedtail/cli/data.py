@@ -41,7 +41,10 @@ def describe(
 
 
 def render_description(description: dict[str, Any]) -> Any:
-    """A description of data (`fedtail.data.describe`) for a `rich` console: facts, a histogram of client sizes, warnings."""
+    """A `rich` Group to print for a description of data, the dict that `fedtail.data.describe` returns.
+
+    It holds the name, facts, a histogram of examples per client, and warnings in yellow.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -64,7 +67,10 @@ def render_description(description: dict[str, Any]) -> Any:
 
 
 def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a description as (title, text), the suggested model last."""
+    """The facts of a description of data as pairs (title, text): clients, examples, inputs, targets, and how clients differ.
+
+    The last one is the suggested model.
+    """
     sizes, largest = about["sizes"], about["largest"]
     rows = [
         ("clients", f"{about['clients']:,}"),
@@ -82,13 +88,16 @@ def _description_rows(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _input_text(part: dict[str, Any]) -> str:
-    """Shape, type and range of an input as text: "8 x 8, float32, from 0 to 16"."""
+    """Shape, dtype and range of one input as text, such as "8 x 8, float32, from 0 to 16"; "one number" for an empty shape."""
     shape = " x ".join(map(str, part["shape"])) or "one number"
     return f"{shape}, {part['dtype']}, from {part['min']:g} to {part['max']:g}"
 
 
 def _targets_text(targets: dict[str, Any]) -> str:
-    """What is to be predicted as text: numbers, classes or sequences of classes, with their range."""
+    """The targets of a description as text: numbers with mean, deviation and range, or the number of classes and their counts.
+
+    For sequences of classes, their average length as well.
+    """
     if targets["kind"] == "numbers":
         each = "numbers" if targets["outputs"] == 1 else f"{targets['outputs']} numbers for each example"
         return f"{each}, mean {targets['mean']:g}, deviation {targets['std']:g}, from {targets['min']:g} to {targets['max']:g}"
@@ -99,7 +108,10 @@ def _targets_text(targets: dict[str, Any]) -> str:
 
 
 def _difference_text(difference: dict[str, Any]) -> str:
-    """How much clients differ in their targets, as text: by label distribution for classes, by variance for numbers."""
+    """How much clients differ in their targets, as text: total variation of label distributions for classes.
+
+    For numbers, the share of the variance that lies between clients, or "all targets are equal".
+    """
     if "total_variation" in difference:
         distance, shuffled, single = (difference[name] for name in ("total_variation", "if_shuffled", "single_label"))
         return (f"labels are {distance:.3f} from everybody's in total variation ({shuffled:.3f} if they were shuffled); "
@@ -112,7 +124,10 @@ def _difference_text(difference: dict[str, Any]) -> str:
 
 
 def _suggested_call(suggested: dict[str, Any] | None) -> str:
-    """The suggested model as Python would write it; a sentence where no built-in model fits the data (None)."""
+    """The suggested model as a Python call, "SoftmaxRegression(features=64, classes=10)"; a sentence where it is None.
+
+    None means that no built-in model fits the data.
+    """
     if suggested is None:
         return "a module of your own: no linear model or image model of fedtail fits these inputs and targets"
     settings = ", ".join(f"{name}={value}" for name, value in suggested.items() if name != "part")
@@ -120,12 +135,15 @@ def _suggested_call(suggested: dict[str, Any] | None) -> str:
 
 
 def _counts_text(counts: list[int]) -> str:
-    """Up to five counts one by one, more than that as their range."""
+    """Up to five counts as a list, "10, 20, 30"; more as their range, "10 to 300"."""
     return ", ".join(f"{count:,}" for count in counts) if len(counts) <= 5 else f"{min(counts):,} to {max(counts):,}"
 
 
 def _size_bars(histogram: list[dict[str, int]]) -> list[tuple[str, str, str]]:
-    """For each bin of client sizes its range, a bar and the number of clients; only an empty bin has an empty bar."""
+    """For each bin of a histogram of client sizes the texts (range of sizes, bar, number of clients).
+
+    The longest bar has 40 characters; bars are rounded up, so that only an empty bin has none.
+    """
     most = max(part["clients"] for part in histogram)
     spans = [f"{part['from']:,}" if part["from"] == part["to"] else f"{part['from']:,}-{part['to']:,}" for part in histogram]
     return [(span, "█" * -(-_BAR * part["clients"] // most), f"{part['clients']:,}")
@@ -172,7 +190,7 @@ def fetch(
 
 
 def _show_fetch_record(record: dict[str, Any]) -> None:
-    """Print what a fetched data set holds and where it is, the file it came from, and its licence."""
+    """Print where a fetched data set is and what it holds, the file it came from with its checksum, and its licence."""
     place = Path(record["folder"])
     if record["populations"]:
         typer.echo(f"Wrote {place}: {record['clients']:,} clients, {record['examples']:,} examples. Look: fedtail data describe "
@@ -184,7 +202,10 @@ def _show_fetch_record(record: dict[str, Any]) -> None:
 
 
 def _catalogue_entry(public: Any) -> dict[str, Any]:
-    """One public data set of the catalogue as plain values, for `--list --json`."""
+    """A public data set of the catalogue as a dict of plain values, for `--list --json`: name, file, addresses, size, licence.
+
+    The checksum, other accepted files (`instead`) and the disk space it needs are in it too.
+    """
     source = public.source
     return {"name": public.name, "about": public.about, "file": source.file, "urls": list(source.urls), "size": source.size,
             "sha256": source.sha256, "checked_by": source.checked_by, "licence": public.licence, "becomes": public.becomes,
@@ -192,7 +213,7 @@ def _catalogue_entry(public: Any) -> dict[str, Any]:
 
 
 def _show_catalogue(catalogue: Any) -> None:
-    """Print every public data set: source, checksum, what it becomes, how much disk that takes, and its licence."""
+    """Print each public data set of the catalogue: source, checksum, what it becomes, disk space, and licence."""
     for public in catalogue:
         source = public.source
         typer.echo(f"{public.name}: {public.about}\n"
@@ -205,9 +226,9 @@ def _show_catalogue(catalogue: Any) -> None:
 
 @contextmanager
 def _download_bar() -> Iterator[Callable[[int, int], None]]:
-    """A context that gives a function of (bytes so far, all bytes or 0), called as a download goes on.
+    """A context that gives a function to call with (bytes so far, all bytes or 0) while a download goes on.
 
-    It draws a bar on stderr where that is a terminal, else prints a line for every tenth.
+    The function draws a bar on stderr where that is a terminal; elsewhere it prints a line for every tenth.
     """
     if not sys.stderr.isatty():
         yield _Tenths()
@@ -226,11 +247,14 @@ class _Tenths:
     """Prints the progress of a download to stderr, one line for every tenth of it."""
 
     def __init__(self) -> None:
-        """No tenth has been printed yet."""
+        """Begin with no line printed."""
         self._last = -1
 
     def __call__(self, done: int, total: int) -> None:
-        """Print bytes so far and in all when another tenth is reached; `total` is 0 where the size is unknown."""
+        """Print `done` and `total` (bytes) to stderr whenever another tenth of the download is reached.
+
+        Where the size is unknown, `total` is 0 and only the first call prints.
+        """
         tenth = 10 * done // total if total else 0
         if tenth != self._last:
             typer.echo(f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB", err=True)

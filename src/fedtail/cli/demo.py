@@ -30,9 +30,10 @@ def demo(
 
 
 def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, Any]]:
-    """Train FedAvg and two Delta-FL models on the same cohorts; a row for each with its error over test clients, in percent.
+    """Train FedAvg and two Delta-FL models on the same cohorts, and return a dict for each with its error over test clients.
 
-    After a Ctrl-C the command ends with exit code 130. `quiet` shows no progress bar.
+    Its keys are `method`, `tail_fraction` (None for FedAvg), `mean`, `p90` and `worst10`, the last three in percent. `quiet`
+    shows no progress bar. After a Ctrl-C it raises `typer.Exit` with code 130.
     """
     import fedtail
     from fedtail.data import label_shift
@@ -54,7 +55,10 @@ def train_and_evaluate(rounds: int, seed: int, quiet: bool) -> list[dict[str, An
 
 
 def show_errors(rows: list[dict[str, Any]], rounds: int) -> None:
-    """Print the demo's table: mean, 90th percentile and worst tenth of the error over test clients, a line for each method."""
+    """Print the demo's table: mean, 90th percentile and worst tenth of the error over test clients, one line for each model.
+
+    `rows` are those of `train_and_evaluate`, `rounds` is only for the title.
+    """
     from fedtail.cli.terminal import show_table
 
     cells = [[f"{row['method']}, worst {row['tail_fraction']:.0%} of clients" if row["tail_fraction"] else row["method"],

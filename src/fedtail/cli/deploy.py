@@ -57,7 +57,10 @@ def identity(folder: Path = typer.Argument(..., help="The node's own folder, on 
 
 
 def evaluates_test(experiment: Experiment) -> bool:
-    """Whether the clients of a deployment evaluate on test examples that are kept back; False where they do not evaluate."""
+    """Whether clients of a deployment evaluate models on test examples that they hold out; False where they evaluate nothing.
+
+    `experiment` may be one whose parts were read but not made.
+    """
     from fedtail.experiment.part_tables import PartPlan
 
     plan: Any = experiment.evaluate.on_nodes
@@ -88,7 +91,10 @@ def local(
 
 
 def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) -> None:
-    """Run the example deployment in `folder`, and print how far its models are from the simulator's, as a table or JSON."""
+    """Run the example deployment in `folder`, and print how far its models are from the simulator's, as a table or JSON.
+
+    Progress goes to stderr. Raises RuntimeError where a run fails.
+    """
     from dataclasses import asdict
 
     from fedtail.cli.terminal import show_table
@@ -107,5 +113,5 @@ def _run_local_deployment(folder: Path, nodes: int, rounds: int, as_json: bool) 
 
 
 def _percent_text(error: float | None) -> str:
-    """An error rate in percent with one decimal; "" for None."""
+    """An error rate in [0, 1] as percent with one decimal, "12.5"; "" for None."""
     return "" if error is None else f"{100 * error:.1f}"

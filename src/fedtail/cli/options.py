@@ -27,23 +27,26 @@ CLIENT = typer.Option(None, "--client", metavar="NAME", help="The array of clien
 
 
 def name_or_names(names: list[str] | None) -> str | list[str] | None:
-    """The forms that readers of data take: a single name alone, several as a list, None where there is none."""
+    """The names given with an option as the readers of data take them: one name as a text, several as a list, None for none."""
     return names[0] if names and len(names) == 1 else names or None
 
 
 def settings_with_device(settings: list[str], device: str | None) -> list[str]:
-    """The `--set` settings with that of `--device` added, where it was given."""
+    """The `--set` settings, KEY=VALUE, with one for `device` appended where it is not None."""
     return settings if device is None else [*settings, f'device="{device}"']
 
 
 def settings_with_engine(settings: list[str], engine: str | None, address: str | None) -> list[str]:
-    """The `--set` settings with those of `--engine` and `--address` added, where they were given."""
+    """The `--set` settings, KEY=VALUE, with one for `engine` and one for `address` appended, each where it is not None."""
     given = {"kind": engine, "address": address}
     return [*settings, *(f'engine.{name}="{value}"' for name, value in given.items() if value is not None)]
 
 
 def chosen_seeds(seeds: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """The seeds of `--seeds` ("0..4" or "0,1,7"), or the default where the option is not given."""
+    """The distinct seeds that `--seeds` names ("0..4", with both ends, or "0,1,7"); `default` where it is None.
+
+    Raises ValueError where the text is neither.
+    """
     from fedtail.experiment import seeds_of
 
     return default if seeds is None else seeds_of(seeds)

@@ -86,7 +86,7 @@ def privacy(
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command line."""
+    """The options of `fedtail privacy` for a plan. `noise` (a multiplier), where given, is used; else `epsilon`, the budget."""
 
     population: int
     rounds: int
@@ -104,9 +104,10 @@ class Request:
 
     @property
     def sampling_event(self) -> Sampling:
-        """How cohorts are sampled, for the accountant.
+        """How cohorts are sampled, as the accountant takes it: no sampling, cohorts of fixed size, or Poisson sampling.
 
-        Poisson sampling carries the probability that the minimum cohort reveals a client.
+        Poisson sampling is at the rate cohort / population, and carries the probability that skipping rounds below the minimum
+        cohort (1 by default) reveals whether a client participated.
         """
         from fedtail.privacy.events import FixedSampling, NoSampling, PoissonSampling
         from fedtail.privacy.minimum_cohort import reveal_probability
@@ -120,9 +121,10 @@ class Request:
 
 
 def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, population: int | None, cohort: int | None) -> int | None:
-    """The minimum cohort as given; for discrete noise under Poisson sampling, by default one that is rarely missed.
+    """The minimum cohort: `minimum` where given, else a default for discrete noise under Poisson sampling, else None.
 
-    None where none was given and none is needed.
+    The default is the largest that a round misses with a probability below 1e-5; ValueError where there is none. None also where
+    `population` or `cohort` is missing or they do not fit, which is refused elsewhere.
     """
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
@@ -132,7 +134,10 @@ def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, populati
 
 
 def _required_options(named: dict[str, Any]) -> tuple[int, int, float]:
-    """Population, rounds and delta out of options by name; a ValueError that names all needed options that are missing."""
+    """The triple (population, rounds, delta) from `named`, the required options by name.
+
+    Raises ValueError, which names all that are None.
+    """
     missing = [name for name, value in named.items() if value is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given too.")
@@ -140,9 +145,9 @@ def _required_options(named: dict[str, Any]) -> tuple[int, int, float]:
 
 
 def check_request(request: Request, anyway: bool) -> None:
-    """Raise ValueError for options that have no answer, before anything is computed.
+    """Raise ValueError for options that are out of range or contradict each other, before anything is computed.
 
-    A population too small for privacy to be of use is refused as well, unless `anyway`.
+    Unless `anyway`, also for fewer than 100 clients, for whom a private result is useless.
     """
     from fedtail.privacy.calibration import check_population
     from fedtail.privacy.concentrated import check_delta
@@ -168,7 +173,10 @@ def check_request(request: Request, anyway: bool) -> None:
 
 
 def solve_request(request: Request) -> NoiseLevels:
-    """The noise multipliers of a request and the guarantee they give: computed from its noise, or calibrated to its epsilon."""
+    """The noise multipliers for a request, and the guarantee that they give; they follow from `request.noise` where it is given.
+
+    Otherwise they are calibrated to spend `request.epsilon`, which must then be given.
+    """
     from fedtail.privacy.calibration import noise_for, noise_levels
 
     rest = (request.delta, request.rounds, request.sampling_event, request.quantile_ratio, request.models, request.adjacency,
@@ -180,9 +188,10 @@ def solve_request(request: Request) -> NoiseLevels:
 
 
 def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
-    """The answer to a request as one JSON object.
+    """The answer to a request as a dict of plain values for --json.
 
-    With --epsilon, `epsilon` is the budget; `epsilon_spent` may be a little less.
+    With --epsilon, `epsilon` is the budget and `epsilon_spent` what the noise spends of it, which may be a little less; with
+    --noise both are the same.
     """
     from fedtail.privacy.calibration import questionable_settings
     from fedtail.privacy.composed_mechanism import sampling_rate
@@ -203,7 +212,7 @@ def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
 
 
 def show_plan(request: Request, found: NoiseLevels) -> None:
-    """Print noise and epsilon, epsilon against rounds, and warnings (to stderr)."""
+    """Print the guarantee, a table of noise and epsilon, and a table of epsilon against rounds; warnings go to stderr."""
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.calibration import questionable_settings
 
@@ -221,7 +230,10 @@ def show_plan(request: Request, found: NoiseLevels) -> None:
 
 
 def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
-    """The rows of the printed table, (what, value): noise multipliers rounded up, epsilon with and without amplification."""
+    """The rows (what, value) of the printed table, as texts: noise multipliers, epsilon with and without amplification.
+
+    Noise multipliers are rounded up. Rows about skipped rounds follow where sampling is Poisson.
+    """
     bought = found.guarantee
     second = bought.second_opinion
     quantile = [("noise multiplier of each histogram", _noise_text(found.quantile))] if found.quantile else []
@@ -236,9 +248,10 @@ def plan_rows(request: Request, found: NoiseLevels) -> list[tuple[str, str]]:
 
 
 def _skip_rows(request: Request) -> list[tuple[str, str]]:
-    """Rows about skipped rounds: the probability of one, or without a minimum cohort the largest that is rarely missed.
+    """Rows (what, value) about skipped rounds under Poisson sampling: with a minimum cohort, the probability of skipping one.
 
-    Empty unless sampling is Poisson and some minimum exists.
+    Without one, the largest minimum that is missed less than once in 100000 rounds. [] for other sampling, or where there is
+    none.
     """
     from fedtail.privacy.minimum_cohort import minimum_for, skip_probability
 
@@ -255,12 +268,15 @@ def _skip_rows(request: Request) -> list[tuple[str, str]]:
 
 
 def guarantees_after(request: Request, counts: list[int]) -> list[Guarantee]:
-    """The guarantees after each of these numbers of rounds, at the request's noise."""
+    """The guarantees after each number of rounds in `counts`, in that order, with the noise of `request`, which must be set."""
     return [solve_request(replace(request, rounds=count)).guarantee for count in counts]
 
 
 def plot_epsilon(request: Request, file: Path) -> None:
-    """Write an HTML page with epsilon against rounds, at the request's noise; it holds plotly's script and works offline."""
+    """Write an HTML page to `file` with a plot of epsilon against rounds, at the noise of `request`; it works offline.
+
+    The second accountant's epsilon is drawn too where there is one. Folders are created, and an existing file is overwritten.
+    """
     from plotly import graph_objects
 
     counts = sorted({max(1, round(request.rounds * point / POINTS)) for point in range(1, POINTS + 1)})
@@ -278,10 +294,10 @@ def plot_epsilon(request: Request, file: Path) -> None:
 
 
 def _epsilon_text(value: float) -> str:
-    """An epsilon for a table: three decimals below 100, none above, or "infinite"."""
+    """The text of an epsilon in a table: three decimals below 100, none above, or "infinite"."""
     return "infinite" if math.isinf(value) else f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 
 def _noise_text(noise: float) -> str:
-    """A noise multiplier with four decimals, rounded up, so that no less noise is printed than was found."""
+    """The text of a noise multiplier, four decimals, rounded up, so that never less noise is printed than is needed."""
     return f"{math.ceil(noise * 1e4 - 1e-6) / 1e4:.4f}"

@@ -19,10 +19,11 @@ COVERED_THERE = "The guarantee covers {models}. log.txt and answers.jsonl say wh
 
 
 def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_json: bool) -> None:
-    """Print the privacy statement of a run, at its own delta where `delta` is None.
+    """Print the privacy statement of the run in the folder `run`, computed from its ledger, as text or JSON.
 
-    With `for_release`, a ValueError says why where the model may not be released: a simulated guarantee, a ledger that cannot be
-    verified.
+    It is at `delta`, or at the run's own where that is None. With `for_release`, raises ValueError, with all reasons, where the
+    model may not be released: for example a release without noise, a simulated guarantee, or a ledger that cannot be verified.
+    Raises LedgerError where the ledger was changed.
     """
     from fedtail.privacy.statement import price_change, release_obstacles, statement
     from fedtail.runs import RunFolder
@@ -49,12 +50,15 @@ def show_privacy_of_run(run: Path, delta: float | None, for_release: bool, as_js
 
 
 def rounds_so_far(folder: RunFolder) -> int:
-    """Of a run that is not finished, how many rounds have results on disk."""
+    """The number of rounds of an unfinished run: by its privacy.json if it is deployed, else the last evaluated one.
+
+    0 where there is none.
+    """
     return folder.privacy.get("rounds", 0) if folder.is_deployed else max((line["round"] for line in folder.metrics), default=0)
 
 
 def open_ledger(folder: RunFolder) -> Ledger:
-    """The ledger of a run, with the privacy budget and the source of randomness that it began with."""
+    """The ledger in a run's folder, with the privacy budget and the source of randomness of the run's experiment."""
     from fedtail.privacy.ledger import Ledger, PrivacyBudget
     from fedtail.runs.run_folder import LEDGER
 
@@ -63,9 +67,10 @@ def open_ledger(folder: RunFolder) -> Ledger:
 
 
 def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
-    """Raise where the ledger does not hold what it held at the newest checkpoint and at the end of the run.
+    """Compare a run's ledger with the digests in its newest checkpoint and, if it is finished, in its result.
 
-    Returns why that cannot be verified: an empty list, or one text where the run left no digest to compare with.
+    Raises LedgerError where it does not begin with what it held then. Returns [], or a list with the text UNVERIFIED where the
+    run left no digest to compare with.
     """
     from fedtail.privacy.ledger_file import LedgerMark
     from fedtail.runs.checkpoint import ledger_mark
@@ -80,7 +85,10 @@ def check_ledger(folder: RunFolder, ledger: Ledger) -> list[str]:
 
 
 def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
-    """Print a privacy statement: epsilon and what it holds against, what was released, and notes; a short one without privacy."""
+    """Print the privacy statement `found` of a run: epsilon, what it protects and against whom, the releases, and notes.
+
+    For a run without privacy, only two lines: why epsilon is infinite, and what the unit of privacy is.
+    """
     from fedtail.cli.terminal import show_table
     from fedtail.privacy.statement import describe_price_change
 
@@ -110,7 +118,10 @@ def show_statement(folder: RunFolder, found: dict[str, Any]) -> None:
 
 
 def _release_advice(problems: list[str]) -> str:
-    """What to change so that the model of a run may be released, a sentence for each kind of problem."""
+    """What to change so that a model may be released: one sentence for each kind among `problems`, joined to one text.
+
+    Problems are told apart by how their texts begin; where none is known, the advice is to use private parts.
+    """
     from fedtail.privacy.accounting import ONLY
     from fedtail.privacy.statement import FLOATING, SIMULATED, UNTOLD
 
@@ -122,5 +133,5 @@ def _release_advice(problems: list[str]) -> str:
 
 
 def _epsilon_text(value: float | str) -> str:
-    """An epsilon for a table: three decimals below 100, none above; a text, "infinite", as it is."""
+    """The text of an epsilon in a table: three decimals below 100, none above; a text such as "infinite" unchanged."""
     return value if isinstance(value, str) else f"{value:.3f}" if value < 100 else f"{value:.0f}"

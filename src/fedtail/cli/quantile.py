@@ -71,16 +71,20 @@ def quantile(
 
 
 def release_randomness(seed: int | None, k: int) -> Any:
-    """Where release number `k` takes its noise from: the operating system, or a stream of its own under a seed."""
+    """The source of noise for release number `k`: the operating system where `seed` is None.
+
+    Otherwise a generator seeded with `seed` and `k`, with which the guarantee is only simulated.
+    """
     from fedtail.privacy.randomness import SeededRandomness, SystemRandomness
 
     return SystemRandomness() if seed is None else SeededRandomness(seed, "quantile", k)
 
 
 def read_values(path: Path, column: str | None) -> np.ndarray:
-    """The numbers of a file, one per client, as its format gives them; a table with several columns needs the name of one.
+    """The array of numbers in a file, one per client; `column` names one column or array of a file with several.
 
-    FileNotFoundError where there is no file, ValueError for another ending than .npy, .csv, .txt, .npz or .parquet.
+    .npy is returned as it is, .csv and .txt as float64. Raises FileNotFoundError where there is no file; ValueError for another
+    ending than .npy, .csv, .txt, .npz or .parquet, for an unknown column, or where several are there and `column` is None.
     """
     from fedtail.data.tables import list_arrays, read_arrays, read_npy
 
@@ -99,9 +103,10 @@ def read_values(path: Path, column: str | None) -> np.ndarray:
 
 
 def read_text_column(path: Path, column: str | None) -> np.ndarray:
-    """A column of a .csv or .txt file as float64, by its name or, without a line of names, by its number.
+    """One column of a .csv or .txt file as a float64 array, by its name, or by "0", "1", ... in a file without a line of names.
 
-    Where `column` is None the file must have one column only. A ValueError where a cell of it is no number.
+    `column` None: the file must have a single column. Raises ValueError for an unknown column, or where a cell of it is not a
+    number.
     """
     import csv
     import io
@@ -124,7 +129,7 @@ def read_text_column(path: Path, column: str | None) -> np.ndarray:
 
 
 def is_number(text: str) -> bool:
-    """Whether Python reads the text of a cell as a float; "nan" and "inf" are among them."""
+    """Whether `float` accepts the text; "nan" and "inf" are numbers too."""
     try:
         float(text)
     except ValueError:
@@ -133,26 +138,29 @@ def is_number(text: str) -> bool:
 
 
 def column_index(column: str, names: list[str], path: Path) -> int:
-    """The position of a named column; a ValueError with the names there are where none is so called."""
+    """The position of `column` in `names`; ValueError, which lists the names, where it is not there. `path` is for its text."""
     if column not in names:
         raise ValueError(f"{path} has no column {column!r}. It has: {', '.join(names)[:1000]}.")
     return names.index(column)
 
 
 def only_column(names: list[str], path: Path) -> str:
-    """The name of the only column; a ValueError where there are several, or none."""
+    """The only name in `names`; raises ValueError, which lists them, where there is none or several. `path` is for its text."""
     if len(names) != 1:
         raise ValueError(f"{path} has {len(names)} columns. Say which with --column: {', '.join(names)[:1000] or 'it is empty'}.")
     return names[0]
 
 
 def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
-    """The releases for --json. With one level its values are numbers; with several, lists over the levels."""
+    """The releases, of one plan and at least one, as a dict of plain values for --json.
+
+    `level`, `expected_error` and each of `estimates` are numbers where the plan has one level, else lists over the levels.
+    """
     plan = releases[0].plan
     single = len(plan.levels) == 1
 
     def number_or_list(numbers: tuple[float, ...]) -> Any:
-        """The number alone where there is one level, else all as a list."""
+        """The only number where the plan has one level, else all numbers as a list."""
         return numbers[0] if single else list(numbers)
     return {"method": plan.method, "level": number_or_list(plan.levels),
             "estimates": [number_or_list(one.estimates) for one in releases],
@@ -164,7 +172,7 @@ def releases_as_json(releases: list[QuantileRelease]) -> dict[str, Any]:
 
 
 def print_plan(plan: QuantilePlan) -> None:
-    """Print what is known before anything is spent: clients, bins, method and the expected error of each level."""
+    """Print what is known before privacy is spent: the number of clients, bins, method, and each level's expected error."""
     errors = ", ".join(f"{error:.2g} at {level:g}" for level, error in zip(plan.levels, plan.expected_error, strict=True))
     low, high = plan.edges.values[0], plan.edges.values[-1]
     typer.echo(f"{plan.clients} clients, {plan.edges.bins} bins from {low:g} to {high:g} (values outside are clipped), method "
@@ -173,7 +181,10 @@ def print_plan(plan: QuantilePlan) -> None:
 
 
 def show_releases(releases: list[QuantileRelease]) -> None:
-    """Print the estimates with their expected error, the noise, and the guarantee of one release and of all together."""
+    """Print the estimates and their expected errors, the noise, and the guarantee of one release and of all together.
+
+    `releases` are of one plan, at least one. For several, each estimate is the mean and standard deviation over them.
+    """
     import numpy as np
 
     first, plan = releases[0], releases[0].plan

@@ -47,6 +47,7 @@ def run(
     numbers = options.chosen_seeds(seeds, wanted.seeds)
 
     def jobs(folder: Path) -> list[Job]:
+        """A job (experiment, seed, folder of its run) for each seed: in `folder` itself for one seed, else in seed-K below it."""
         return [(wanted, seed, folder if len(numbers) == 1 else folder / f"seed-{seed}") for seed in numbers]
 
     folder = out or output_folder(Path("runs") / folder_name(wanted.name), jobs, resume)
@@ -55,10 +56,10 @@ def run(
 
 
 def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[RunFolder]:
-    """Run experiments one after another, with a progress bar unless `quiet`; data are loaded once for each seed.
+    """Run jobs (experiment, seed, folder) one after another, and return the folders of the finished runs, in that order.
 
-    What would be refused is refused before the first begins. After a Ctrl-C the command ends with exit code 130 and says how to
-    resume.
+    Everything that can be refused is refused before the first begins. `folder` is that of all jobs; with `resume` unfinished runs
+    continue; `quiet` shows no progress bar. After a Ctrl-C it says how to resume and raises `typer.Exit` with code 130.
     """
     from fedtail.runs import Interrupted
     from fedtail.runs import run as run_one
@@ -80,7 +81,10 @@ def run_jobs(jobs: list[Job], folder: Path, resume: bool, quiet: bool) -> list[R
 
 
 def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
-    """Refuse what cannot run: each method on the data of its first unfinished seed, and a folder that holds something else."""
+    """Raise what a job would be refused for, before any begins: each method is checked on the data of its first unfinished seed.
+
+    RunRefused where `folder`, which several jobs share, is a run itself or holds other files. Checking loads data into `loaded`.
+    """
     from fedtail.runs.execution import check_before_writing
     from fedtail.runs.files import RunRefused, refuse_foreign_folder
 
@@ -97,9 +101,9 @@ def check_jobs(jobs: list[Job], folder: Path, loaded: _LoadedData) -> None:
 
 
 def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str, Any] | None = None) -> None:
-    """Print the table of what was run and its privacy, or one JSON object with `more` in it.
+    """Print a table of the runs' errors and their privacy guarantees; with `as_json`, one JSON object instead.
 
-    Where `more` is given the caller prints the folder itself.
+    The entries of `more` are added to the JSON. The line with `folder` is printed only where `more` is None.
     """
     from fedtail.cli.terminal import show_finetuned_errors, show_statistics
     from fedtail.runs.comparison import rows_by_method, unit_of
@@ -122,7 +126,10 @@ def show_runs(runs: list[RunFolder], folder: Path, as_json: bool, more: dict[str
 
 
 def privacy_lines(runs: list[RunFolder]) -> list[str]:
-    """The privacy guarantees of private runs, one line for each different one; equal ones of several seeds are merged."""
+    """A line for each different privacy guarantee among the runs; runs without privacy have none.
+
+    Runs of one method whose guarantees are equal, such as several seeds, share a line, which names the first run's folder.
+    """
     lines = [f"{run.name}: {run.privacy_line}; fedtail privacy {shlex.quote(str(run.path))}" for run in runs if run.privacy_line]
     by_cost: dict[str, str] = {}
     for line in lines:
@@ -131,17 +138,24 @@ def privacy_lines(runs: list[RunFolder]) -> list[str]:
 
 
 def show_saved_folder(folder: Path) -> None:
-    """Print where the runs are, and the command that writes a page about them."""
+    """Print where the runs were saved, and the command that writes a report about them."""
     typer.echo(f"Saved in {folder}.  A page to look at:  fedtail report {shlex.quote(str(folder))}")
 
 
 def folder_name(name: str) -> str:
-    """A name as a folder's: lower case, other characters as "-", at most 80 of them, "run" where nothing is left."""
+    """A folder's name made from `name`: in lower case, with "-" for other characters than letters, digits, "_", "." and "-".
+
+    "-" and "." are dropped at its ends, and it is cut to 80 characters; "run" where nothing is left.
+    """
     return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()[:80] or "run"
 
 
 def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) -> Path:
-    """The first of `place`, `place-2`, ... that does not exist; to resume, the last of them that holds one of the jobs' runs."""
+    """The folder for a command's runs: the first of `place`, `place-2`, `place-3`, ... that does not exist yet.
+
+    With `resume`, the last of those that exist and hold a run of one of the jobs, if any. `jobs` gives the jobs in a folder.
+    Nothing is created.
+    """
     from fedtail.runs.execution import holds_run_of
 
     taken = taken_folders(place)
@@ -152,13 +166,13 @@ def output_folder(place: Path, jobs: Callable[[Path], list[Job]], resume: bool) 
 
 
 def free_folder(place: Path) -> Path:
-    """The first of `place`, `place-2`, ... that does not exist."""
+    """The first of `place`, `place-2`, `place-3`, ... that does not exist; it is not created."""
     taken = taken_folders(place)
     return place.with_name(f"{place.name}-{len(taken) + 1}") if taken else place
 
 
 def taken_folders(place: Path) -> list[Path]:
-    """`place`, `place-2`, ... up to the first that does not exist; empty where `place` does not."""
+    """Those of `place`, `place-2`, `place-3`, ... before the first that does not exist; [] where `place` does not."""
     taken = [place] if place.exists() else []
     while taken and (following := place.with_name(f"{place.name}-{len(taken) + 1}")).exists():
         taken.append(following)
@@ -166,24 +180,28 @@ def taken_folders(place: Path) -> list[Path]:
 
 
 def resume_command(folder: Path) -> str:
-    """The command line that goes on where this one stopped: its own words with --out and --resume, quoted for a shell."""
+    """The shell command that continues this one: the words of `sys.argv` with `--out FOLDER` and `--resume` added, quoted."""
     words = ["fedtail", *sys.argv[1:]]
     words += [] if any(word == "--out" or word.startswith("--out=") for word in words) else ["--out", str(folder)]
     return shlex.join([*words, *([] if "--resume" in words else ["--resume"])])
 
 
 class _LoadedData:
-    """The data of the last seed, so that methods on the same data load them once."""
+    """The data that were loaded last, so that several methods on the same data load them once."""
 
     def __init__(self) -> None:
-        """Nothing is loaded yet."""
+        """Begin with nothing loaded."""
         self._key: Any = None
         self._splits: Any = None
 
     def loader_for(self, experiment: Experiment, seed: int) -> Any:
-        """A function that gives the splits of an experiment and seed, and loads them only where the last ones were others."""
+        """A function without arguments that returns the populations of an experiment and seed by name of their split.
+
+        It loads them when it is called, unless those loaded last have the same data section and, where data depend on it, the
+        same seed.
+        """
         def load() -> Any:
-            """The splits by name, from memory or from the experiment's data section."""
+            """The populations by name of their split; those that were loaded last, or loaded now and stored in their place."""
             key = (experiment.data.table(), seed if not experiment.data.same_for_all_seeds else None)
             if self._key != key:
                 self._key, self._splits = key, experiment.data.load(seed)

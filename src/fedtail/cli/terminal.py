@@ -24,13 +24,14 @@ P = ParamSpec("P")
 
 
 def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
-    """Decorate a command: errors are printed to stderr without a traceback, and end it with an exit code.
+    """Decorate a command so that expected errors are printed to stderr without a traceback and end it with an exit code.
 
-    2 where it was refused before any work, 1 where a run failed, 130 after Ctrl-C. Other exceptions are bugs and pass through.
+    The code is 2 for errors in REFUSALS (wrong input, nothing was done), 1 for other RuntimeErrors and OSErrors (a run failed),
+    130 after Ctrl-C. Other exceptions are bugs and pass through.
     """
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        """Run the command; its errors become a sentence and an exit code."""
+        """Call the command; an expected error is printed and becomes `typer.Exit` with its exit code."""
         try:
             command(*args, **kwargs)
         except typer.Exit:                             # which is a RuntimeError
@@ -45,28 +46,32 @@ def print_errors_as_sentences(command: Callable[P, Any]) -> Callable[P, None]:
 
 
 def exit_with_message(text: str, code: int) -> None:
-    """Print a text to stderr, after "Error: " unless the code is 130, and end the command with that exit code."""
+    """Print `text` to stderr, after "Error: " unless `code` is 130, and raise `typer.Exit` with that exit code."""
     typer.echo(f"Error: {text}" if code != INTERRUPTED else text, err=True)
     raise typer.Exit(code)
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON to stdout; numbers that are not finite become null."""
+    """Print `value` to stdout as one line of JSON; numbers that are not finite become null."""
     from fedtail.runs.files import json_values
 
     typer.echo(json.dumps(json_values(value), allow_nan=False))
 
 
 def show_statistics(rows: list[dict[str, Any]], title: str) -> None:
-    """Print a table with the error statistics of every method; +- is the standard deviation over seeds."""
+    """Print a table of error statistics, one line for each method; "+-" is the standard deviation over seeds.
+
+    `rows` are those of `rows_by_method`: dicts with `method` and, for each statistic, its `mean` and `std`.
+    """
     cells = [[row["method"], *(_mean_cell(row[key]) for _, key in COLUMNS)] for row in rows]
     show_table(title, ["method", *(name for name, _ in COLUMNS)], cells)
 
 
 def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
-    """Print a table with every method's paired difference to the baseline; +- is the standard error over seeds.
+    """Print a table of each method's paired difference to the baseline; "+-" is the standard error over seeds.
 
-    `alike` says what the methods have in common. Nothing is printed where no difference is known.
+    `rows` are those of `paired_differences`; `alike` is the part of the title that says what the methods share, such as "on the
+    same cohorts and batches". Prints nothing where there are no rows or no difference is finite.
     """
     if not rows or all(row["mean"]["mean"] is None for row in rows):
         return
@@ -77,7 +82,10 @@ def show_differences(rows: list[dict[str, Any]], alike: str) -> None:
 
 
 def show_finetuned_errors(runs: list[RunFolder]) -> None:
-    """Print the error before and after fine-tuning on half of each test client's examples; nothing where no run did that."""
+    """Print a table of errors before and after fine-tuning on half of each test client's examples, as evaluated on the rest.
+
+    Prints nothing where no run fine-tuned.
+    """
     from fedtail.runs.comparison import finetuned_rows
 
     rows = finetuned_rows(runs)
@@ -88,21 +96,21 @@ def show_finetuned_errors(runs: list[RunFolder]) -> None:
 
 
 def _mean_cell(cell: dict[str, float | None]) -> str:
-    """A mean over seeds and its standard deviation as "1.23 +- 0.04"; "not finite" without a mean."""
+    """A mean over seeds with its standard deviation, "1.23 +- 0.04", or "1.23" if that is None; "not finite" without a mean."""
     if cell["mean"] is None:
         return "not finite"
     return f"{cell['mean']:.2f}" if cell["std"] is None else f"{cell['mean']:.2f} +- {cell['std']:.2f}"
 
 
 def _difference_cell(cell: dict[str, float | None]) -> str:
-    """A mean difference and its standard error as "+0.12 +- 0.03"; "none" without a difference."""
+    """A mean difference with its standard error, "+0.12 +- 0.03", or "+0.12" if that is None; "none" without a difference."""
     if cell["mean"] is None:
         return "none"
     return f"{cell['mean']:+.2f}" if cell["stderr"] is None else f"{cell['mean']:+.2f} +- {cell['stderr']:.2f}"
 
 
 def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
-    """Print a title and a table; the first column is text, the others are numbers, flush right."""
+    """Print a title and a table to stdout; `cells` are its rows. The first column is flush left, all others flush right."""
     from rich.console import Console
     from rich.table import Table
 
@@ -117,17 +125,17 @@ def show_table(title: str, columns: list[str], cells: list[list[str]]) -> None:
 
 
 class Watcher:
-    """Draws a bar on stderr where that is a terminal; elsewhere only notes are written, a line each."""
+    """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere only notes are printed, a line each."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
-        """`jobs` is how many runs are to come; `quiet` shows no bar. The caller counts `job` up from 1."""
+        """`jobs` is how many runs will follow; `quiet` draws no bar. The caller sets `job` to the number of the run, from 1."""
         self.jobs, self.job, self.stop = jobs, 1, False
         self._quiet = quiet or not sys.stderr.isatty()
         self._bars: Any = None
         self._task: Any = None
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Start the bar of a run at round `round` of `rounds`, in place of the bar before; nothing where no bar is shown."""
+        """Replace the bar by one for a run that has done `round` of `rounds` rounds; does nothing where no bar is shown."""
         if self._bars is None:
             return
         place = f"{self.job}/{self.jobs} " if self.jobs > 1 else ""
@@ -137,18 +145,21 @@ class Watcher:
         self._task = self._bars.add_task(f"{place}{short}, seed {seed}", total=rounds, completed=round, speed="", now="")
 
     def round(self, round: int) -> None:
-        """Advance the bar to a round, and show how many rounds a second are done."""
+        """Advance the bar to `round` rounds done, with the speed in rounds a second; does nothing where no bar is shown."""
         if self._bars is not None:
             speed = self._bars.tasks[-1].speed
             self._bars.update(self._task, completed=round, speed=f"{speed:.3g}/s" if speed else "")
 
     def advance(self, progress: Any) -> bool:
-        """For `train(on_round=...)`: advance the bar; True, which stops the training, after a Ctrl-C."""
+        """A callback for `train(on_round=...)`: advance the bar, and return True, which stops the training, after a Ctrl-C."""
         self.round(progress.round)
         return self.stop
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Show beside the bar the error of the last model in a metrics line: mean and worst tenth over the `tested` clients."""
+        """Show beside the bar the mean error over clients, and over their worst tenth, of the last model in a line of metrics.
+
+        `tested` is the split to show. Does nothing where no bar is shown or the line has no such error.
+        """
         if self._bars is None:
             return
         error = line["members"][-1].get(tested, {}).get("error", {})
@@ -156,7 +167,7 @@ class Watcher:
             self._bars.update(self._task, now=f"mean {error['mean']:.3g} tail {error['worst10']:.3g}")
 
     def note(self, text: str) -> None:
-        """Print a line, above the bar where there is one, else to stderr."""
+        """Print a line to stderr, above the bar where one is shown."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False, markup=False)
         else:
@@ -164,9 +175,10 @@ class Watcher:
 
     @contextmanager
     def show_progress(self) -> Iterator[Watcher]:
-        """A context in which the bar is shown, and Ctrl-C (or a scheduler's TERM) lets the round finish and be saved.
+        """A context in which the bar is drawn, and a first SIGINT (Ctrl-C) or SIGTERM only sets `stop`.
 
-        A second signal ends at once. The handlers before are restored at the end.
+        A run that reads `stop` then finishes its round and saves. A second signal raises KeyboardInterrupt. The earlier handlers
+        are restored at the end.
         """
         handlers = {kind: signal.signal(kind, self._request_stop) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -181,7 +193,7 @@ class Watcher:
                 signal.signal(kind, handler)
 
     def _request_stop(self, *_: Any) -> None:
-        """Handle SIGINT or SIGTERM: the first one asks to stop after the round, a second one raises KeyboardInterrupt."""
+        """Handle SIGINT or SIGTERM: the first sets `stop` and prints a line to stderr, a second raises KeyboardInterrupt."""
         if self.stop:
             raise KeyboardInterrupt
         self.stop = True
@@ -189,7 +201,7 @@ class Watcher:
 
 
 def _progress_bars() -> Any:
-    """A `rich` progress display on stderr, which vanishes when it ends; its tasks have fields `speed` and `now`."""
+    """A `rich.progress.Progress` on stderr, not started, that is erased at its end; its tasks need fields `speed` and `now`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -59,7 +59,10 @@ def tune(
 
 
 def show_trials(result: dict[str, Any]) -> None:
-    """Print the SHOWN best trials of a search, where the best experiment is written, and for private searches the guarantee."""
+    """Print the SHOWN best trials of a search as a table, then, if one succeeded, the file of the best experiment.
+
+    `result` is what `fedtail.runs.tuning.tune` returns. For a private search the guarantee is printed too.
+    """
     from fedtail.cli.terminal import show_table
 
     names = list(result["trials"][0]["settings"]) if result["trials"] else []
@@ -78,10 +81,10 @@ def show_trials(result: dict[str, Any]) -> None:
 
 
 def _seeds_note(seeds: list[int]) -> str:
-    """The end of a title, ", mean over 3 seeds"; "" for one seed."""
+    """The end of the table's title, ", mean over 3 seeds"; "" for one seed."""
     return f", mean over {len(seeds)} seeds" if len(seeds) > 1 else ""
 
 
 def _cell_text(value: Any) -> str:
-    """A setting or value for a table, floats with four significant digits."""
+    """The text of a setting or a value in the table; floats have four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

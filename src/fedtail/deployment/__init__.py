@@ -24,9 +24,9 @@ __all__ = ["PARTS", "AnswerReport", "ClientRegistry", "Node", "RemoteFleet", "Si
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported on its first use.
+    """The public name `name`, imported from its module on first use, so that importing the package does not import torch.
 
-    An old name gives the new one with a DeprecationWarning, any other AttributeError.
+    A name that was renamed returns the new object with a DeprecationWarning; any other raises AttributeError.
     """
     if name not in _HOME:
         return old_name(__name__, name)

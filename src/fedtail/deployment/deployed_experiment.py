@@ -16,9 +16,11 @@ BY = "the deployment"
 
 
 def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()) -> list[Experiment]:
-    """The methods of a file, or the one called `method`, with the defaults of deployments; its data section is not used.
+    """The experiments of a file, one for each method, or a list of the one called `method`, with the defaults of deployments.
 
-    Code of your own is imported only from the folders and packages in `trust`. An ExperimentError names the key at fault.
+    Its data section is ignored, because nodes have their own data; a tail without a `quantile` gets one that asks a single
+    question. Code that is not fedtail's is imported only from the folders and packages in `trust`. Raises ExperimentError, which
+    names the key.
     """
     source = Source.read(path, trust=trust)
     source = replace(source, tables={**source.tables, "data": {"kind": "digits"}})      # never read: nodes have their own
@@ -29,9 +31,10 @@ def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()
 
 
 def deployed_experiment(path: str | Path, method: str = "", trust: Trusted = ()) -> Experiment:
-    """The only method of a file, or the one called `method`, with the defaults of deployments.
+    """The experiment of the only method in a file, or of the one called `method`, with the defaults of deployments.
 
-    Code of your own is imported only from what `trust` names. An ExperimentError where the file has several and none is chosen.
+    Code that is not fedtail's is imported only from the folders and packages in `trust`. Raises ExperimentError where the file is
+    not valid, or holds several methods and `method` is "".
     """
     found = deployed_experiments(path, method, trust)
     if len(found) > 1:
@@ -41,7 +44,10 @@ def deployed_experiment(path: str | Path, method: str = "", trust: Trusted = ())
 
 
 def _with_single_tail_question(source: Source) -> Source:
-    """The source with a 12-bit quantile for its tail, one question instead of four, where the file does not choose a quantile."""
+    """The source with an exact quantile of 12 bits, one question to clients, set as the risk's `quantile`.
+
+    Returned unchanged where the risk has no `tail_fraction`, is neither Superquantile nor TailFilter, or names a quantile itself.
+    """
     risk = source.table("risk")
     if "tail_fraction" not in risk or risk.get("part") not in TAILS or "quantile" in risk:
         return source
@@ -49,7 +55,11 @@ def _with_single_tail_question(source: Source) -> Source:
 
 
 def channel_for(experiment: Experiment, population: Any) -> Channel:
-    """The channel of the file; where it names none, secure sums over more than half of the clients expected in a cohort."""
+    """The channel that the experiment file names; where it names none, a `SecureChannel`.
+
+    The default's threshold is the largest of 2, the algorithm's minimum, and a majority of the clients expected in a cohort from
+    `population`.
+    """
     if "channel" in experiment.source.tables:
         return experiment.channel
     expected = experiment.algorithm.sample.expected_size(population)
@@ -57,7 +67,11 @@ def channel_for(experiment: Experiment, population: Any) -> Channel:
 
 
 def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
-    """The resolved experiment for one seed as plain values, for the run's folder; without what a deployment does not use."""
+    """The experiment for one seed with every default, as the plain values that are written to the run's folder.
+
+    The sections data, engine and folder are left out, and evaluate too where nodes evaluate nothing. `channel` replaces the
+    experiment's own.
+    """
     table = replace(experiment, channel=channel).table(seed)
     unused = ("data", "engine", "folder", *(() if experiment.evaluate.on_nodes else ("evaluate",)))
     return {name: value for name, value in table.items() if name not in unused}

@@ -34,7 +34,7 @@ PATIENCE = 90.0        # seconds to wait for another writer: what is left of a s
 
 @dataclass(frozen=True)
 class DeployedRun:
-    """One method, one seed, on the nodes of a fleet."""
+    """One method with one seed, trained on the nodes of a fleet; everything is recorded in `folder`."""
 
     experiment: Experiment
     seed: int
@@ -42,10 +42,11 @@ class DeployedRun:
     resume: bool = False
 
     def run(self, fleet: RemoteFleet, between: Callable[[], None] = lambda: None) -> Trained:
-        """Train to the end, recording everything in the folder, and give the trained models; `resume` goes on from a checkpoint.
+        """Train to the last round, record everything in the folder, and return the trained models.
 
-        `between` is called after every round, to find nodes that have joined. Waits up to PATIENCE for an earlier writer of the
-        folder, and refuses a folder that holds something else.
+        With the field `resume` it goes on from the newest checkpoint. `between` is called after every round, for example to
+        register nodes that joined. Waits up to PATIENCE seconds for another process that writes to the folder. Raises RunRefused
+        where one still does, where the folder holds other files or another experiment, or holds a run and `resume` is off.
         """
         refuse_foreign_folder(self.folder, {"run.json", "log.txt"})
         _wait_for_writer(self.folder)
@@ -53,7 +54,11 @@ class DeployedRun:
             return self._run(fleet, between)
 
     def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
-        """Train from the newest checkpoint or the start, with the folder locked; a checkpoint is written after every round."""
+        """Train from the newest checkpoint, or from the start, and return the trained models; the caller holds the folder's lock.
+
+        A checkpoint is written after every round. After the last one the nodes are sent how it ended, and the results are
+        written.
+        """
         channel, checkpoints = channel_for(self.experiment, fleet.population), Checkpoints(self.folder)
         table = deployed_table(self.experiment, channel, self.seed)
         checkpoint, problems = earlier_checkpoint(checkpoints, table, self.resume, "resume=true", "out")
@@ -62,7 +67,7 @@ class DeployedRun:
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
         def after_round(progress: Progress) -> bool:
-            """Record the round, let new nodes join, and start the clock of the next; returns whether to stop."""
+            """Record the round, call `between`, and restart the clock for the next one; True where training should stop."""
             stop = recorder.after_round(progress)
             between()
             records.began = time.monotonic()
@@ -79,29 +84,35 @@ class DeployedRun:
         return trained
 
     def log(self, text: str) -> None:
-        """Add a line to the run's log, log.txt in its folder."""
+        """Append a line with the local time to log.txt in the run's folder, which is created."""
         write_log(self.folder, text)
 
 
 class DeploymentRecords:
-    """What a server knows of a run on nodes: which clients answered, and what they found in evaluations."""
+    """What a run on nodes records beside checkpoints: answer reports in answers.jsonl, and the evaluations by its cohorts."""
 
     format, lines, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
-        """`log` writes a line to the run's log. The clock of the first round starts here."""
+        """`log` appends a line to the run's log. The clock of the first round starts here.
+
+        Reports are about the split that clients evaluate on, or "test" where the experiment evaluates on no nodes.
+        """
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
         self.tested_split = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"
         self.began = time.monotonic()
 
     @property
     def clients(self) -> int:
-        """How many clients the nodes hold together."""
+        """The number of clients at all nodes of the fleet together."""
         return len(self.fleet.population)
 
     @property
     def about(self) -> dict[str, Any]:
-        """For run.json: the sizes of the evaluated split, where the data are, and whether errors are rates in [0, 1]."""
+        """Entries for run.json: `splits` (clients by evaluated split, {} if none), `data` (a text, "at 3 nodes"), and `rates`.
+
+        `rates` is whether errors are rates in [0, 1], which reports then show in percent.
+        """
         evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
         whole = evaluates is not None and evaluates.error_bound == 1
         return {"splits": {self.tested_split: self.clients} if evaluates else {},
@@ -109,12 +120,13 @@ class DeploymentRecords:
                 "rates": error is misclassification or (error is default_error and whole)}
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> None:
-        """Nothing is recorded before the first round: its cohort evaluates the start."""
+        """Write nothing: the model at the start is evaluated by the cohort of the first round, which has not been sampled yet."""
 
     def after_round(self, progress: Progress, lines: dict[str, Lines]) -> tuple[Trained, list[SplitEvaluations]] | None:
-        """Write the round's answer reports and a log line; returns the models its cohort received and how it evaluated them.
+        """Write the round's reports to answers.jsonl and a line to the log; returns (the run before this round, its evaluations).
 
-        None where the cohort evaluated nothing.
+        The cohort of a round evaluates the models that it received, those before the round: one dict by split for each model.
+        None where it evaluated nothing.
         """
         for report in self.fleet.reports:
             lines["answers.jsonl"].write(report.line())
@@ -124,7 +136,11 @@ class DeploymentRecords:
         return None if progress.before is None or found is None else (progress.before, self._by_split(found))
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
-        """How the last cohort evaluated the final models, its histograms for result.json, and no files; None where it did not."""
+        """The triple (evaluations, entries for result.json, files written), for the final models as the last cohort found them.
+
+        Evaluations are one dict by split for each model; the entries hold the `histograms` that were released; the files are
+        always []. Where nothing was evaluated: (None, {}, []).
+        """
         found = trained.evaluation
         if found is None:
             return None, {}, []
@@ -133,30 +149,33 @@ class DeploymentRecords:
         return self._by_split(found), {"histograms": histograms}, []
 
     def _by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
-        """The evaluation of each model under the name of the split that nodes evaluate on."""
+        """A list with one dict for each model: its evaluation, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
 
 
 class Unwatched:
-    """Nobody watches a run on a server: its log says how it goes."""
+    """A `Watch` that shows nothing and never stops a run: on a server, the run's log says how it goes."""
 
     stop = False
 
     def begin(self, name: str, seed: int, round: int, rounds: int) -> None:
-        """Show nothing when a run begins."""
+        """Do nothing when a run begins."""
 
     def round(self, round: int) -> None:
-        """Show nothing after a round: the log says it."""
+        """Do nothing after a round: the run's log has a line about it."""
 
     def evaluated(self, line: dict[str, Any], tested: str) -> None:
-        """Show nothing of an evaluation: metrics.jsonl holds it."""
+        """Do nothing with the evaluation in `line`, which metrics.jsonl holds."""
 
     def note(self, text: str) -> None:
-        """Print nothing: a note is in the run's log already."""
+        """Do nothing with a note: the run's log holds it already."""
 
 
 def _wait_for_writer(folder: Path) -> None:
-    """Wait until nobody else writes the folder, or PATIENCE is over; returns either way, and the lock is not kept."""
+    """Wait until no other process holds the folder's lock, for PATIENCE seconds at most; tries once a second.
+
+    Returns in both cases and does not keep the lock, so the caller must still acquire it.
+    """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:

@@ -23,10 +23,11 @@ SSH = serialization.Encoding.OpenSSH
 
 
 def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
-    """Write `ca.crt`, an authority of one's own, and `server.pem` with `server.key` for these host names and addresses.
+    """Write `ca.crt`, the certificate of a new authority, and `server.pem` with `server.key`, for a server with these hosts.
 
-    The authority's key is not stored: nobody can sign another server for these nodes. To change the server's names, make both
-    anew and give every node the new `ca.crt`. Valid for `days`; a FileExistsError where there is a key already.
+    `hosts` are DNS names or IP addresses, at least one; certificates are valid for `days`. The authority's key is not stored, so
+    nobody can certify another server: to change the hosts, make everything anew and give each node the new `ca.crt`. Raises
+    FileExistsError where `server.key` exists, after the certificates have been overwritten.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -49,9 +50,9 @@ def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
 
 
 def make_node_key(folder: Path) -> None:
-    """Write `key`, which stays on the node, and `key.pub`, which the server registers.
+    """Write a new key pair for a node into `folder`, which is created: `key` stays on the node, the server registers `key.pub`.
 
-    FileExistsError where there is a key already.
+    Both are in OpenSSH's format, on the curve P-384. Raises FileExistsError where `key` exists.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -60,7 +61,10 @@ def make_node_key(folder: Path) -> None:
 
 
 def make_identity(folder: Path) -> str:
-    """`identity`, a key that stays on the node, and `identity.pub`; the public key as text, which all nodes pin."""
+    """Write a new Ed25519 key pair into `folder`: `identity`, which stays on the node, and `identity.pub`; return the public key.
+
+    Both are texts of 64 hexadecimal digits; all nodes pin the public one. Raises FileExistsError where `identity` exists.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     secret = secrets.token_bytes(KEY)
     public = identity_public_key(secret).hex()
@@ -70,7 +74,10 @@ def make_identity(folder: Path) -> str:
 
 
 def read_identity(path: Path) -> bytes:
-    """The secret key in a file that `make_identity` wrote; `ValueError` where there is none, without its content."""
+    """The secret key (32 bytes) in a file that `make_identity` wrote; raises ValueError where there is no file or no key in it.
+
+    The text of the error never holds the file's content.
+    """
     if not path.is_file():
         raise ValueError(f"there is no identity {path}. `fedtail deploy identity FOLDER` makes one.")
     try:
@@ -80,7 +87,7 @@ def read_identity(path: Path) -> bytes:
 
 
 def public_identity(text: str) -> bytes:
-    """A public identity key from its text, 64 hexadecimal digits; `ValueError` where it is something else."""
+    """The public identity key (32 bytes) that `text` holds as 64 hexadecimal digits; raises ValueError for any other text."""
     try:
         return _key_bytes(text.strip())
     except ValueError:
@@ -89,7 +96,7 @@ def public_identity(text: str) -> bytes:
 
 
 def _key_bytes(text: str) -> bytes:
-    """The 32 bytes of 64 hexadecimal digits."""
+    """The 32 bytes that a text of 64 hexadecimal digits stands for; raises ValueError for any other text."""
     key = bytes.fromhex(text)
     if len(key) != KEY:
         raise ValueError
@@ -97,13 +104,16 @@ def _key_bytes(text: str) -> bytes:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read; FileExistsError where there is one."""
+    """Create a file with this content that only its owner can read (mode 600). Raises FileExistsError where it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def _certificate_builder(subject: str, issuer: str, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
-    """A certificate that is not signed yet: names, public key, a random serial number, valid from five minutes ago for `days`."""
+    """An unsigned certificate with these common names and public key, and a random serial number.
+
+    It is valid from five minutes ago, for clocks that differ, until `days` from now.
+    """
     now = datetime.now(UTC)
     return (x509.CertificateBuilder().subject_name(_common_name(subject)).issuer_name(_common_name(issuer)).public_key(public)
             .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(minutes=5))
@@ -111,12 +121,12 @@ def _certificate_builder(subject: str, issuer: str, public: ec.EllipticCurvePubl
 
 
 def _common_name(text: str) -> x509.Name:
-    """A distinguished name with this text, cut to 64 characters, as its common name."""
+    """An X.509 name whose only attribute is the common name `text`, cut to 64 characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
 def _host_name(text: str) -> x509.GeneralName:
-    """An IP address where the text is one, else a DNS name, for a certificate."""
+    """An entry for a certificate's list of hosts: an IP address where `text` is one, else a DNS name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
@@ -124,7 +134,10 @@ def _host_name(text: str) -> x509.GeneralName:
 
 
 def _key_usage(authority: bool) -> x509.KeyUsage:
-    """What the key of a certificate may do: an authority's signs certificates; a server's signs handshakes and agrees on keys."""
+    """The X.509 key usage of an authority, which signs certificates and revocation lists, or else of a TLS server.
+
+    A server's key may sign handshakes and agree on session keys.
+    """
     return x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
                          key_encipherment=False, data_encipherment=False, key_agreement=not authority, encipher_only=False,
                          decipher_only=False)

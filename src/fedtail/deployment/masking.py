@@ -25,35 +25,39 @@ USUAL = 2                               # questions a round, until it is known
 
 
 class Masking(Protocol):
-    """Secure sums over nodes, question by question."""
+    """Secure sums over nodes: `open` once for each round, then `sum` for each question."""
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
-        """Begin a round whose sums are over `threshold` clients or more; `counts` are its sampled clients by node.
+        """Begin a round whose sums are over `threshold` clients or more. `counts` has the sampled clients of each node.
 
-        `upcoming` is the next round's cohort, None where it is not known. Each node shares masks with those that `graph` says, or
-        all.
+        `upcoming` has those of the next round, None where they are not sampled yet. `graph` says which nodes share masks; None:
+        every pair does.
         """
         ...
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
             check: Check = accept_any) -> Sum:
-        """The sum of the nodes' rows: `width` integers modulo 2 ** modulus_bits, masked in `context`; TooFew where few answer.
+        """The sum of the nodes' rows, `width` integers modulo 2 ** modulus_bits, and the nodes in it; TooFew if few answer.
 
-        `check` is called with the nodes that answered, before their sum is unmasked, and may refuse it too. Before a retry
-        `again` is called: it charges for it, and gives the new context; None where the rows have no noise and there may be none.
+        `context` is the digest that masks are bound to. `check` is called with the nodes that answered, before their sum is
+        unmasked, and raises to refuse it. `again` is called before a retry: it charges for it and returns the context digest of
+        the retry. None: the rows have no noise, and there must be no retry.
         """
         ...
 
     def take_refused(self) -> list[tuple[int, Refused]]:
-        """Messages refused since the last call, each with the node it came from; they are then forgotten."""
+        """The pairs (node, Refused) of messages that were refused since the last call; the list here is emptied."""
         ...
 
 
 class DropoutTolerant:
-    """Dropout-tolerant secure sums, which go on without nodes that vanish; with `ahead`, keys travel with the round before."""
+    """Dropout-tolerant secure sums, which continue without nodes that fail; `ahead` exchanges a round's keys one earlier."""
 
     def __init__(self, exchange: Exchange, name: bytes, ahead: bool):
-        """`exchange` sends messages to nodes and gives their replies; `name` is the run's, which sessions are bound to."""
+        """`exchange` sends messages to nodes and returns their replies by node; `name` is the run's, to which masks are bound.
+
+        With `ahead` the keys of the next round are exchanged together with the first question of a round.
+        """
         self._rounds, self._name, self._ahead = Rounds(exchange), name, ahead
         self._number = 0                                            # of sessions in this run
         self._asked, self._most = 0, USUAL                          # questions of this round, and of the longest so far
@@ -64,7 +68,10 @@ class DropoutTolerant:
         self._graph: Graph | None = None
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
-        """Begin a round. Its session is set up with the first question, unless that was done with the round before."""
+        """Begin a round: store its cohort, threshold and graph. Nothing is sent; keys are exchanged with the first question.
+
+        The number of questions in the last round, if any, becomes the number of sums that new sessions are made for.
+        """
         if self._asked:
             self._most = self._asked
         self._cohort, self._asked, self._session, self._left = (counts, threshold, upcoming), 0, None, 0
@@ -72,9 +79,10 @@ class DropoutTolerant:
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
             check: Check = accept_any) -> Sum:
-        """The sum over the nodes that stay, unmasked where `check` lets it; there are no retries.
+        """The sum of the rows of the nodes that answer, unless `check` raises for them; there is no retry, so `again` is unused.
 
-        The first sum of a round sets up the next session where keys go ahead.
+        Exchanges keys first where the round's session is not open or its sums are used up. With `ahead`, the first sum of a round
+        also exchanges the keys of the next. Raises TooFew where too few nodes or clients answer.
         """
         counts, threshold, upcoming = self._cohort
         if not self._left:
@@ -84,13 +92,14 @@ class DropoutTolerant:
         return self._rounds.sum(width, modulus_bits, context, ahead, check)
 
     def take_refused(self) -> list[tuple[int, Refused]]:
-        """Messages refused since the last call, each with the node it came from; they are then forgotten."""
+        """The pairs (node, Refused) of messages that were refused since the last call; the list here is emptied."""
         return take_refused(self._rounds.server)
 
     def _begin(self, counts: Counts, threshold: int) -> None:
-        """Open the session that was set up ahead, if it is for this cohort and complete, else a new one.
+        """Open a session for this cohort: the one prepared in the round before if it fits and has enough keys, else a new one.
 
-        TooFew where the cohort is too small.
+        A new one takes two exchanges. A prepared session is used only for the first question of a round. Raises TooFew where the
+        cohort has fewer than `threshold` clients or 2 nodes, or too few nodes send keys.
         """
         prepared, self._prepared = (self._prepared, None) if not self._asked else (None, self._prepared)
         if prepared is not None and self._fits(prepared, counts, threshold):
@@ -108,12 +117,15 @@ class DropoutTolerant:
         self._session, self._left = fresh, fresh.queries
 
     def _fits(self, prepared: Session, counts: Counts, threshold: int) -> bool:
-        """Whether a session that was set up ahead is the one this cohort and threshold would have."""
+        """Whether a session that was prepared in the round before has the nodes and threshold that this cohort needs."""
         same = prepared.members == tuple(sorted(counts))
         return same and prepared == self._make_session(prepared.round, counts, threshold, prepared.queries)
 
     def _new_session(self, counts: Counts, threshold: int) -> Session | None:
-        """A new session with a number of its own; None where the cohort has fewer than `threshold` clients or 2 nodes."""
+        """A new session under the next number, for as many sums as the round is expected to need; nothing is sent.
+
+        None where the cohort has fewer than `threshold` clients or 2 nodes, or the graph has no session for it.
+        """
         if len(counts) < 2 or sum(counts.values()) < threshold:
             return None
         self._number += 1
@@ -124,35 +136,41 @@ class DropoutTolerant:
             return None
 
     def _make_session(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
-        """The session with this number over the cohort's nodes, for so many queries, by the round's graph if it has one."""
+        """The session under this number over the nodes in `counts`, for `queries` sums, with the masks of the round's graph.
+
+        Its threshold is in nodes: so many that any of them hold `threshold` clients. Without a graph every pair of nodes shares
+        masks.
+        """
         make = Session if self._graph is None else self._graph.session
         return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
 
 
 class AllOrNothing:
-    """All-or-nothing secure sums. Keys are agreed once, with the first nodes; a node that joins later does not participate."""
+    """All-or-nothing secure sums. Keys are exchanged once, with the nodes there at the first round; later ones are left out."""
 
     def __init__(self, exchange: Exchange, name: bytes):
-        """`exchange` sends messages to nodes and gives their replies; `name` is the run's, which keys are bound to."""
+        """`exchange` sends messages to nodes and returns their replies by node; `name` is the run's, to which keys are bound."""
         self._exchange, self._name = exchange, name
         self._rounds: AllOrNothingRounds | None = None
         self._number, self._threshold = 0, 0
         self._counts: Counts = {}
 
     def open(self, counts: Counts, threshold: int, upcoming: Counts | None, graph: Graph | None = None) -> None:
-        """Begin a round over these nodes; every pair of them shares a mask, so `upcoming` and `graph` are not used."""
+        """Begin a round: store its cohort and threshold. `upcoming` and `graph` are ignored: every pair of nodes shares masks."""
         self._counts, self._threshold = counts, threshold
 
     def begin(self, nodes: tuple[int, ...]) -> None:
-        """Agree on keys with these nodes at the first call of a run; later calls change nothing."""
+        """Exchange keys with these nodes, in one exchange, at the first call of a run; later calls do nothing."""
         if self._rounds is None:
             self._rounds = AllOrNothingRounds(self._exchange, Run(self._name, nodes))
 
     def sum(self, width: int, modulus_bits: int, context: bytes, again: Callable[[], bytes] | None,
             check: Check = accept_any) -> Sum:
-        """The sum over all nodes of the round that have keys, with one retry over the rest where some are missing.
+        """The sum over all nodes of the round that have keys; where some do not answer, one retry over the others.
 
-        Without noise (`again` is None) there is no retry. TooFew where the rest are too few, or the retry fails too.
+        `again` charges for the retry and returns its context digest; None: the rows have no noise, and TooFew is raised instead.
+        `check` is called with the nodes before each attempt and again after the rows came. TooFew also where too few are left or
+        the retry fails.
         """
         assert self._rounds is not None
         known = set(self._rounds.server.known)
@@ -171,11 +189,11 @@ class AllOrNothing:
         return found
 
     def take_refused(self) -> list[tuple[int, Refused]]:
-        """Messages refused since the last call, each with the node it came from; they are then forgotten."""
+        """The pairs (node, Refused) of messages refused since the last call, [] before `begin`; the list here is emptied."""
         return take_refused(self._rounds.server if self._rounds else None)
 
     def _check_enough(self, members: tuple[int, ...], check: Check) -> None:
-        """Raise TooFew where these nodes hold fewer clients than the threshold, are fewer than 2, or `check` refuses them."""
+        """Raise TooFew where the nodes `members` are fewer than 2 or hold fewer clients than the threshold; then call `check`."""
         clients = sum(self._counts[one] for one in members)
         if len(members) < 2 or clients < self._threshold:
             raise TooFew(f"{clients} clients at {len(members)} nodes are left; needed are {self._threshold} or more at 2 or more "
@@ -184,7 +202,7 @@ class AllOrNothing:
 
 
 def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
-    """Take a server's list of refused messages, (node, why), and leave it empty; [] without a server."""
+    """A server's list of refused messages as pairs (node, Refused); it is emptied there. [] where `server` is None."""
     if server is None:
         return []
     found, server.refused = server.refused, []
@@ -192,7 +210,10 @@ def take_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, 
 
 
 def nodes_needed(counts: Counts, threshold: int) -> int:
-    """The threshold in nodes: any so many hold `threshold` clients, and are more than half, so that two groups overlap."""
+    """The threshold in nodes: the least number such that any so many nodes hold `threshold` clients, but at least a majority.
+
+    It is at least 2, and more than half of the nodes, so that any two such groups overlap. `counts` has the clients of each node.
+    """
     held, needed = 0, 0
     for few in sorted(counts.values()):
         if held >= threshold:

@@ -35,7 +35,7 @@ from fedtail.wire import pack, types_by_name, unpack
 
 @dataclass(frozen=True)
 class Open:
-    """A round begins: which of this node's clients are sampled, and what is broadcast to them."""
+    """A round begins: the clients of this node that are sampled, and the broadcast for them."""
 
     cohort: Cohort
     broadcast: Broadcast
@@ -45,7 +45,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Ask:
-    """Questions about the round that is open, and the code for their answers; `attempt` counts repetitions with fewer nodes."""
+    """Questions about the open round, and how their answers are encoded; `attempt` is 1 for a retry with fewer nodes, else 0."""
 
     round: int
     questions: tuple[Any, ...]
@@ -55,7 +55,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Close:
-    """The round is over, held to its end or not."""
+    """The round is over; `finished` is whether it was completed."""
 
     round: int
     finished: bool
@@ -63,7 +63,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Computed:
-    """What a node remembers between messages: losing it costs time, and what clients kept."""
+    """The saved state of a node. Without it, answers are computed again and what clients remember is lost."""
 
     opened: bytes
     memo: tuple[tuple[Any, Tensor], ...]
@@ -76,7 +76,10 @@ class Computed:
 
 
 def built_in_parts() -> Iterator[type]:
-    """The classes that any node builds from messages: messages, questions and fedtail's own parts, with those they declare."""
+    """The classes that every node accepts in messages: fedtail's messages, questions and parts, with those they declare.
+
+    A class declares others in its attribute `sends`. A class may come more than once.
+    """
     yield from (Open, Ask, Close, Cohort, Broadcast, Statistic, Train, Count, Evaluate, Plain, FixedPoint,
                 *class_with_declared(ClientMetrics))
     for room in (aggregation, local, privacy, quantiles, risk):
@@ -90,21 +93,21 @@ PARTS: tuple[type, ...] = tuple(dict.fromkeys(built_in_parts()))      # give a n
 
 
 class Node:
-    """Answers for its own population; `Site` is its front, and what a transport talks to.
+    """Answers questions for its own clients; a transport talks to the `Site` in front of it.
 
-    `parts` are classes beside fedtail's own that questions may hold, a user's risk for example. In `folder`, which only this
-    node reads, clients keep what they remember, for each training in a folder of its own: a server that is started again
-    finds it there. Those of the last `trainings` are kept, and older ones removed when another begins. Without a folder it
-    goes with this process, but for what is small and saved elsewhere. `test` are examples of the same clients, known by their
-    keys, that models are evaluated on and never trained.
+    `parts` are classes beside fedtail's own that questions may hold, a user's risk for example. In `folder`, which only this node
+    reads, what clients remember is stored, for each training in a folder of its own, so that it is found again after a restart.
+    The last `trainings` of them are kept, and older ones deleted when another begins. Without a folder, large memory is lost with
+    the process. `test` holds examples of the same clients, matched by their keys, that models are evaluated on and never trained
+    on.
     """
 
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
                  trainings: int = 3):
-        """Check the task against the data, and hold no round; FieldError for fewer than one training.
+        """Check the task against the data; no round is open. Raises FieldError where `trainings` is less than 1.
 
-        `dtype` and `workers` are those of `LocalFleet`.
+        `dtype` is what clients compute in and `workers` the number of worker processes, as for `LocalFleet`.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")
@@ -116,7 +119,7 @@ class Node:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget the round that was open: its broadcast and the answers given in it."""
+        """Clear the open round: its broadcast, and the answers that were given in it."""
         self._opened = b""                                     # the round that is open, as it was broadcast
         self._broadcast: Broadcast | None = None
         self._given: dict[bytes, tuple[Tensor, ...]] = {}      # what was answered in this round, by what was asked
@@ -124,13 +127,14 @@ class Node:
 
     @property
     def round(self) -> int:
-        """The number of the round that is open; -1 where none is."""
+        """The number of the open round; -1 where none is open."""
         return -1 if self._broadcast is None else self._broadcast.round
 
     def tell(self, message: bytes) -> None:
-        """Receive the beginning (`Open`) or end (`Close`) of a round, packed; Refused for anything else.
+        """Receive the beginning (a packed `Open`) or end (a packed `Close`) of a round; raises Refused for anything else.
 
-        The message of the round that is open changes nothing when it comes again: fresh noise could be averaged away.
+        The `Open` of the round that is open changes nothing when it comes again: answering anew would draw fresh noise, which
+        could be averaged away. A `Close` of another round is ignored.
         """
         if message == self._opened:
             return
@@ -145,9 +149,10 @@ class Node:
             raise Refused(f"a node cannot be sent a {type(received).__name__}.")
 
     def _open(self, message: bytes, received: Open) -> None:
-        """Begin a round; noise comes from this machine, never from a seed of the server. `message` is `received` as it came.
+        """Begin the round of `received`, the unpacked `message`. Noise is drawn on this machine, never from a seed of the server.
 
-        A round that is still open is closed first: finished, unless the server says it was lost or goes back before it.
+        Where it is of another training, that training's memory is loaded first. A round that is still open is closed: as finished
+        if it is of the same training, the new round is later, and the server does not list it as lost.
         """
         broadcast = replace(received.broadcast, noise_seed=None)      # noise from this machine, never from a seed of the server
         if received.training != self._training:
@@ -159,7 +164,10 @@ class Node:
         self._opened, self._broadcast = message, broadcast
 
     def _switch_training(self, training: bytes) -> None:
-        """Go on with another training: clients recall what they kept in it if this node has that, else they remember nothing."""
+        """Make `training` the current one: clients recall what its folder on this node holds, or nothing where there is none.
+
+        An open round is closed as not finished.
+        """
         place = self._state_file(training)
         self.recall(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:
@@ -167,20 +175,22 @@ class Node:
         self._training = training
 
     def _state_file(self, training: bytes) -> Path | None:
-        """The file with the saved state of a training; None without a folder, or for a training without a name."""
+        """The path of a training's saved state, even where there is no file; None without a folder, or for b""."""
         return self.folder / training.hex() / "node.msgpack" if self.folder is not None and training else None
 
     def answer(self, ask: bytes) -> bytes:
-        """The packed answer to a packed `Ask`: partial sums over this node's clients, or rows where a question gathers.
+        """The packed answer to a packed `Ask`: for each question the sum over this node's clients, or their rows if it gathers.
 
-        Refused where the message is malformed or about another round.
+        Raises Refused where the message is malformed or about another round.
         """
         return pack(self._sums(ask))
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
-        """All partial sums of a packed `Ask` joined as one row of integers modulo 2 ** modulus_bits, and its context digest.
+        """The pair (row, context digest): the sums of all questions of a packed `Ask`, joined into one numpy vector of integers.
 
-        Refused where a question is encoded for another modulus, gathers rows, is about another round or a retry without noise.
+        They are modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. Raises Refused
+        where a question is encoded for another modulus, gathers rows, is about another round, or is a retry of sums without
+        noise.
         """
         asked = self._read_ask(ask)
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
@@ -192,17 +202,18 @@ class Node:
         return np.concatenate([one.numpy() for one in sums]), context_digest(self._broadcast, ask)
 
     def silent(self, ask: bytes) -> int:
-        """How many of this node's clients answered a question with zeros although they were to contribute to its sum.
+        """How many of this node's clients answered a packed `Ask` with zeros although they were to contribute to its sums.
 
-        Sums with noise do not rely on contributors, and nothing is told about theirs.
+        Questions with a private mechanism are left out: their sums rely on no number of contributors, and reveal none.
         """
         hidden = [one for one in self._read_ask(ask).questions if not one.mechanism.private]
         return self.fleet.silent(hidden)
 
     def _sums(self, ask: bytes) -> tuple[Tensor, ...]:
-        """The partial sums of a packed `Ask`, one tensor per question.
+        """The encoded sums (or gathered rows) of a packed `Ask`, one tensor for each question.
 
-        Equal bytes get the same answer within a round, because fresh noise could be averaged away.
+        They are stored: equal bytes get the same answer within a round, because fresh noise could be averaged away. Raises
+        Refused where the message is malformed or about another round.
         """
         asked, name = self._read_ask(ask), hashlib.sha256(ask).digest()
         if name not in self._given:
@@ -211,7 +222,7 @@ class Node:
         return self._given[name]
 
     def _read_ask(self, ask: bytes) -> Ask:
-        """The question in a message; Refused where it is none, or is not about the round that is open."""
+        """Unpack an `Ask`. Raises Refused where the message is malformed, is something else, or is not about the open round."""
         asked = self._read(ask)
         if not isinstance(asked, Ask):
             raise Refused(f"a node cannot be asked a {type(asked).__name__}.")
@@ -220,17 +231,17 @@ class Node:
         return asked
 
     def _read(self, message: bytes) -> Any:
-        """What a message holds, built from known types only; Refused where it is malformed."""
+        """Unpack a message (an `Open`, `Ask` or `Close`) from classes that this node knows; Refused where it is malformed."""
         try:
             return unpack(message, self.types)
         except (ValueError, TypeError, KeyError) as why:
             raise Refused(f"a message could not be read: {why}") from why      # which is about the message
 
     def save(self) -> bytes:
-        """The packed state to go on with in another process, which is also written to the training's folder where there is one.
+        """The state as bytes, for `recall` in another process; also written to the training's folder where the node has one.
 
-        Only private answers of the open round are in it: others can be computed again. A RowsError where clients keep more than
-        fits into a message, and the node has no folder.
+        Of the answers in the open round only private ones are in it, because others can be computed again. Raises RowsError where
+        clients remember more than fits into a message and the node has no folder.
         """
         memo, remembered = self.fleet.notes()
         given = tuple((name, sums) for name, sums in self._given.items() if name in self._private)
@@ -247,9 +258,10 @@ class Node:
         return saved
 
     def _write(self, place: Path, saved: bytes, named: set[str]) -> None:
-        """Write the saved state into the training's folder; older trainings are removed when a new one begins.
+        """Write the state `saved` to the file `place`, as the only writer of the training's folder, which is created.
 
-        `named` are the row files that the state refers to; others are removed, but for those of the state before.
+        When a training is written for the first time, old ones are deleted. `named` are the files of rows that the state refers
+        to: between rounds, all other such files are deleted, except those of the state before.
         """
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not place.exists():                                 # a training begins
@@ -261,7 +273,11 @@ class Node:
             self._named = named
 
     def recall(self, saved: bytes) -> None:
-        """Go on from a saved state, closing the round that is open; b"" begins without any memory."""
+        """Replace the state by one that `save` returned; b"" begins without any memory. An open round is closed as not finished.
+
+        The round that was open when it was saved is opened again. Takes the writer's lock of the training's folder, if that
+        exists.
+        """
         self.fleet.close(False)
         self._forget()
         self._training, self._named = b"", set()
@@ -284,10 +300,16 @@ class Node:
 
 
 def may_be_repeated(questions: Iterable[Any]) -> bool:
-    """Whether an all-or-nothing sum may be asked for again over fewer nodes: where clients add fresh noise to all of it."""
+    """Whether an all-or-nothing sum of these questions may be retried over fewer nodes: only if clients add noise to every one.
+
+    Without fresh noise, a row that comes late would be revealed as the difference of the two sums.
+    """
     return all(adds_shares(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:
-    """SHA-256 of all that nodes received with a question: where it differs between nodes, masks do not cancel."""
+    """SHA-256 (32 bytes) of the round, seed and model of a broadcast and of the packed question `ask`.
+
+    Masks are bound to it, so they do not cancel where the server sends nodes different models or questions.
+    """
     return hashlib.sha256(pack((broadcast.round, broadcast.seed, broadcast.params)) + ask).digest()

@@ -17,7 +17,7 @@ from fedtail.secure.encoding import U64, Blob, Key, Refused, decode, encode
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """From the server to one node."""
+    """A message from the server to one node."""
 
     run: Blob                           # another name is another run: the node begins afresh
     to: U64                             # which node it is in this run
@@ -29,7 +29,7 @@ class NodeMessage:
 
 @dataclass(frozen=True)
 class Reply:
-    """From the node."""
+    """A node's reply to one message."""
 
     about: Key                          # digest of the message
     answer: Blob = b""                  # sums in the clear, packed; with a masked row `silence`
@@ -38,7 +38,7 @@ class Reply:
 
 
 def read_reply(message: bytes, reply: bytes) -> Reply:
-    """The reply to a message; Refused where it is malformed, or answers another message."""
+    """Decode the reply to `message`. Raises Refused where it is malformed, or names the digest of another message."""
     read = decode(Reply, reply)
     if read.about != digest(message):
         raise Refused("an answer to another message came, too late.")
@@ -46,36 +46,39 @@ def read_reply(message: bytes, reply: bytes) -> Reply:
 
 
 def silence(clients: int) -> bytes:
-    """How many clients of a masked row are in it with zeros although they were to contribute, as bytes; none for none."""
+    """The `answer` field of a reply with a masked row: how many clients sent only zeros in it, as 4 bytes; b"" for 0."""
     return clients.to_bytes(4, "big") if clients else b""
 
 
 def silent_clients(answer: bytes) -> int:
-    """How many clients a reply with a masked row says to be in it with zeros; refused where that is no number."""
+    """How many clients sent only zeros in a masked row, from the `answer` field of its reply (see `silence`).
+
+    Raises Refused unless the field has 0 or 4 bytes.
+    """
     if len(answer) not in (0, 4):
         raise Refused("an answer with a masked row holds more than a number.")
     return int.from_bytes(answer, "big")
 
 
 def digest(message: bytes) -> bytes:
-    """The SHA-256 digest by which a reply names its message."""
+    """The SHA-256 digest (32 bytes) by which a reply names the message it answers."""
     return hashlib.sha256(message).digest()
 
 
 def message_bytes(value: NodeMessage | Reply) -> bytes:
-    """A message or reply in its wire format, to be read with `read_message` or `read_reply`."""
+    """Encode a message or a reply as bytes, which `read_message` or `read_reply` decodes."""
     return encode(value)
 
 
 def read_message(content: bytes) -> NodeMessage:
-    """The message that a node received; Refused where it is malformed."""
+    """Decode a message of the server. Raises Refused where it is malformed."""
     return decode(NodeMessage, content)
 
 
 @with_old_names
 @dataclass(frozen=True)
 class AnswerReport:
-    """Which clients answered a question and why others did not: reported beside the ledger, which it never changes."""
+    """How many clients answered one question, and why nodes did not. It is a report only: privacy accounting does not use it."""
 
     round: int
     question: int                       # which question of the round, from 0
@@ -85,6 +88,6 @@ class AnswerReport:
     exchanges: int = 1                  # with the nodes, keys and unmasking included
 
     def line(self) -> dict[str, Any]:
-        """The report as plain values for answers.jsonl, where `sampled` is still called "asked"."""
+        """The report as a dict of plain values for answers.jsonl, in which `sampled` is called "asked" and nodes are texts."""
         return {"round": self.round, "question": self.question, "asked": self.sampled, "answered": self.answered,
                 "exchanges": self.exchanges, "problems": {str(node): why for node, why in self.problems.items()}}

@@ -15,9 +15,10 @@ REMOVING = ".removing-"      # the name of a folder begins so when it counts no 
 
 
 def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
-    """Remove the folders of all but the `most` trainings that were used last, `used` being the last of all.
+    """Delete the subfolders of old trainings in `folder`: `used` stays, and so do the `most` - 1 others that were written last.
 
-    A training whose folder has another writer stays. A folder is renamed before it is removed, so that a crash leaves no half.
+    A training whose folder another process is writing stays as well. A folder is renamed before it is deleted, so that a crash
+    leaves no training half deleted; what a crash left of earlier deletions is deleted too. Other folders are not touched.
     """
     trainings = [place for place in folder.iterdir() if place.is_dir() and _is_training(place.name) and place != used]
     for place in sorted(trainings, key=_last_used, reverse=True)[most - 1:]:
@@ -32,14 +33,14 @@ def remove_old_trainings(folder: Path, most: int, used: Path) -> None:
 
 
 def _is_training(name: str) -> bool:
-    """Whether a folder's name is hexadecimal in lower case, as those of trainings are; others are not ours."""
+    """Whether `name` has the form of a training's folder: pairs of hexadecimal digits in lower case."""
     with suppress(ValueError):
         return bytes.fromhex(name).hex() == name
     return False
 
 
 def _last_used(place: Path) -> float:
-    """When the folder or a file in it was last written, in seconds by this machine's clock; 0 where it has gone."""
+    """When the folder or a file in it was last changed, in seconds since 1970; 0.0 where it does not exist."""
     with suppress(FileNotFoundError):
         return max(path.stat().st_mtime for path in (place, *place.iterdir()))
     return 0.0

@@ -10,7 +10,10 @@ from fedtail.deployment.node import PARTS
 
 
 def user_parts(value: Any) -> Iterator[type]:
-    """The classes that are sent with an algorithm and are not fedtail's own, each once: a user's risk and its helpers, say."""
+    """The classes sent to nodes with `value`, an algorithm, that are not fedtail's own: each once, such as a user's risk.
+
+    Classes of its fields, and those that a class declares in `sends`, are included.
+    """
     for kind in dict.fromkeys(classes_sent(value)):
         if kind not in PARTS and not kind.__module__.startswith("fedtail."):
             yield kind

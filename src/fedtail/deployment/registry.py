@@ -33,7 +33,10 @@ class NodeInfo:
     group: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is a key and a positive mass for each client, and a group for each or for none."""
+        """Raise ValueError unless there is at least one client, and for each an int64 key and a finite positive float64 mass.
+
+        `group` must be None, or hold one int64 for each client.
+        """
         count = len(self.key)
         fits = self.key.dtype == torch.int64 and self.mass.dtype == torch.float64 and self.key.ndim == 1 and count > 0
         if not fits or self.mass.shape != (count,) or not bool((self.mass.isfinite() & (self.mass > 0)).all()):
@@ -50,9 +53,10 @@ TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
 
 
 def node_info(settings: NodeSettings) -> bytes:
-    """The packed node info that a node with these settings sends; reads its data for keys, masses and groups.
+    """The packed node info that a node with these settings sends to the server; reads its data for keys, masses and groups.
 
-    With keys = "name" the clients' keys are hashed with the node's name, so that nodes need not agree on them.
+    With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
+    with keys = "data" the keys in the data are sent as they are.
     """
     population = settings.population()
     key = population.key
@@ -62,7 +66,7 @@ def node_info(settings: NodeSettings) -> bytes:
 
 
 def read_node_info(data: bytes) -> NodeInfo:
-    """The node info that a node sent; a ValueError where it is something else."""
+    """Unpack the node info that a node sent. Raises ValueError where the bytes hold something else or values are not valid."""
     info = unpack(data, TYPES)
     if not isinstance(info, NodeInfo):
         raise ValueError(f"a node sent a {type(info).__name__} as its node info.")
@@ -70,14 +74,14 @@ def read_node_info(data: bytes) -> NodeInfo:
 
 
 def name_seed(name: str) -> int:
-    """The seed, in [0, 2 ** 63), from which the keys of a node's clients are hashed: a digest of the node's name."""
+    """A seed in [0, 2 ** 63) from the first 8 bytes of SHA-256 of a node's name, with which its clients' keys are hashed."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") & LARGEST
 
 
 @with_old_names
 @dataclass(frozen=True)
 class ClientRegistry:
-    """The client registry: what a server knows of its clients, enough to sample a cohort and to reach it."""
+    """What a server knows of its clients, enough to sample a cohort and to reach it: for each client a key, a mass and a node."""
 
     key: Tensor                 # (clients,) int64, as in the population
     mass: Tensor                # (clients,) float64
@@ -86,27 +90,32 @@ class ClientRegistry:
     group: Tensor | None = None  # (clients,) int64
 
     def __len__(self) -> int:
+        """The number of clients at all nodes together."""
         return len(self.key)
 
     @property
     def nodes(self) -> int:
-        """How many nodes hold clients."""
+        """The number of nodes that hold at least one client."""
         return len(self.node.unique())
 
     def counts(self, cohort: Cohort) -> dict[int, int]:
-        """By node, how many clients of a cohort it holds; nodes without any are left out."""
+        """The number of a cohort's clients at each node, by node in ascending order; nodes without any of them are left out."""
         nodes, counts = self.node[cohort.ids].unique(return_counts=True)
         return dict(zip(nodes.tolist(), counts.tolist(), strict=True))
 
     def cohort_at(self, cohort: Cohort, node: int) -> Cohort:
-        """The part of a cohort that one node holds, with ids that are the clients' places at that node."""
+        """The clients of a cohort that node `node` holds, as a cohort of their own.
+
+        Its ids are positions in that node's population, instead of positions in this registry. Empty where the node holds none.
+        """
         here = self.node[cohort.ids] == node
         return Cohort(self.place[cohort.ids[here]], cohort.key[here], cohort.importance[here], cohort.mass_bound)
 
     def with_node(self, node: int, key: Tensor, mass: Tensor, group: Tensor | None = None) -> ClientRegistry:
-        """The registry with one more node after all others, so that earlier clients keep their places.
+        """A new registry with one more node appended: clients with these keys, masses and groups, in the order of its population.
 
-        A ValueError where its number is not above theirs, a key is known already, or only one side has groups.
+        Earlier clients keep their positions. Raises ValueError where `node` is not above all earlier numbers, where a key occurs
+        twice, or where the new node has groups and the others do not, or the reverse.
         """
         if len(self) and node <= int(self.node[-1]):
             raise ValueError(f"node {node} is registered, or before others that are. A node that joins gets the next number.")
@@ -121,6 +130,6 @@ class ClientRegistry:
 
     @classmethod
     def empty(cls) -> ClientRegistry:
-        """A registry without nodes, to which they are added with `with_node`."""
+        """A registry without clients; `with_node` returns one with a node added."""
         whole = torch.zeros(0, dtype=torch.int64)
         return cls(whole, torch.zeros(0, dtype=torch.float64), whole, whole)

@@ -38,11 +38,12 @@ LONGEST = 200                                                        # of what a
 
 @with_old_names
 class RemoteFleet:
-    """Sends questions to nodes; each returns one partial sum for each question, in the clear or under masks.
+    """Sends questions to nodes; each node returns one partial sum for each question, in the clear or under masks.
 
-    A node that is missing from what `exchange` returns has failed, and so has one whose answer is malformed; their
-    clients do not contribute to that question, and `reports` says so. `schedule` is how masked sums share their exchanges
-    (see `fedtail.deployment.masking`). `forgets` says whether nodes may lose what their clients remember.
+    `exchange` sends a message to each of some nodes and returns the replies by node. A node that is missing from them has failed,
+    and so has one whose answer is malformed: their clients do not contribute to that question, and `reports` says so. `schedule`
+    says which exchanges a masked sum takes (see `fedtail.deployment.masking`). `forgets` says whether nodes may lose what their
+    clients remember.
     """
 
     in_one_process = False
@@ -50,7 +51,7 @@ class RemoteFleet:
     loses_clients = True
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
-        """Begin a run under a fresh random name; nothing is sent. ValueError for an unknown schedule."""
+        """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule."""
         schedule = new_value("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
@@ -71,18 +72,21 @@ class RemoteFleet:
         self._silent: dict[int, int] = {}                    # clients by node that the masked row holds with zeros only
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
-        """The cohort of a round, by `draw`.
+        """The cohort of round `round`; `draw` samples the cohort of a round number.
 
-        Where keys travel ahead, the next round's is sampled too and used when that begins.
+        With the schedule "ahead" the cohort of the next round is sampled now too, because its keys are exchanged with this round,
+        and stored until this is called for that round.
         """
         cohort = self._drawn.pop(round, None) or draw(round)
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
     def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
-        """Begin a round with a cohort.
+        """Begin a round with a cohort, and clear `reports`. Nothing is sent yet.
 
-        Nothing is sent yet: the broadcast, without its noise seed, travels with the first question.
+        For each node with sampled clients, the broadcast (round, seed, model; never the noise seed) is queued with its part of
+        the cohort, and sent with the first question, after the message about how the node's last round ended, if that is still
+        unsent.
         """
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
         self._counts, self._masked_round = self.population.counts(cohort), -1
@@ -91,9 +95,10 @@ class RemoteFleet:
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the sum over the nodes that answered, asked in the clear, or their rows where it gathers.
+        """For each question the encoded sum over the nodes that answered, (width,); their clients' rows where it gathers.
 
-        RoundLost where no node answered; `reports` says which did not and why.
+        The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises
+        RoundLost where no node answered.
         """
         ask = self._pack_question(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
@@ -107,10 +112,11 @@ class RemoteFleet:
 
     def collect_masked(self, questions: tuple[Question, ...], encoding: Any, threshold: int,
                        again: Callable[[], None], graph: Graph | None = None, needed: int = 0) -> list[Tensor]:
-        """For each question the sum over `threshold` clients or more, none of whose rows is seen here; RoundLost for fewer.
+        """For each question the sum over `threshold` clients or more, (width,) int64 modulo 2 ** modulus_bits; rows stay masked.
 
-        Nothing is unmasked where fewer than `needed` answered with more than zeros. `again` is called before a retry, and charges
-        for it; sums without noise have none. `graph` says which nodes share masks; None: all of them.
+        Nothing is unmasked where fewer than `needed` clients answered with more than zeros. `again` is called before a retry and
+        charges the ledger for it; sums without noise are never retried. `graph` says which nodes share masks; None: every pair.
+        Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -119,13 +125,13 @@ class RemoteFleet:
         self._asking = self._pack_question(questions, encoding)
 
         def retry_context() -> bytes:
-            """Charge for the retry, mark the question as a second attempt, and give its context digest."""
+            """Charge for the retry, mark the question as a second attempt, and return the context digest of that question."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
             return context_digest(self._broadcast, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
-            """Raise TooFew where these nodes hold too few clients that answered with more than zeros."""
+            """Raise TooFew where these nodes hold under `threshold` clients, or under `needed` that sent more than zeros."""
             silent = sum(self._silent.get(node, 0) for node in members) if needed else 0
             refuse_few(self._counts, max(needed + silent, threshold), members)
 
@@ -144,7 +150,11 @@ class RemoteFleet:
         return list(torch.from_numpy(found.total).split(widths))
 
     def close(self, finished: bool) -> None:
-        """End a round. Nothing is sent: nodes that heard of it learn with their next message whether it was `finished`."""
+        """End the round; `finished` is whether it was completed. Nothing is sent.
+
+        For nodes that received the round's broadcast, a message about its end is queued for their next question; for the others
+        the broadcast is dropped. A round that was not finished is added to the lost rounds, which later broadcasts name.
+        """
         if not finished:
             self._nodes = replace(self._nodes, lost=(*self._nodes.lost, self._broadcast.round)[-MOST_LOST:])
         for node in self._counts:
@@ -155,27 +165,36 @@ class RemoteFleet:
         self._counts = {}
 
     def view(self) -> None:
-        """None: a server has no view of single clients; `reports` says which answered."""
+        """Always None: a server cannot see single clients. `reports` says how many answered and which nodes failed."""
 
     def finish(self) -> None:
-        """Send nodes how their last round ended, once training is over, so that they keep what it left."""
+        """After the last round, tell nodes that have not heard it yet how their round ended, so that they store what it left.
+
+        One exchange, and none where nothing is unsent.
+        """
         waiting = {node: b"" for node, broadcasts in self._unsent.items() if broadcasts}
         if waiting:
             self._exchange_messages(waiting, waiting)
 
     def memory(self) -> ClientMemory:
-        """What is sent to nodes so that they find what their clients keep, for a checkpoint.
+        """For a checkpoint: the name of this training and its lost rounds, by which nodes find what their clients remember.
 
-        None of the memory itself is seen here.
+        The memory itself stays at the nodes: `kept` is {}. `nodes` is None before the first round.
         """
         return ClientMemory(self.population.key, {}, self._nodes if self._broadcast.round >= 0 else None)
 
     def recall(self, memory: ClientMemory) -> None:
-        """Go on with the training of a checkpoint, whose nodes remember by themselves; without one, a new training begins."""
+        """Continue the training that a checkpoint's `memory` names, so that nodes find what their clients remember in it.
+
+        Where `memory.nodes` is None a new training begins, under a random name.
+        """
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
     def _open_masked(self, threshold: int, graph: Graph | None) -> None:
-        """Begin the round's secure sums with its first masked question; later calls in the round change nothing."""
+        """Begin the round's secure sums, at its first masked question; further calls in the same round do nothing.
+
+        With the all-or-nothing schedule, the first call of a run exchanges keys with all registered nodes.
+        """
         if self._masked_round == self._broadcast.round:
             return
         upcoming = self._drawn.get(self._broadcast.round + 1)
@@ -185,12 +204,16 @@ class RemoteFleet:
         self._masked_round = self._broadcast.round
 
     def _pack_question(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """The packed questions of the round, after what was noted of the one before (problems, exchanges, zeros) was reset."""
+        """The questions of the open round, packed for nodes; resets the problems, exchanges and zeros noted for the last ones."""
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
     def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Exchange messages of the secure sum, by node; those that ask for a row travel with the question itself."""
+        """Send each node its message of the secure sum, and return the replies' messages of the secure sum, both by node.
+
+        A message that asks for a row is sent with the question itself; how many of that node's clients sent only zeros is then
+        noted in `_silent`. Nodes that failed are left out, with the reason in `_problems`.
+        """
         asks = {node: self._asking for node, bundle in contents.items() if node in self._counts and asks_for_row(bundle)}
         replies = self._exchange_messages(contents, asks)
         for node in asks.keys() & replies.keys():
@@ -202,10 +225,11 @@ class RemoteFleet:
         return {node: reply.secure for node, reply in replies.items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
-        """Send each node its message and give the replies, in the order of the nodes; a node that failed is left out and noted.
+        """Send one message to each node in `secure` and return the replies by node, in the same order; counts one exchange.
 
-        `secure` are messages of the secure sum by node, `asks` the questions; broadcasts go with a question until a node has
-        them.
+        `secure` holds messages of the secure sum (b"" for none), `asks` the packed questions. Nodes in `asks` are also sent their
+        unsent broadcasts, which are then dropped unless the reply has a problem. A node with no reply or a malformed one is left
+        out. A reply with a problem is returned. The reasons of all of these are noted in `_problems`.
         """
         messages = {}
         for node, bundle in secure.items():
@@ -231,9 +255,9 @@ class RemoteFleet:
         return replies
 
     def _sums(self, node: int, reply: Reply, questions: tuple[Question, ...], encoding: Any) -> tuple[Tensor, ...] | None:
-        """A node's sums in the clear, one per question.
+        """The sums in a node's reply, one tensor for each question, checked for shape, dtype and range.
 
-        None where it reported a problem or its answer is malformed, which is noted.
+        None where the reply holds a problem or the answer is malformed; the latter is noted in `_problems`.
         """
         if reply.problem:
             return None
@@ -248,12 +272,16 @@ class RemoteFleet:
         return sums
 
     def _note_refused(self) -> None:
-        """Note why messages of nodes were refused since the last call; what is noted of a node already stays."""
+        """Note in `_problems` why messages of secure sums were refused since the last call; a node's earlier reason is kept."""
         for node, why in self._masking.take_refused():
             self._problems.setdefault(node, str(why))
 
     def _report(self, nodes: Iterable[int]) -> None:
-        """Add the report of a question whose sums hold the answers of these nodes, and set `answered` to their clients."""
+        """Append to `reports` the report of a question whose sums hold the answers of `nodes`; none: nothing was released.
+
+        Sets `answer_count` to the number of clients at these nodes, and `answered_beside_largest` to those outside the largest of
+        them.
+        """
         self._note_refused()
         counts = [self._counts[node] for node in nodes]
         self.answer_count = answered = sum(counts)
@@ -263,14 +291,18 @@ class RemoteFleet:
 
 
 def asks_for_row(bundle: bytes) -> bool:
-    """Whether a bundle of messages of the secure sum asks for a masked row, so that the question must go with it."""
+    """Whether a bundle of secure-sum messages asks a node for a masked row, so that the question must be sent along.
+
+    Raises Refused where the bundle is malformed.
+    """
     return any(peek(message)[0] in (MaskedAsk, AskAll, SparseAsk) for message in unbundled(bundle))
 
 
 def check_answer(one: Any, lead: tuple[int, ...], width: int, encoding: Any) -> None:
-    """Raise Refused for an answer that is no sum: another shape or dtype, numbers that are not finite, or beyond the modulus.
+    """Raise Refused unless `one`, a node's answer, is a finite tensor of shape (*lead, width) and of the encoding's dtype.
 
-    `lead` is (clients,) where rows are gathered, else ().
+    That is float64 where the encoding has no modulus; else int64, with values in [0, 2 ** modulus_bits). `lead` is (clients,)
+    where rows are gathered, else ().
     """
     bits = encoding.modulus_bits
     wanted = torch.float64 if bits is None else torch.int64

@@ -23,21 +23,22 @@ WORDS = {"name": "name = \"hospital-3\"", "experiment": "experiment = \"experime
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """A node's own settings; paths are relative to the file.
+    """The settings of a node, which its operator writes; paths are relative to the file's folder.
 
-    `experiment` is this node's copy of the experiment: its model, and the parts it is willing to run. `data` is an `.npz` or
-    `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. A row is summed over `minimum`
-    nodes or more, and with `masked_only` nothing is answered in the clear. `keys` "name" makes clients' keys from the node's
-    name, so that nodes need not agree on them; "data" takes those of a saved population. Models are evaluated on examples
-    that are never trained on: a `test_share` of each client's, or those of a file `test`, whose clients have the same names.
-    What clients keep between rounds is kept for the last `trainings`. Where each node shares masks with few others, this one
-    refuses unless they are enough for rows to stay secret with a share of `corrupted` nodes on the server's side.
-    Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file, "." is its
-    own) and packages that the node's operator lists in `trust`.
-    With `identity`, the file of this node's own identity key, and `pinned`, the public keys of all nodes as their operators gave
-    them, only signed sums are answered, against a server that departs from the protocol with up to `colluding` other nodes.
-    With `answer_after` every answer leaves so many seconds after its message came, or a multiple of them where it takes longer:
-    otherwise the time tells who is in the tail. 0 answers at once.
+    `experiment` is this node's own copy of the experiment file: its model, and the parts it is willing to run. `data` is an
+    `.npz` or `.parquet` file, a saved population, or a folder of LEAF files; `columns` names its arrays. With `keys` "name" the
+    clients' keys are hashed with the node's name, so that nodes need not agree on them; with "data" they are those of a saved
+    population. Models are evaluated on examples that are never trained on: a `test_share` of each client's, or those of a file
+    `test`, whose clients are matched by name. What clients remember between rounds is stored for the last `trainings` trainings.
+    Code that the experiment names and that is not fedtail's is imported only from the folders (relative to the file; "." is its
+    own) and packages in `trust`.
+
+    A row is revealed only in a sum over `minimum` nodes or more, and with `masked_only` nothing is answered without masks. Where
+    each node shares masks with few others, this node refuses unless rows stay secret with a share of `corrupted` nodes on the
+    server's side. With `identity`, the file of this node's secret key, and `pinned`, the public keys of all nodes as their
+    operators gave them, only signed sums are answered, against a server that departs from the protocol with up to `colluding`
+    other nodes. With `answer_after` every answer is sent that many seconds after its message came, or a multiple of it where
+    computing takes longer, so that the time does not reveal who is in the tail; 0 answers at once.
     """
 
     folder: Path
@@ -59,7 +60,10 @@ class NodeSettings:
     answer_after: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a value out of range, or for both of `test` and `test_share`."""
+        """Raise ValueError for a value out of range, for both of `test` and `test_share`, and for an incomplete identity.
+
+        An identity is incomplete where only one of `identity` and `pinned` is given, or `colluding` without them.
+        """
         if self.minimum < 2:
             raise ValueError(f"minimum must be at least 2 nodes, got {self.minimum}: the sum over one node is that node's.")
         if self.keys not in ("name", "data"):
@@ -82,7 +86,10 @@ class NodeSettings:
 
     @classmethod
     def read(cls, path: str | Path) -> NodeSettings:
-        """The settings in a file, usually node.toml; a ValueError says what is missing, unknown or of the wrong type."""
+        """The settings in a TOML file, usually node.toml. Raises ValueError where the file or a needed setting is missing.
+
+        The same error says which setting is unknown, of the wrong type or out of range. `folder` becomes that of the file.
+        """
         place = Path(path)
         if not place.is_file():
             raise ValueError(f"there is no file {place}. `fedtail deploy init` writes one to start from.")
@@ -102,12 +109,18 @@ class NodeSettings:
         return cls(folder=place.resolve().parent, **given)
 
     def site(self, seed: int = 0) -> Site:
-        """The node as a transport sees it; data and model are read when they are first needed. The module is made with `seed`."""
+        """The `Site` that answers messages for this node; data and model are read only when a message first needs them.
+
+        `seed` is for making the model. The file of the identity key is read here: ValueError where it is named and not valid.
+        """
         return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
                     answer_after=self.answer_after)
 
     def own_identity(self) -> Identity | None:
-        """The identity that this node signs with, read from its file; None where it does not sign."""
+        """This node's identity: the secret key from the file `identity`, and the keys in `pinned`; None where no file is named.
+
+        Raises ValueError where the file or a pinned key is not 64 hexadecimal digits.
+        """
         if not self.identity:
             return None
         from fedtail.deployment.keys import public_identity, read_identity
@@ -115,13 +128,14 @@ class NodeSettings:
         return Identity(read_identity(self.folder / self.identity), tuple(map(public_identity, self.pinned)), self.colluding)
 
     def population(self) -> Population:
-        """The clients of this node with the examples they train on, read from `data`."""
+        """The clients of this node with the examples they train on, read from `data` anew at each call."""
         return self.splits()[0]
 
     def splits(self) -> tuple[Population, Population | None]:
-        """The clients with the examples they train on, and with those that models are evaluated on, or None.
+        """The pair (train, test): this node's clients with the examples they train on, and with those models are evaluated on.
 
-        The second are those of `test`, or a `test_share` of each client's examples.
+        Test examples come from the file `test`, or are a random `test_share` of each client's examples in `data`. Where neither
+        is set, test is None and clients train on all their examples. The files are read at each call.
         """
         from fedtail.data.opening import open_any
 
@@ -131,9 +145,10 @@ class NodeSettings:
         return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
     def node(self, seed: int) -> Node:
-        """The part that computes: this node's data, with the model and the parts of its own experiment file.
+        """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.
 
-        Code of the experiment is imported only from what `trust` lists.
+        `seed` is for making the model. Code that is not fedtail's is imported only from what `trust` lists. The clients' memory
+        is kept in the folder `memory` beside the settings.
         """
         from fedtail.deployment.deployed_experiment import deployed_experiments
         from fedtail.deployment.node import Node
@@ -148,9 +163,9 @@ class NodeSettings:
 
 
 def match_by_name(test: Population, clients: Population) -> Population:
-    """The clients of `test` whose names are among those of `clients`, with the keys they have there.
+    """The clients of `test` whose names occur in `clients`, in the order of `test`, with the keys that they have in `clients`.
 
-    A ValueError where a population has no names, or where none match.
+    Raises ValueError where either population has no names, or no name occurs in both.
     """
     if test.names is None or clients.names is None:
         raise ValueError("the clients of test are found by their names, which a population without names does not have. Save "

@@ -24,36 +24,43 @@ MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computi
 
 
 class Computing(Protocol):
-    """The part of a node that computes: see `Node`."""
+    """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
     def tell(self, message: bytes) -> None:
-        """Receive the packed beginning or end of a round."""
+        """Receive the broadcast that begins a round (a packed `Open`) or ends one (a packed `Close`); Refused for any other."""
         ...
 
     def answer(self, ask: bytes) -> bytes:
-        """The packed answer to a packed question, in the clear; Refused where it may not be answered."""
+        """The packed answer to a packed question, without masks: sums over this node's clients, or gathered rows.
+
+        Raises Refused where the question is malformed or is not about the round that is open.
+        """
         ...
 
     def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
-        """The answer to a packed question as a row of integers modulo 2 ** modulus_bits, and the context digest of its mask."""
+        """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
+
+        The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
+        Refused where the question may not be answered under masks.
+        """
         ...
 
     def silent(self, ask: bytes) -> int:
-        """How many of its clients sent zeros in that row although they were to contribute to the sum."""
+        """How many of this node's clients sent only zeros in the row for this question although they were to contribute to it."""
         ...
 
     def save(self) -> bytes:
-        """The state as bytes, for another process."""
+        """The state of this part as bytes, which `recall` takes in another process."""
         ...
 
     def recall(self, saved: bytes) -> None:
-        """Take over a saved state; b"" is a fresh start."""
+        """Replace the state of this part by one that `save` returned; b"" begins without any state."""
         ...
 
 
 @dataclass(frozen=True)
 class SiteState:
-    """The state of a node between two messages."""
+    """The saved state of a `Site` between two messages."""
 
     run: Blob = b""
     me: U64 = 0
@@ -63,19 +70,25 @@ class SiteState:
 
 
 class Site:
-    """One node of a deployment: `handle(message) -> reply`, bytes both ways, whatever the transport.
+    """One node of a deployment, as a transport sees it: `handle(message) -> reply`, bytes both ways.
 
-    `node` makes the part that holds the data, when it is first needed. A row is summed over `minimum` nodes or more. Nothing is
-    answered in the clear, unless `masked_only` is off. Between messages the state can be saved and given to a new process; keep
-    only one copy, where only this node reads it. Where nodes share masks with few others, rows must stay secret with a share of
-    `corrupted` nodes on the server's side. An error is reported to the server by its type only, and logged here in full.
-    With an `identity` it answers signed sums only. Clients with weight take longer than those without: with `answer_after` every
-    reply leaves so many seconds after its message came, or a multiple of them where it takes longer, so that the time does not
-    tell the weight.
+    `node` makes the part that holds the data, when it is first needed. A row is revealed only in a sum over `minimum` nodes or
+    more, and nothing is answered without masks unless `masked_only` is off. Where each node shares masks with few others, rows
+    must stay secret even if a share of `corrupted` nodes is on the server's side. With an `identity` only signed sums are
+    answered. Of an error that is not a refusal, the server is sent only the type; it is logged here in full.
+
+    Clients with weight take longer to answer than those without. With `answer_after` every reply is therefore sent that many
+    seconds after its message came, or a multiple of it, so that the time does not reveal who has weight. Between messages the
+    state can be saved and restored in another process; store one copy only, where only this node reads it.
     """
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
+        """Store the settings; nothing is loaded or computed yet. Raises ValueError unless 0 <= `answer_after` < infinity.
+
+        `node` returns the part that computes; it is called when the data are first needed, and again after `recall`.
+        `repetitions` is how often the server may repeat an all-or-nothing sum over fewer nodes.
+        """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
         self._make, self._identity = node, identity
@@ -89,15 +102,16 @@ class Site:
         self._silent = 0                                     # of its clients in the row it is about to send
 
     def save(self) -> bytes:
-        """The whole state as bytes, secrets included: for a place that only this node reads."""
+        """The whole state of this node as bytes, for `recall`. It holds secrets: store it where only this node reads."""
         participant = self._participant.save() if self._participant else b""
         return encode(SiteState(self._run, self._me, tuple(self._broadcasts), participant,
                                 self._node.save() if self._node is not None else self._saved_node))
 
     def recall(self, saved: bytes) -> Site:
-        """Take over a saved state in place of the present one, and give this site.
+        """Replace this node's state by one that `save` returned, and return this same object.
 
-        The computing part is loaded again when needed.
+        The part that computes is dropped; it is made again, and given its own saved state, when a message next needs it. Raises
+        Refused where the bytes are malformed.
         """
         state = decode(SiteState, saved)
         self._run, self._me, self._broadcasts, self._saved_node = state.run, state.me, list(state.broadcasts), state.node
@@ -107,10 +121,11 @@ class Site:
         return self
 
     def handle(self, content: bytes, began: float | None = None, keep: Callable[[bytes], None] | None = None) -> bytes:
-        """The reply to a message of the server; an error becomes a reply too.
+        """The reply to a message of the server, as bytes. A bad message does not raise: the reply then holds a `problem`.
 
-        `began` is when the message came, by `time.monotonic()`; now, where it is left out. `keep` takes the state afterwards, for
-        another process, within the time after which the reply is given.
+        `began` is the time by `time.monotonic()` at which the message came; None: now. If `keep` is given, it is called with the
+        saved state after the reply is computed. Then this sleeps until a multiple of `answer_after` seconds after `began`, unless
+        that is 0.
         """
         began = time.monotonic() if began is None else began
         reply = self._reply(content)
@@ -121,7 +136,11 @@ class Site:
         return reply
 
     def _reply(self, content: bytes) -> bytes:
-        """The reply, as soon as it is computed."""
+        """The reply to a message, without the wait of `answer_after`; any exception becomes a reply that holds its `error_text`.
+
+        Changes the state: a new run begins afresh, and the message's broadcasts join those that wait for the part that computes.
+        Only the newest MOST_BROADCASTS of them are kept.
+        """
         about = digest(content)
         try:
             message = read_message(content)
@@ -134,7 +153,11 @@ class Site:
             return message_bytes(Reply(about, problem=error_text(why).encode()))
 
     def _begin(self, message: NodeMessage) -> None:
-        """Begin afresh where the message is of another run; Refused where it is for another node."""
+        """If the message belongs to another run than the last one, forget that run and take this node's number from the message.
+
+        Waiting broadcasts and the secrets of secure sums are dropped with the old run. Raises Refused where the message is for a
+        node of another number.
+        """
         if message.run != self._run:
             self._run, self._me, self._broadcasts = message.run, message.to, []      # what clients keep is of a training
             self._participant = None
@@ -142,7 +165,11 @@ class Site:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
     def _answer_in_the_clear(self, message: NodeMessage) -> bytes:
-        """The packed answer to the message's question, b"" without one; Refused where this node answers under masks only."""
+        """The packed answer to the message's question, without masks; b"" where it asks none.
+
+        Broadcasts that wait are passed on to the part that computes first. Raises Refused for a question where `masked_only` is
+        on.
+        """
         if not message.ask:
             if message.broadcasts:                           # how the last round of a training ended
                 self._loaded_node()
@@ -152,7 +179,11 @@ class Site:
         return self._loaded_node().answer(message.ask)
 
     def _answer_masked(self, about: bytes, message: NodeMessage) -> Reply:
-        """The reply to the message's part of a secure sum; what was refused in it is reported as its problem."""
+        """The reply to the message's part of a secure sum: key exchange, masked row or unmasking, whichever the server asks for.
+
+        `about` is the digest of the message. Texts of what was refused are joined into the reply's `problem`; the rest is still
+        answered.
+        """
         if self._participant is None:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
@@ -161,7 +192,11 @@ class Site:
         return Reply(about, silence(self._silent), answer, "; ".join(map(str, refused)).encode())
 
     def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
-        """The integer row and context digest for a masked question; any error becomes Refused, in words without data."""
+        """The pair (row of integers, context digest) for a masked question; sets `_silent` to the clients in it with zeros only.
+
+        Raises Refused where the message holds no question. Any other error becomes Refused as well, with a text that holds no
+        data.
+        """
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
@@ -174,7 +209,7 @@ class Site:
             raise Refused(error_text(why)) from why
 
     def _loaded_node(self) -> Computing:
-        """The computing part, made and recalled at the first call, after it has received the broadcasts that waited for it."""
+        """The part that computes, after it received all waiting broadcasts; the first call makes it and restores its state."""
         if self._node is None:
             node = self._make()
             node.recall(self._saved_node)
@@ -185,7 +220,10 @@ class Site:
 
 
 def wait_for_multiple(began: float, seconds: float) -> None:
-    """Sleep until the next positive multiple of `seconds` after `began`; where it is not the first, that is logged."""
+    """Sleep until 1, 2, 3, ... times `seconds` after `began` (by `time.monotonic()`), whichever of these times comes next.
+
+    Logs a warning where it is not the first, because the multiple reveals roughly how long the answer took.
+    """
     taken = time.monotonic() - began
     multiple = max(1, math.ceil(taken / seconds))
     if multiple > 1:
@@ -195,9 +233,9 @@ def wait_for_multiple(began: float, seconds: float) -> None:
 
 
 def error_text(why: Exception) -> str:
-    """What the server may be told of an error: the text of a refusal, which is about its message; of others only the type.
+    """The text about an error that may be sent to the server: the whole text of a Refused, of any other exception only its type.
 
-    Any other error could hold data; it is logged here in full.
+    A Refused is about the server's own message; any other error could hold data, so it is logged here in full instead.
     """
     if isinstance(why, Refused):
         return str(why)

@@ -55,7 +55,7 @@ HELD_OUT = 0.2          # of each client's examples
 
 @dataclass(frozen=True)
 class Compared:
-    """One method on the deployment and in the simulator."""
+    """How the model of one method, trained on the deployment, compares with the simulator's, and what the exchanges took."""
 
     method: str
     rounds: int
@@ -70,9 +70,11 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
-    """Write a deployment on the digits into a new folder, each node's data beside its settings; gives it and all clients.
+    """Write a deployment on the digits data with 8 clients at each node into a new folder, and return (folder, all clients).
 
-    A `share` of the clients is sampled each round. With `evaluates`, nodes hold out examples and evaluate on them.
+    Each node's data are saved beside its settings. A `share` of the clients is sampled in each round, and a row is summed over
+    `minimum` nodes or more. With `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the
+    folder is not empty.
     """
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)
@@ -94,14 +96,14 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
 
 
 def node_names(nodes: int) -> list[str]:
-    """The names of so many nodes: node-1, node-2, ..."""
+    """The names "node-1", "node-2", ... of `nodes` nodes."""
     return [f"node-{number}" for number in range(1, nodes + 1)]
 
 
 def compare_with_simulator(folder: DeploymentFolder, population: Population, method: str, out: Path, seed: int = 0) -> Compared:
-    """Train the method in the simulator on the cohorts of a finished deployed run, with integer sums, and compare the models.
+    """Train `method` in the simulator, on the cohorts of a finished deployed run and with integer sums, and compare the models.
 
-    `out` is the run's folder, `population` the clients of all nodes.
+    `out` is the run's folder, whose files are read; `population` holds the clients of all nodes; `seed` must be the run's.
     """
     from safetensors.torch import load_file
 
@@ -121,9 +123,10 @@ def compare_with_simulator(folder: DeploymentFolder, population: Population, met
 
 
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
-    """Run both methods on a deployment on this machine, and compare each with the simulator; every process is ended in any case.
+    """Run FedAvg and Delta-FL on a deployment on this machine, and return for each how it compares with the simulator.
 
-    `say` is given lines of progress, `patience` is in seconds for each run. A ValueError for fewer than 3 nodes.
+    Everything is written to the new folder `path`. `say` is called with lines of progress; `patience` is the seconds allowed for
+    each run. Every process is ended in any case. Raises ValueError for fewer than 3 nodes, RuntimeError where a run fails.
     """
     if nodes < 3:
         raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")

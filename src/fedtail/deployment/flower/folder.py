@@ -63,31 +63,31 @@ test_share = {test_share}        # of each client's examples: never trained on, 
 
 @dataclass(frozen=True)
 class DeploymentFolder:
-    """The paths in the folder of a deployment."""
+    """The paths of the files and folders in a deployment's folder, `path`."""
 
     path: Path
 
     @property
     def app(self) -> Path:
-        """The folder of the Flower app, for `flwr run`."""
+        """The folder `app` of the Flower app, which `flwr run` takes."""
         return self.path / "app"
 
     @property
     def server(self) -> Path:
-        """The folder of what the server needs: certificates and keys."""
+        """The folder `server` with what the server needs: certificates, its key, and the configuration of `flwr`."""
         return self.path / "server"
 
     @property
     def home(self) -> Path:
-        """The folder where `flwr` finds its configuration (FLWR_HOME)."""
+        """The folder `server/home` in which `flwr` finds its configuration; the environment variable FLWR_HOME names it."""
         return self.server / "home"
 
     def node(self, name: str) -> Path:
-        """The folder of what one node needs, which is copied there."""
+        """The folder `nodes/NAME` with all that one node needs; it is copied to the node."""
         return self.path / "nodes" / name
 
     def write_link_config(self, address: str) -> None:
-        """Write the configuration with which `flwr` finds the SuperLink at `address`, "host:port"."""
+        """Write home/config.toml, with which `flwr` finds the SuperLink at `address` ("host:port") and verifies its identity."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "{address}"\n'
@@ -96,10 +96,10 @@ class DeploymentFolder:
 
 def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
                      **of_nodes: Any) -> DeploymentFolder:
-    """Write everything for a deployment, with fresh keys, into a new folder; FileExistsError where it is not empty.
+    """Write everything for a deployment of the file `experiment` into a folder, with fresh keys, and return its paths.
 
-    `host` and `port` are how nodes reach the server; `of_nodes` are settings of all nodes, as for `write_node`. A ValueError for
-    fewer than two nodes, or two of one name.
+    `host` and `port` are how nodes reach the server; `of_nodes` are the arguments of `write_node` for all nodes. Raises
+    FileExistsError where the folder is not empty, and ValueError for fewer than two nodes or two of one name.
     """
     if path.exists() and any(path.iterdir()):
         raise FileExistsError(f"{path} is not empty. Keys are made once: choose a new folder.")
@@ -120,9 +120,10 @@ def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: s
 
 def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
                keys: str = "name", test_share: float = 0.0) -> None:
-    """Write the folder of one node: its settings, a fresh key, the server's certificate and a copy of the experiment.
+    """Write the folder of one node: node.toml, a new key pair, the server's certificate, and a copy of the experiment file.
 
-    Nothing in it is another node's secret. `data` is the name of its data file there, `minimum` the nodes a row is summed over.
+    `data`, `minimum`, `keys` and `test_share` go into node.toml: the data file in that folder, over how many nodes a row is
+    summed at least, where clients' keys come from, and the share of examples held out. Raises FileExistsError where it has a key.
     """
     place = folder.node(name)
     make_node_key(place)
@@ -133,7 +134,7 @@ def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str 
 
 
 def startup_commands(folder: DeploymentFolder, nodes: Sequence[str], host: str, port: int) -> str:
-    """The commands to type on the server and on each node, as text to print."""
+    """A text with the shell commands that start the server, register and start these nodes, and submit or resume a run."""
     server, quiet = folder.server, "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
     registered = "\n".join(f"  flwr supernode register {folder.node(name) / 'key.pub'} {LINK}" for name in nodes)
     return f"""\

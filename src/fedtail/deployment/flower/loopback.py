@@ -25,10 +25,10 @@ QUIET = {
 
 
 class Loopback:
-    """Starts and ends the processes of a deployment; leaving the `with` block ends every one of them."""
+    """Starts and ends the processes of a deployment on this machine; leaving the `with` block ends every one of them."""
 
     def __init__(self, folder: DeploymentFolder):
-        """Choose a free port for the SuperLink and write it into the folder's configuration; nothing is started yet."""
+        """Choose a free port for the SuperLink and write its address into the configuration of `flwr`; nothing is started."""
         self.folder, self.port = folder, free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self._seen: set[int] = set()
@@ -37,16 +37,16 @@ class Loopback:
         self.folder.write_link_config(f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Loopback:
-        """From here to the end of the block SIGTERM leaves the block, so that all processes are ended.
+        """Until the block ends, SIGTERM exits this process with code 143 by way of `__exit__`, so that all processes are ended.
 
-        In other threads than the main one signals are left alone.
+        In a thread other than the main one, signals are left alone.
         """
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # which leaves by way of __exit__
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every process of the deployment and those they started, by force where needed; SIGTERM is handled as before."""
+        """End every process of the deployment and all that they started, by SIGKILL where needed; restore SIGTERM's handler."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
         self.note_children()
@@ -56,9 +56,9 @@ class Loopback:
             send_signal(pid, signal.SIGKILL)
 
     def start_link(self, patience: float = 60.0) -> None:
-        """Start the SuperLink, on a database that outlasts it, and wait until it answers.
+        """Start the SuperLink with its database in the server's folder, and wait until it answers.
 
-        RuntimeError after `patience` seconds.
+        Raises RuntimeError where it ends by itself, or does not answer within `patience` seconds.
         """
         server = self.folder.server
         self._start("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
@@ -73,13 +73,13 @@ class Loopback:
             time.sleep(0.5)
 
     def register(self, name: str) -> None:
-        """Register a node by its public key, so that the SuperLink accepts it; RuntimeError where it refuses."""
+        """Register a node's public key with the SuperLink, so that the node may connect; RuntimeError where that is refused."""
         done, said = self._run_flwr("supernode", "register", str(self.folder.node(name) / "key.pub"), LINK)
         if not done:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
     def start_node(self, name: str, **environment: str) -> None:
-        """Start the SuperNode of a node, without waiting for it; `environment` is added to that of the process."""
+        """Start a node's SuperNode and return without waiting for it; `environment` is added to its environment variables."""
         place = self.folder.node(name)
         self._start(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
                            "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
@@ -87,9 +87,10 @@ class Loopback:
                            "--node-config", f'settings="{place / "node.toml"}"'], environment)
 
     def run(self, app: Path | None = None, **settings: Any) -> None:
-        """Submit a run with these settings and return at once; RuntimeError where it is refused.
+        """Submit a run with these settings to the SuperLink and return at once; raises RuntimeError where it is refused.
 
-        `app` is a Flower app's folder, by default the deployment's own. `out` among the settings is the run's folder.
+        `settings` override those of the app; `out`, the run's folder, must be among them. `app` is the folder of a Flower app, by
+        default the deployment's own.
         """
         out = Path(settings["out"])
         self._logged[out] = len(read_if_there(out / "log.txt"))
@@ -99,13 +100,16 @@ class Loopback:
             raise RuntimeError(f"the run was not taken: {said}")
 
     def wait(self, out: Path, patience: float) -> None:
-        """Wait until the run in the folder `out` is finished; RuntimeError where it fails, or after `patience` seconds."""
+        """Wait until the run in the folder `out` has written result.json, its last file.
+
+        Raises RuntimeError where the run fails, the SuperLink ends, or `patience` seconds pass.
+        """
         self.wait_for(out, lambda log: (out / "result.json").is_file(), patience)
 
     def wait_for(self, out: Path, reached: Callable[[str], bool], patience: float) -> None:
-        """Wait until the log of a run, from when it was submitted, fulfils a condition.
+        """Wait until `reached` returns True for the text that the run in the folder `out` has logged since it was submitted.
 
-        RuntimeError where the run fails, the SuperLink ends, or `patience` seconds are over.
+        Raises RuntimeError where the log holds a traceback, the SuperLink ends, or `patience` seconds pass.
         """
         end = time.monotonic() + patience
         while not reached(log := read_if_there(out / "log.txt")[self._logged.get(out, 0):]):
@@ -119,14 +123,17 @@ class Loopback:
             time.sleep(0.2)
 
     def kill(self, name: str) -> None:
-        """Kill a process (SIGKILL) and all that it started, as a crash would."""
+        """Kill the process called `name` and all that it started by SIGKILL, as a crash would; returns when it has ended."""
         process = self.processes.pop(name)
         for pid in [process.pid, *descendants(process.pid)]:
             send_signal(pid, signal.SIGKILL)
         process.wait()
 
     def stop(self, name: str) -> None:
-        """End a process and all that it started: SIGTERM, and after 5 seconds SIGKILL."""
+        """End the process called `name` by SIGTERM; after at most 5 seconds it and all that it started are sent SIGKILL.
+
+        Returns when it has ended.
+        """
         process = self.processes.pop(name)
         family = [process.pid, *descendants(process.pid)]
         send_signal(process.pid, signal.SIGTERM)
@@ -137,19 +144,22 @@ class Loopback:
         process.wait()
 
     def note_children(self) -> None:
-        """Remember the processes that ours have started so far, so that they are ended too if their parent dies first."""
+        """Remember the ids of all processes that ours have started so far, so that `__exit__` ends them if their parent dies.
+
+        Ids that no longer belong to a process of Flower's are forgotten.
+        """
         for process in self.processes.values():
             self._seen.update(descendants(process.pid))
         self._seen = {pid for pid in self._seen if is_flower_process(pid)}
 
     def log_file(self, name: str) -> Path:
-        """The file that a process writes its output to."""
+        """The file to which the process called `name` writes stdout and stderr: logs/NAME.txt in the deployment's folder."""
         return self.folder.path / "logs" / f"{name}.txt"
 
     def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
-        """Start a command under a name, output appended to its log; it ends with this process.
+        """Start `command` under the name `name`, with stdout and stderr appended to its log file, and return at once.
 
-        `more` is added to its environment.
+        On Linux the process is ended with this one. `more` is added to its environment variables.
         """
         self.log_file(name).parent.mkdir(exist_ok=True)
         environment = {**self._environment(), **(more or {})}
@@ -158,48 +168,60 @@ class Loopback:
                                                     env=environment, start_new_session=True, preexec_fn=die_with_parent)
 
     def _check_alive(self, name: str) -> None:
-        """Raise RuntimeError, with the place of its log, where a process has ended by itself."""
+        """Raise RuntimeError, which names the log file, where the process called `name` has ended."""
         if self.processes[name].poll() is not None:
             raise RuntimeError(f"{name} ended by itself; see {self.log_file(name)}.")
 
     def _run_flwr(self, *words: str) -> tuple[bool, str]:
-        """Run the `flwr` command with these words, at most 120 seconds: whether it succeeded, and all it printed."""
+        """Run the command `flwr` with these arguments and return (whether it exited with 0, its stdout and stderr as one text).
+
+        Raises subprocess.TimeoutExpired after 120 seconds.
+        """
         done = subprocess.run(["flwr", *words], env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=120, check=False)
         return done.returncode == 0, (done.stdout + done.stderr).strip()
 
     def _environment(self) -> Mapping[str, str]:
-        """The environment of all processes: this one's, with Flower's settings and this interpreter's programs first in PATH."""
+        """The environment variables of all processes: those of this process, and what Flower needs.
+
+        FLWR_HOME is the deployment's, telemetry is off, and the folder of this Python interpreter comes first in PATH.
+        """
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder.home), "PATH": path}
 
 
 def die_with_parent() -> None:
-    """Called in a new process: on Linux it is sent SIGTERM when the one that started it ends."""
+    """Called in a new process before its program starts: on Linux, the kernel will send it SIGTERM when its parent ends.
+
+    Does nothing on other systems.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on just now."""
+    """A TCP port of 127.0.0.1 that was free a moment ago; it is not reserved."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def read_if_there(path: Path) -> str:
-    """The text of a file; "" where there is none."""
+    """The text of a file; "" where it does not exist."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def send_signal(pid: int, how: signal.Signals) -> None:
-    """Send a signal to a process, if it is still there and ours to signal."""
+    """Send a signal to a process; does nothing where it has ended or belongs to another user."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, how)
 
 
 def is_flower_process(pid: int) -> bool:
-    """Whether a process that still runs is one of Flower's; process ids are used again, so a known one may be another's."""
+    """Whether the process with this id still runs and is one of Flower's, by its command line in /proc.
+
+    It is asked because the system reuses ids of ended processes. Always False where there is no /proc.
+    """
     try:
         return any(name in Path(f"/proc/{pid}/cmdline").read_bytes() for name in (b"flwr-", b"flower-"))
     except OSError:
@@ -207,7 +229,7 @@ def is_flower_process(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """The ids of the processes that a process has started, and those that these have, from /proc; empty on other systems."""
+    """The ids of all processes that this one started, directly or through others, as /proc shows them now; [] without /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
@@ -216,7 +238,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _all_children(pid: int, children: Mapping[int, list[int]]) -> Iterator[int]:
-    """The children of a process and theirs in turn; `children` are those of each process id."""
+    """Yield the ids of a process's children, each followed by its own; `children` has the direct children by process id."""
     for child in children.get(pid, []):
         yield child
         yield from _all_children(child, children)

@@ -14,10 +14,14 @@ app = ClientApp()
 
 @app.query("letter")
 def answer(message: Message, context: Context) -> Message:
-    """Answer a message of the run with the node's `Site`, whose state is kept in `context.state` between messages."""
+    """Answer one message of a run with this node's `Site`, which is restored from `context.state` and saved there again.
+
+    The node's settings are read from the file that its configuration names, at every message.
+    """
     began = time.monotonic()
 
     def keep(saved: bytes) -> None:
+        """Store the node's saved state in the context, from which Flower gives it to the process of the next message."""
         context.state["fedtail"] = ConfigRecord({"site": saved})
 
     settings = NodeSettings.read(str(context.node_config["settings"]))
@@ -30,7 +34,7 @@ def answer(message: Message, context: Context) -> Message:
 
 @app.query("who")
 def info(message: Message, context: Context) -> Message:
-    """Reply with the node info: the node's name, and its clients' keys, masses and groups."""
+    """Reply with the packed node info: the node's name, and its clients' keys, masses and groups; reads the node's data."""
     from fedtail.deployment.registry import node_info
 
     about = node_info(NodeSettings.read(str(context.node_config["settings"])))
@@ -38,7 +42,7 @@ def info(message: Message, context: Context) -> Message:
 
 
 def content(records: RecordDict, name: str) -> bytes:
-    """The bytes called `name` in the fedtail record; TypeError for anything but bytes."""
+    """The bytes called `name` in the config record "fedtail"; TypeError for a value that is not bytes, KeyError without one."""
     value = records.config_records["fedtail"][name]
     if not isinstance(value, bytes):
         raise TypeError(f"{name} must be bytes, got {type(value).__name__}.")

@@ -26,18 +26,18 @@ TRIES = 3              # to get the node info of a node while rounds go on: each
 
 
 class Nodes:
-    """The nodes of a run: a client registry that grows when nodes join, and the numbers Flower knows them by."""
+    """The nodes of a run: a client registry that grows when nodes join, with their names; Flower's ids are in `transport.ids`."""
 
     def __init__(self, transport: FlowerTransport, log: Any):
-        """No nodes yet. `log` writes a line to the run's log."""
+        """Begin without nodes. `log` is called with a line for the run's log."""
         self.transport, self.log = transport, log
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
 
     def wait(self, count: int, seconds: float) -> None:
-        """Wait until `count` nodes have sent their node info; RuntimeError where that takes too long.
+        """Wait until `count` nodes are registered: up to `seconds` for them to connect, then as long again for their node info.
 
-        `seconds` are waited for nodes to connect, and as long again for their node info.
+        Raises RuntimeError where fewer are registered after that.
         """
         wait_for(lambda: len(self.transport.online_nodes()) >= count, seconds)
         end = time.monotonic() + seconds
@@ -50,9 +50,10 @@ class Nodes:
                                "or lower nodes.")
 
     def find(self, tries: int | None = None) -> None:
-        """Ask connected nodes that are not registered for their node info, and register them by name.
+        """Ask connected nodes that are not registered for their node info, and register those that answer, in order of name.
 
-        One that cannot be added is logged and left out, and after `tries` times not asked again; None: always.
+        A node whose info is not valid, or that cannot be added, is logged and left out. With `tries`, a node that was asked so
+        many times by such calls is not asked again; None: always ask.
         """
         fresh = self.transport.online_nodes() - set(self.transport.ids.values())
         if tries is not None:
@@ -68,9 +69,9 @@ class Nodes:
             self._add(info, theirs)
 
     def _add(self, info: NodeInfo, theirs: int) -> None:
-        """Register a node under Flower's number `theirs`, or give a known name that was away its new number.
+        """Register a node under Flower's id `theirs`, with the next number; a known name that was away gets this id instead.
 
-        A name that is connected already, or clients that others have, are logged and left out.
+        Where a node of that name is connected already, or the registry refuses its clients, that is logged and nothing is added.
         """
         if info.name in self.names:                           # it was away, and has come back with another number
             number = self.names.index(info.name)
@@ -91,9 +92,9 @@ class Nodes:
 
 
 def serve(grid: Any, settings: Mapping[str, Any]) -> None:
-    """Run an experiment with the settings of `flwr run` on the nodes of a Flower grid.
+    """Run an experiment on the nodes of a Flower grid. `settings` are those of `flwr run`: `experiment` and `out` are needed.
 
-    An error is also written to the run's log.
+    Returns when the run is finished. An exception is written to the run's log with its traceback, and raised.
     """
     out = Path(str(settings["out"]))
     try:
@@ -104,7 +105,10 @@ def serve(grid: Any, settings: Mapping[str, Any]) -> None:
 
 
 def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
-    """Wait for nodes, register their clients, and run the experiment in the folder `out`; nodes may join between rounds."""
+    """Wait for nodes, register their clients, and run the experiment in the folder `out`; more nodes may join between rounds.
+
+    `settings` are those of `flwr run`; all but `experiment` have defaults. Raises RuntimeError where too few nodes join.
+    """
     trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
     run = DeployedRun(experiment, int(settings.get("seed", 0)), out, bool(settings.get("resume", False)))
@@ -113,7 +117,7 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
     fleet = RemoteFleet(transport.exchange, nodes.registry, schedule=schedule)
 
     def let_nodes_join() -> None:
-        """Register nodes that have joined, and write how long each exchange took."""
+        """Register nodes that have joined, and write the seconds of each exchange to seconds.json in the run's folder."""
         nodes.find(TRIES)
         fleet.population = nodes.registry
         write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
@@ -123,5 +127,5 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """The ServerApp's entry: run the experiment of the run's settings on the connected nodes."""
+    """The entry of Flower's ServerApp: run the experiment that the run's settings name on the connected nodes."""
     serve(grid, context.run_config)

@@ -26,7 +26,10 @@ class TailStrategy(FedAvg):
     """
 
     def __init__(self, tail_fraction: float, loss_key: str = "eval_loss", loss_timeout: float = 3600.0, **settings: Any):
-        """`loss_timeout` is how many seconds to wait for losses; `settings` go to `FedAvg`. ValueError unless 0 < theta <= 1."""
+        """Set up FedAvg with `settings`, which are passed on to it. Raises ValueError unless 0 < `tail_fraction` (theta) <= 1.
+
+        `loss_key` is the name of the loss in replies to evaluate, `loss_timeout` how many seconds to wait for them.
+        """
         from fedtail.risk.base import check_tail_fraction
 
         check_tail_fraction(tail_fraction)
@@ -35,15 +38,16 @@ class TailStrategy(FedAvg):
         self.weights: dict[int, float] = {}              # by node, of the round under way
 
     def summary(self) -> None:
-        """Log the settings, and that the server sees every loss and update."""
+        """Log FedAvg's settings and the tail, and a warning that the server sees the loss and update of every node."""
         super().summary()
         log.info("\t└──> Tail: worst %g of the nodes by %s", self.tail_fraction, self.loss_key)
         log.warning(SEES)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask the sampled nodes to evaluate the model, and give the training messages of those in the tail, which have weight.
+        """Send the model to the sampled nodes for evaluation, and return the training messages of those with weight in the tail.
 
-        Waits `loss_timeout` seconds at most; nodes that do not answer have no weight.
+        Sets `weights` to the superquantile weights by node. Waits at most `loss_timeout` seconds; nodes that do not answer in
+        time, or with an error, get no weight. Raises ValueError where a reply lacks `loss_key`.
         """
         sampled = list(super().configure_train(server_round, arrays, config, grid))
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord({"server-round": server_round})})
@@ -53,7 +57,11 @@ class TailStrategy(FedAvg):
         return [one for one in sampled if self.weights.get(one.metadata.dst_node_id, 0.0) > 0]
 
     def _tail_weights(self, replies: list[Message]) -> dict[int, float]:
-        """The superquantile weight of each node by its id; nodes without a finite loss or a positive mass are left out."""
+        """The superquantile weights of the nodes that sent these replies, by Flower's id; they sum to 1.
+
+        Nodes without a finite loss or a positive mass are left out; {} where none is left. Raises ValueError where a reply lacks
+        `loss_key`.
+        """
         import torch
 
         from fedtail.risk.superquantile import superquantile_weights
@@ -66,9 +74,10 @@ class TailStrategy(FedAvg):
         return dict(zip(found, superquantile_weights(losses, mass, self.tail_fraction).tolist(), strict=True))
 
     def _loss_and_mass(self, reply: Message) -> tuple[float, float]:
-        """The loss in a node's reply to evaluate, and its number of examples as mass (1 without one).
+        """The pair (loss, mass) from a node's reply to evaluate; mass is its number of examples, 1.0 where the reply has none.
 
-        NaN, and a mass of 0, for lists. A ValueError where the reply has no `loss_key`.
+        A loss that is a list becomes NaN, and such a mass 0.0, so that the node gets no weight. Raises ValueError where the reply
+        lacks `loss_key`.
         """
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
         if self.loss_key not in metrics:
@@ -78,9 +87,9 @@ class TailStrategy(FedAvg):
         return (math.nan if isinstance(loss, list) else float(loss)), (0.0 if isinstance(mass, list) else float(mass))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The mean of the models of the tail by their weights, and Flower's metrics.
+        """The pair (model, metrics): the mean of the replied models by their tail weights, and metrics as FedAvg aggregates them.
 
-        (None, None) where no node in it answered.
+        Weights are divided by their sum over the nodes that replied. (None, None) where no node with weight did.
         """
         valid, _ = self._check_and_log_replies(list(replies), is_train=True)
         weighted = [(reply.content, self.weights.get(reply.metadata.src_node_id, 0.0)) for reply in valid]
@@ -93,7 +102,11 @@ class TailStrategy(FedAvg):
 
 
 def weighted_mean(models: list[tuple[ArrayRecord, float]]) -> ArrayRecord:
-    """The sum of weight times model, array by array, in float64 and cast back to the arrays' own dtype; weights sum to 1."""
+    """The sum of weight times model over the pairs in `models`, array by array, with the names of the first model.
+
+    Computed in float64 and cast back to the first model's dtypes. For a mean the weights must sum to 1; `models` must not be
+    empty.
+    """
     first = models[0][0]
     means = {name: sum(weight * arrays[name].numpy().astype(np.float64) for arrays, weight in models) for name in first}
     return ArrayRecord({name: Array(np.asarray(mean, first[name].numpy().dtype)) for name, mean in means.items()})

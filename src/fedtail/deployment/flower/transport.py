@@ -15,22 +15,29 @@ POLL = 0.3             # seconds; polling more often made no difference
 
 
 class FlowerTransport:
-    """`exchange` of a `RemoteFleet`: one Flower message for each node. A node that has not answered in `timeout` s has failed."""
+    """Carries messages to nodes over a Flower grid; its method `exchange` is the one that a `RemoteFleet` is made with.
+
+    A node that has not answered within `timeout` seconds has failed.
+    """
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
-        """`grid` is Flower's; `log` is given a line about every exchange. `ids` is empty until nodes are registered."""
+        """`grid` is Flower's, `timeout` in seconds; `log` is called with a line about every exchange.
+
+        The caller fills `ids`, from our number of a node to Flower's id; it is empty at first.
+        """
         self.grid, self.timeout, self.log = grid, timeout, log
         self.ids: dict[int, int] = {}                # our number of a node -> Flower's
         self.seconds: list[float] = []               # how long each exchange took
 
     def online_nodes(self) -> set[int]:
-        """The ids by which Flower knows the nodes that are connected now."""
+        """Flower's ids of the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Send a message to each of some nodes, by our numbers, and give the replies that come in time, by our numbers too.
+        """Send one message to each node and return the replies that come within `timeout` seconds; both by our node numbers.
 
-        Nodes that are not connected are skipped. The duration is added to `seconds`.
+        Nodes that are not connected are skipped, and those that fail or send no bytes are left out. Appends the duration to
+        `seconds` and logs a line.
         """
         began, here = time.monotonic(), self.online_nodes()
         sent = {self.ids[node]: message for node, message in messages.items() if self.ids[node] in here}
@@ -41,14 +48,15 @@ class FlowerTransport:
         return {ours[one]: reply["reply"] for one, reply in replies.items() if isinstance(reply.get("reply"), bytes)}
 
     def node_info(self, nodes: Iterable[int]) -> dict[int, bytes]:
-        """The packed node info of nodes, by Flower's ids; nodes that do not answer in time are left out."""
+        """Ask nodes for their node info and return it, packed, by Flower's ids; those that do not answer in time are left out."""
         replies = self._send("query.who", {one: {"ask": b"who"} for one in nodes})
         return {one: reply["who"] for one, reply in replies.items() if isinstance(reply.get("who"), bytes)}
 
     def _send(self, kind: str, contents: Mapping[int, dict[str, Any]]) -> dict[int, Any]:
-        """Send one message of a kind to each node, by Flower's ids, and give the contents of the replies, by the same ids.
+        """Send each node one message of the type `kind`, and return the contents of the replies; both by Flower's ids.
 
-        Polls until all have come or `timeout` is over; replies with an error are left out.
+        `contents` are the fields of each message. Returns as soon as all replies have come, or after `timeout` seconds without
+        the missing ones; replies with an error are left out.
         """
         messages = [Message(RecordDict({"fedtail": ConfigRecord(content)}), dst_node_id=one, message_type=kind, ttl=self.timeout)
                     for one, content in contents.items()]
@@ -65,7 +73,7 @@ class FlowerTransport:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, poll: float = 1.0) -> bool:
-    """Poll a condition until it holds or `seconds` are over; whether it held in time."""
+    """Call `condition` every `poll` seconds until it returns True, for at least `seconds`; returns False where it never did."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
