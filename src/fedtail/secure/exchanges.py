@@ -23,10 +23,10 @@ Check = Callable[[tuple[int, ...]], None]                 # refuses a sum over t
 
 
 def set_up(server: Server) -> Steps[None]:
-    """Steps that make a session ready for queries: clients send public keys, then sealed shares of their secrets.
+    """Server: a generator, messages out and answers in, that makes a session ready for queries in two exchanges.
 
-    It takes two exchanges. Each yield is the messages for the clients; it is sent their answers, which are given to `server`.
-    `TooFew` where fewer clients than the threshold send keys.
+    Clients send public keys, then sealed shares of their secrets; both are given to `server`. `TooFew` where fewer clients than
+    the threshold send keys.
     """
     take(server, server.session.id, (yield one_message_each(server.invite())))
     take(server, server.session.id, (yield one_message_each(server.key_list())))
@@ -47,10 +47,11 @@ def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]
 
 
 def query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any) -> Steps[Sum]:
-    """Steps of one query: ask for rows, then for the shares that unmask their sum. Two exchanges, three in a signed session.
+    """Server: a generator, messages out and answers in, that asks for rows, then for the shares that unmask their sum.
 
-    Returns the `Sum` over the members whose rows came. `check` is called with those members before anything is unmasked: if it
-    raises, the sum stays masked for good. `TooFew` where fewer clients than the threshold answer.
+    Two exchanges, three in a signed session. Returns the `Sum` over the members whose rows came. `check` is called with those
+    members before anything is unmasked: if it raises, the sum stays masked for good. `TooFew` where fewer clients than the
+    threshold answer.
     """
     take(server, server.session.id, (yield one_message_each(server.ask(width, modulus_bits, context))))
     check(server.answered_members)
@@ -80,9 +81,9 @@ def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages)
 
 
 def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
-    """Run `steps`, but return the `Refused` that they raise instead of raising it.
+    """A generator that runs `steps`, but returns the `Refused` that they raise instead of raising it.
 
-    So the refusal of one does not end other steps that run `side_by_side` with it.
+    So the refusal of one does not end other generators that run `side_by_side` with it.
     """
     try:
         return (yield from steps)
@@ -91,10 +92,10 @@ def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
 
 
 def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
-    """Run several steps at once, in as many exchanges as the longest takes; returns the list of their results, in order.
+    """A generator that runs several at once, in as many exchanges as the longest takes; returns the list of their results.
 
-    A client's messages from all of them go into one exchange, and every step is sent all answers; `take` picks those of its
-    session.
+    The messages of all of them for a client go into one exchange, and each generator is sent all answers: `take` picks those of
+    its session.
     """
     results: dict[int, Any] = {}
     answers: Any = None
@@ -112,7 +113,7 @@ def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
 
 
 def carry(steps: Steps[T], exchange: Exchange) -> T:
-    """Run `steps` to their end over `exchange`, and return their result; what they raise is raised.
+    """Run the generator `steps` to its end over `exchange`, and return its result; what it raises is raised.
 
     The messages for a client are bundled, and its answer is unbundled; an answer that is not a bundle is ignored.
     """
@@ -214,15 +215,15 @@ class AllOrNothingRounds:
         return carry(self._exchange_rows(self.server.again(context)), self._exchange)
 
     def _exchange_keys(self) -> Steps[None]:
-        """Steps of one exchange: invite the members and take their keys.
+        """A generator of one exchange: invite the members and take their public keys.
 
-        Sets `_unheard`, the list of keys each has yet to receive.
+        Sets `_unheard`, the messages with the list of keys that each client has yet to receive.
         """
         take(self.server, self.server.run.id, (yield one_message_each(self.server.invite())))
         self._unheard = one_message_each(self.server.key_list())
 
     def _exchange_rows(self, contents: Contents) -> Steps[Sum]:
-        """Steps of one exchange: send the query `contents`, take the rows, return their `Sum`.
+        """A generator of one exchange: send the query `contents`, take the rows, and return their `Sum`.
 
         `Missing` where a row does not come. The list of keys travels along to each client until it has answered once
         (`_unheard`).
