@@ -87,7 +87,10 @@ class Channel:
         return not getattr(fleet, "loses_clients", True)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The encoding of the rows of one round, for at most `clients` clients of at most `mass` each; a TypeError by default."""
+        """The encoding of the rows of one round, for at most `clients` clients of at most `mass` each.
+
+        Raises a TypeError by default.
+        """
         raise TypeError(f"{type(self).__name__} has no encoding.")
 
     @contextmanager
@@ -106,8 +109,8 @@ class Channel:
         def ask(question: Any) -> Any:
             """Check a question or a `Joint` one, charge the ledger for it, ask the cohort, and return the decoded sums, float64.
 
-            Sums are nested in tuples as the questions were joined; a question that gathers gives rows. ValueError for a question
-            that this channel refuses; `RoundLost` where too few clients were sampled, contribute or answered.
+            Sums are nested in tuples as the questions were joined; a question that gathers gives rows. Raises a ValueError for a
+            question that this channel refuses; raises `RoundLost` where too few clients were sampled, contribute or answered.
             """
             questions: tuple[Any, ...] = tuple(map(with_number, single_questions(question), number))
             if self.minimum_contributors:
@@ -135,7 +138,7 @@ class Channel:
         def read(question: Any, total: Tensor) -> Tensor:
             """A question's decoded sum, float64, with the server's noise where its mechanism adds some.
 
-            `RoundLost` where the sum would be divided by a weight that is mostly rounding error.
+            Raises `RoundLost` where the sum would be divided by a weight that is mostly rounding error.
             """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
@@ -187,8 +190,8 @@ class Channel:
 
         If at least `least` of n clients contribute to each sum without noise, this is n - least + minimum_contributors, since any
         of the contributors may drop out. Where the dual does not show that enough clients contribute, they are counted first with
-        `ask`, which is charged. `RoundLost` where `least` is below the minimum. 0 where the channel does not hide single clients,
-        and where all sums have noise: that hides each client, whereas the count would be exact.
+        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum. 0 where the channel does not hide single
+        clients, and where all sums have noise: that hides each client, whereas the count would be exact.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -215,8 +218,8 @@ def whole_clients(fewest: float | None, clients: int) -> int:
 def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
     """A copy of `question` that leaves out groups of which fewer than `minimum` clients were sampled: these answer zeros.
 
-    Only a `Statistic` whose part reads groups, without noise, is changed; any other question is returned as it is. `RoundLost`
-    where no group has `minimum` clients in the cohort.
+    Only a `Statistic` whose part reads groups, without noise, is changed; any other question is returned as it is. Raises
+    `RoundLost` where no group has `minimum` clients in the cohort.
     """
     if not minimum or not isinstance(question, Statistic) or not question.part.by_group or question.mechanism.private:
         return question
@@ -268,7 +271,7 @@ def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     """A copy of `question` for which exactly `mechanism.minimum` clients add a share of the noise: those with the smallest keys.
 
     The noise of the sum then has one distribution for every cohort that is large enough. The question is returned as it is where
-    `release` does not depend on how many add a share. A ValueError where a further client has the last of these keys.
+    `release` does not depend on how many add a share. Raises a ValueError where a further client has the last of these keys.
     """
     if with_constant_noise(release) == release:
         return question

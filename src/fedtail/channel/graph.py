@@ -99,8 +99,8 @@ class SignedGraph:
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
         """A signed `Session` of n members, whose sums are over `threshold` or more, and over more than (n + colluding) / 2.
 
-        `name` is that of the run, and `queries` how many sums it has. `TooFew` where all but one of the members may collude, so
-        that no sum would hide anybody.
+        `name` is that of the run, and `queries` how many sums it has. Raises `TooFew` where all but one of the members may
+        collude, so that no sum would hide anybody.
         """
         from fedtail.secure import Session, TooFew
 

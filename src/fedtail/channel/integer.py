@@ -40,7 +40,7 @@ class IntegerChannel(Channel):
     def encoding(self, clients: int, mass: float) -> Encoder:
         """The fixed-point encoding for `clients` rows of clients of at most `mass`.
 
-        A ValueError where too few bits are left for a row.
+        Raises a ValueError where too few bits are left for a row.
         """
         return fixed_point(clients, mass, self.modulus_bits)
 
@@ -90,8 +90,8 @@ class FixedPoint:
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
         """round(rows * scale) modulo M, int64 in [0, M), (clients, width).
 
-        A positive weight, the entry at `divisor`, is rounded to one at least, so that it stays apart from zero. A ValueError for
-        an entry beyond its bound, since the sum could wrap.
+        A positive weight, the entry at `divisor`, is rounded to one at least, so that it stays apart from zero. Raises a
+        ValueError for an entry beyond its bound, since the sum could wrap.
         """
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound

@@ -99,7 +99,7 @@ class SecureChannel(Channel):
     def encoding(self, clients: int, mass: float) -> Encoder:
         """The fixed-point encoding for `clients` rows of clients of at most `mass`.
 
-        A ValueError where too few bits are left for a row.
+        Raises a ValueError where too few bits are left for a row.
         """
         return fixed_point(clients, mass, self.modulus_bits)
 
@@ -108,8 +108,8 @@ class SecureChannel(Channel):
         """For each question the encoded sum over the clients that stayed, int64, (width,).
 
         Nodes mask their own sums; where all clients are in one process, they are simulated here, with `masks` and `dropout` as
-        set. `again` charges the ledger before nodes are asked a second time. `RoundLost` where fewer clients stayed than the
-        threshold, than `needed`, or than would be needed beside those who answered with zeros.
+        set. `again` charges the ledger before nodes are asked a second time. Raises `RoundLost` where fewer clients stayed than
+        the threshold, than `needed`, or than would be needed beside those who answered with zeros.
         """
         if not fleet.in_one_process:
             return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
@@ -155,7 +155,7 @@ class SecureChannel(Channel):
     def _lose_silent(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
         """`needed`, plus one for each client that was expected to contribute to a question but answered with zeros.
 
-        `RoundLost` where this exceeds the number of `clients`. Where `needed` is 0 it is returned as it is.
+        Raises `RoundLost` where this exceeds the number of `clients`. Where `needed` is 0 it is returned as it is.
         """
         silent = fleet.silent(questions) if needed else 0
         if clients < needed + silent:
@@ -173,7 +173,7 @@ class SecureChannel(Channel):
     def _unmasked(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
         """The sum of `rows` over the clients that are not `gone`, modulo 2^modulus_bits, without masks: int64, (width,).
 
-        `RoundLost` where fewer stayed than `needed`, or than the protocol with masks would need.
+        Raises `RoundLost` where fewer stayed than `needed`, or than the protocol with masks would need.
         """
         stayed, needed = int((~gone).sum()), max(needed, self._threshold(len(gone)))
         if stayed < needed:
@@ -185,8 +185,8 @@ class SecureChannel(Channel):
         """Each question's sum, int64, (width,), by the whole protocol of secure aggregation between clients in this process.
 
         `rows` and `gone` (who drops out before its row arrives) are by question. The masks are bound to the round, the model, the
-        question and the cohort. `RoundLost`, and nothing is unmasked, where fewer rows came than the session's threshold or than
-        `needed`.
+        question and the cohort. Raises `RoundLost`, and unmasks nothing, where fewer rows arrived than the session's threshold or
+        than `needed`.
         """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
         from fedtail.secure.exchanges import refuse_few

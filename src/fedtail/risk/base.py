@@ -73,8 +73,8 @@ class Risk(StatisticPart):
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The risk of these losses over the last axis, differentiable: a scalar, or (...) for a batch.
 
-        It has the dtype of the losses. `mass` has one number for each loss, by default equal ones. A TypeError for a risk of your
-        own that does not define it.
+        It has the dtype of the losses. `mass` has one number for each loss, by default equal ones. Raises a TypeError for a risk
+        of your own that does not define it.
         """
         raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
 
@@ -92,8 +92,9 @@ class Risk(StatisticPart):
     def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
         """The losses and masses of the clients with positive mass, checked and in float64, for `value` and `weights`.
 
-        A ValueError for losses with leading axes where this risk takes one set of clients; `not_batched` (the reason, empty where
-        a batch is fine) overrides the declared one. A TypeError or ValueError for losses or masses that do not fit.
+        Raises a ValueError for losses with leading axes where this risk takes one set of clients; `not_batched` (the reason,
+        empty where a batch is fine) overrides the declared one. Raises a TypeError or ValueError for losses or masses that do not
+        fit.
         """
         if losses.ndim != 1:
             reason = self.declares.not_batched if not_batched is None else not_batched
@@ -230,7 +231,7 @@ class RiskWrapper(Risk):
         return self.risk.fewest_contributors(self.inner_dual(dual), mass)
 
     def released_weight(self, dual: Tensor) -> float:
-        """The sum of all weights that the inner risk reads from its dual; a TypeError where it releases none."""
+        """The sum of all weights that the inner risk reads from its dual; raises a TypeError where it releases none."""
         return self.risk.released_weight(self.inner_dual(dual))
 
     def tail_start(self, dual: Tensor) -> float | None:
@@ -286,8 +287,8 @@ class Present:
         """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
 
         Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay with the smallest loss of
-        their set. Leading axes are a ValueError unless `batched`: a caller that computes along the last axis says so. A TypeError
-        or ValueError for losses or masses that do not fit.
+        their set. Leading axes are a ValueError unless `batched`: a caller that computes along the last axis says so. Raises a
+        TypeError or ValueError for losses or masses that do not fit.
         """
         if losses.ndim == 0 or (losses.ndim > 1 and not batched):
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
@@ -326,9 +327,10 @@ class Present:
 
 
 def normalised_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one over the last axis, in the dtype of the losses; equal where `mass` is None.
+    """Masses that sum to one over the last axis, in the shape and dtype of the losses; equal where `mass` is None.
 
-    A TypeError or ValueError for losses or masses that do not fit, or are all zero.
+    Raises a TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape,
+    negative, not finite or all zero.
     """
     return _mass_shares(losses, mass).to(losses.dtype)
 

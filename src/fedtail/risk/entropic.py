@@ -223,7 +223,7 @@ class TiltedValueAtRisk(LeastOverTilts):
     def range(self, low: float, high: float) -> tuple[float, float]:
         """(loss_floor, high): the interval in which tilts are searched.
 
-        A ValueError where `low`, the smallest loss, is below it.
+        Raises a ValueError where `low`, the smallest loss, is below it.
         """
         if low < self.loss_floor:
             raise ValueError(f"a loss of {low:g} is below loss_floor={self.loss_floor:g}: the bound does not hold. Lower "

@@ -37,8 +37,8 @@ class Spectral(Risk):
     def __post_init__(self) -> None:
         """Make tuples of floats of `tail_fractions` and `shares`, and check them.
 
-        A ValueError unless there is a share for each tail fraction, fractions are in (0, 1], and shares are positive and sum to
-        one; a TypeError where `quantile` is not a `Quantile`.
+        Raises a ValueError unless there is a share for each tail fraction, fractions are in (0, 1], and shares are positive and
+        sum to one; raises a TypeError where `quantile` is not a `Quantile`.
         """
         object.__setattr__(self, "tail_fractions", tuple(map(float, self.tail_fractions)))
         object.__setattr__(self, "shares", tuple(map(float, self.shares)))

@@ -146,7 +146,7 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     Solves  max_pi sum_k pi_k F_k  s.t.  sum_k pi_k = 1,  0 <= pi_k <= alpha_k / theta
     with `losses` (F), `mass` (alpha up to a positive factor) and `tail_fraction` (theta). One sort.
     theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it by mass. Losses and mass may have
-    leading axes, (..., clients).
+    leading axes, (..., clients); the weights have their shape and the dtype of `mass`, and sum to one over the last axis.
 
     >>> superquantile_weights(torch.tensor([0., 1., 2., 3.]), torch.tensor([0.25] * 4), 0.4)
     tensor([0.0000, 0.0000, 0.3750, 0.6250])
@@ -176,7 +176,10 @@ def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tens
 
 
 def tail_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Superquantile weights of the clients with mass, (..., present) float64, sum one, without a gradient; ties share by mass."""
+    """Weights of the clients present that attain the superquantile, (..., present) float64, sum one over the last axis.
+
+    They are without a gradient; clients tied at the boundary share what is left of the tail by mass.
+    """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary

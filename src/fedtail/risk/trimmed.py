@@ -114,7 +114,7 @@ class IntervalSuperquantile(TrimmedMean):
     def __post_init__(self) -> None:
         """Raise a ValueError unless both shares are in [0, 1) and sum to less than 1.
 
-        A TypeError where `quantile` is not a `Quantile`.
+        Raises a TypeError where `quantile` is not a `Quantile`.
         """
         super().__post_init__()
         for name, share in (("leave_worst", self.leave_worst), ("leave_best", self.leave_best)):

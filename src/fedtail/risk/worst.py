@@ -59,7 +59,10 @@ class Worst(Risk):
 
 
 def _worst_weights(present: Present) -> Tensor:
-    """Weights, by mass, of the clients with the largest loss, zero for others; (..., present), sum one, without a gradient."""
+    """Weights of the clients present, (..., present) float64, sum one: by mass among those with the largest loss, else zero.
+
+    They are without a gradient.
+    """
     losses = present.losses.detach()
     tied = present.mass * (losses == losses.amax(-1, keepdim=True))
     return tied / tied.sum(-1, keepdim=True)

@@ -30,7 +30,7 @@ class Missing(TooFew):
     """Some members did not answer, so there is no sum; `missing` names them."""
 
     def __init__(self, missing: tuple[int, ...]):
-        """`missing`: the members whose rows did not come, in increasing order."""
+        """`missing`: the members whose rows did not arrive, in increasing order."""
         super().__init__(f"no row came from {', '.join(map(str, missing))}, and all are needed: nothing is released. Rows with "
                          "fresh noise may be asked for again, from the rest.")
         self.missing = missing
@@ -60,7 +60,7 @@ class AllOrNothingClient:
                  random: Randomness = system):
         """Client number `me` of `run`, with a secret key drawn from `random`.
 
-        `minimum` is taken as 2 at least. `Refused` where it is no member, or `identity` does not suit the run.
+        `minimum` is taken as 2 at least. Raises `Refused` where it is no member, or `identity` does not suit the run.
         """
         if me not in run.members:
             raise Refused(f"client {me} is not among the {len(run.members)} members of the run.")
@@ -71,8 +71,8 @@ class AllOrNothingClient:
     def restore(cls, saved: bytes, identity: Identity | None = None) -> AllOrNothingClient:
         """The client that `save` wrote; `identity` is not saved and is given anew.
 
-        Keep one copy only: an older one would answer again what was answered already. `Refused` where `saved` does not decode, or
-        the run does not suit the identity.
+        Keep one copy only: an older one would answer again what was answered already. Raises `Refused` where `saved` does not
+        decode, or the run does not suit the identity.
         """
         client = cls.__new__(cls)
         client.state = decode(AllOrNothingState, saved)
@@ -95,8 +95,8 @@ class AllOrNothingClient:
     def hear(self, message: bytes) -> None:
         """Store the list of all clients' public keys; there is no answer, and the same list may come again.
 
-        `Refused` for another list than before, for one without this client's key as it sent it, with clients that are no members,
-        or, in a signed run, without valid signatures.
+        Raises `Refused` for another list than before, for one without this client's key as it sent it, with clients that are no
+        members, or, in a signed run, without valid signatures.
         """
         heard, run = unwrap(RunKeyList, message, self.state.run.id, self.state.run.most_bytes), self.state.run
         entries = {one.sender: one for one in heard.entries}
@@ -109,7 +109,7 @@ class AllOrNothingClient:
         self.state = replace(self.state, key_list=heard)
 
     def asked(self, message: bytes) -> AskAll:
-        """The query in a message; `Refused` where this client may not answer it. Call it before computing the row."""
+        """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
         asked = unwrap(AskAll, message, self.state.run.id, self.state.run.most_bytes)
         self._check_ask(asked)
         return asked
@@ -118,7 +118,7 @@ class AllOrNothingClient:
         """Answer a query: the message with `row`, a vector of integers, under masks shared with each of the other members.
 
         `context` is what the server broadcast besides; only its digest is sent. The query is recorded as the last one answered.
-        `Refused` for a query that this client may not answer, and for a row of another width than asked.
+        Raises `Refused` for a query that this client may not answer, and for a row of another width than asked.
         """
         state, asked = self.state, self.asked(message)
         values, ask, me = residues(row, asked.ask.modulus_bits), asked.ask, state.me
@@ -134,10 +134,10 @@ class AllOrNothingClient:
         return wrap(state.run.id, MaskedForAll(asked.round, asked.attempt, masked))
 
     def _check_ask(self, asked: AskAll) -> None:
-        """Raise `Refused` for a query that this client may not answer; `TooFew` for one with fewer than `minimum` members.
+        """Raise `Refused` for a query that this client may not answer, and `TooFew` for one with fewer than `minimum` members.
 
-        That is one not for it, with a member whose keys never came, or before the last one it answered; and a retry that is not
-        of the last one, not over fewer members, or beyond `repetitions`.
+        That is one not for it, with a member whose keys never arrived, or before the last one it answered; and a retry that is
+        not of the last one, not over fewer members, or beyond `repetitions`.
         """
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):
@@ -175,8 +175,8 @@ class AllOrNothingServer:
     def receive(self, sender: int, message: bytes) -> None:
         """Take a client's answer: its keys until the list of keys is out, then its row; `sender` is according to the transport.
 
-        `Refused`, without any change, for a message that is not expected now, is repeated, does not fit what was asked, or names
-        another sender.
+        Raises `Refused`, without any change, for a message that is not expected now, is repeated, does not fit what was asked, or
+        names another sender.
         """
         if self._list is None:
             keys = unwrap(RunKeys, message, self.run.id, self.run.most_bytes)
@@ -195,7 +195,7 @@ class AllOrNothingServer:
     def key_list(self) -> Contents:
         """For each client that sent keys, the message with all public keys; from now on no other client can join.
 
-        `TooFew` where fewer than 2 sent keys, and at a second call.
+        Raises `TooFew` where fewer than 2 sent keys, and at a second call.
         """
         if self._list is not None or len(self._keys) < 2:
             raise TooFew(f"{len(self._keys)} clients sent keys, or the list is out already; it goes out once, to 2 or more.")
@@ -207,7 +207,7 @@ class AllOrNothingServer:
         """For each member, the message of a query of this round: a row of `width` entries modulo 2^modulus_bits.
 
         `members` are all clients that sent keys, unless given, in increasing order; `context` must be what was broadcast to them.
-        It ends a query under way. `TooFew` for fewer than 2 members, or one without keys.
+        It ends a query under way. Raises `TooFew` for fewer than 2 members, or one without keys.
         """
         members = tuple(sorted(self._keys)) if members is None else members
         return self._ask(AskAll(round, 0, Ask(query, members, width, modulus_bits)), context)
@@ -215,8 +215,8 @@ class AllOrNothingServer:
     def again(self, context: bytes = b"") -> Contents:
         """For each member that answered, the message of a retry over these members, whose rows must have fresh noise.
 
-        `context` must be what is broadcast with the retry. The rows that came are discarded. `Refused` where no query is under
-        way or no member is missing; `TooFew` where fewer than 2 answered.
+        `context` must be what is broadcast with the retry. The rows that arrived are discarded. Raises `Refused` where no query
+        is under way or no member is missing; raises `TooFew` where fewer than 2 answered.
         """
         if self._asked is None or not self.missing:
             raise Refused("there is nothing to retry: no query is under way, or no member is missing.")
@@ -226,7 +226,7 @@ class AllOrNothingServer:
     def _ask(self, asked: AskAll, context: bytes) -> Contents:
         """For each member, the message of the query or retry `asked`; begins it with a total of zero, which ends the one before.
 
-        `TooFew` for fewer than 2 members, or one that is not on the list of keys.
+        Raises `TooFew` for fewer than 2 members, or one that is not on the list of keys.
         """
         if self._list is None or not self._keys.keys() >= set(asked.ask.members) or len(asked.ask.members) < 2:
             raise TooFew("2 or more members are needed, each with its keys on the list.")
@@ -237,8 +237,8 @@ class AllOrNothingServer:
     def _masked_came(self, sender: int, came: MaskedForAll) -> None:
         """Add a member's masked row to the total.
 
-        `Refused` where it answers another query or attempt, is no member or answered before, names another sender, or has another
-        context than the server.
+        Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender, or has
+        another context than the server.
         """
         asked, masked = self._asked, came.masked
         if asked is None or (came.round, masked.query, came.attempt) != (*place(asked), asked.attempt):
@@ -258,7 +258,7 @@ class AllOrNothingServer:
     def total(self) -> Sum:
         """The `Sum` over all members of the query, which ends it.
 
-        `Missing` where a row has not come, and the query goes on; `Refused` where no query is under way.
+        Raises `Missing` where a row has not arrived, and the query goes on; raises `Refused` where no query is under way.
         """
         if self._asked is None:
             raise Refused("no query is under way. Ask first.")

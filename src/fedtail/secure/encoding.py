@@ -38,14 +38,14 @@ class Reader:
         self.rest = memoryview(data)
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, which are then behind; `Refused` where fewer are left."""
+        """The next `size` bytes, which are then behind; raises `Refused` where fewer are left."""
         if size > len(self.rest):
             raise Refused(f"a message ends {size - len(self.rest)} bytes too early.")
         taken, self.rest = self.rest[:size], self.rest[size:]
         return bytes(taken)
 
     def number(self, size: int) -> int:
-        """The next `size` bytes as a non-negative integer, most significant first; `Refused` where fewer are left."""
+        """The next `size` bytes as a non-negative integer, most significant first; raises `Refused` where fewer are left."""
         return int.from_bytes(self.take(size), "big")
 
 
@@ -53,11 +53,11 @@ class Code(Protocol):
     """How one kind of value is written and read."""
 
     def write(self, value: Any, out: list[bytes]) -> None:
-        """Append the bytes of `value` to `out`; `Refused` where it cannot be written."""
+        """Append the bytes of `value` to `out`; raises `Refused` where it cannot be written."""
         ...
 
     def read(self, data: Reader) -> Any:
-        """The value at the front of `data`, which moves on behind it; `Refused` where there is none."""
+        """The value at the front of `data`, which moves on behind it; raises `Refused` where there is none."""
         ...
 
 
@@ -69,20 +69,23 @@ class Whole:
         self.size = size
 
     def write(self, value: int, out: list[bytes]) -> None:
-        """Append the integer to `out` in `size` bytes; `Refused` where it is negative or too large."""
+        """Append the integer to `out` in `size` bytes; raises `Refused` where it is negative or too large."""
         if not 0 <= value < 1 << 8 * self.size:
             raise Refused(f"{value} does not fit in {self.size} bytes.")
         out.append(int(value).to_bytes(self.size, "big"))
 
     def several(self, values: tuple[int, ...]) -> bytes:
-        """The bytes of several integers, joined, by one call, as lists of members are long; `Refused` where one does not fit."""
+        """The bytes of several integers, joined, by one call, as lists of members are long.
+
+        Raises `Refused` where one does not fit.
+        """
         try:
             return struct.pack(f">{len(values)}{LETTERS[self.size]}", *values)
         except struct.error as why:
             raise Refused(f"a list of integers of {self.size} bytes cannot be written: {why}.") from why
 
     def read(self, data: Reader) -> int:
-        """The integer in the next `size` bytes of `data`; `Refused` where fewer are left."""
+        """The integer in the next `size` bytes of `data`; raises `Refused` where fewer are left."""
         return data.number(self.size)
 
 
@@ -94,13 +97,13 @@ class Fixed:
         self.size = size
 
     def write(self, value: bytes, out: list[bytes]) -> None:
-        """Append the bytes to `out`; `Refused` where they are not `size` bytes."""
+        """Append the bytes to `out`; raises `Refused` where they are not `size` bytes."""
         if len(value) != self.size:
             raise Refused(f"{len(value)} bytes came where {self.size} are needed.")
         out.append(value)
 
     def read(self, data: Reader) -> bytes:
-        """The next `size` bytes of `data`; `Refused` where fewer are left."""
+        """The next `size` bytes of `data`; raises `Refused` where fewer are left."""
         return data.take(self.size)
 
 
@@ -112,7 +115,7 @@ class Lengthy:
         out += [len(value).to_bytes(4, "big"), value]
 
     def read(self, data: Reader) -> bytes:
-        """The bytes behind a length of 4 bytes at the front of `data`; `Refused` where fewer are left."""
+        """The bytes behind a length of 4 bytes at the front of `data`; raises `Refused` where fewer are left."""
         return data.take(data.number(4))
 
 
@@ -135,7 +138,7 @@ class Many:
     def read(self, data: Reader) -> tuple[Any, ...]:
         """The tuple at the front of `data`: its number of values in 4 bytes, then each value.
 
-        `Refused` where the bytes do not suffice.
+        Raises `Refused` where the bytes do not suffice.
         """
         count = data.number(4)
         if count > len(data.rest):                    # every value has at least a byte: do not begin what cannot end
@@ -159,7 +162,10 @@ class Record:
             code.write(getattr(value, name), out)
 
     def read(self, data: Reader) -> Any:
-        """An instance of the dataclass `kind`, its fields read from `data` in order; `Refused` where it refuses their values."""
+        """An instance of the dataclass `kind`, its fields read from `data` in order.
+
+        Raises `Refused` where it refuses their values.
+        """
         return self.kind(*[code.read(data) for _, code in self.fields])
 
 
@@ -177,7 +183,10 @@ def _code(hint: Any) -> Code:
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of an instance of a dataclass whose fields are annotated with sizes; `Refused` where a value does not fit."""
+    """The bytes of an instance of a dataclass whose fields are annotated with sizes.
+
+    Raises `Refused` where a value does not fit.
+    """
     out: list[bytes] = []
     code: Code = _code(type(value))      # type: ignore[arg-type]
     code.write(value, out)
@@ -185,7 +194,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[T], data: bytes | memoryview) -> T:
-    """The instance of the dataclass `kind` that `encode` wrote as `data`; `Refused` for too few bytes, too many or wrong ones."""
+    """The instance of the dataclass `kind` that `encode` wrote as `data`.
+
+    Raises `Refused` for too few bytes, too many or wrong ones.
+    """
     reader = Reader(data)
     value = _code(kind).read(reader)      # type: ignore[arg-type]
     if len(reader.rest):
@@ -196,7 +208,7 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
 def decode_first(kind: type[T], data: bytes) -> tuple[T, bytes]:
     """(value, rest): the instance of the dataclass `kind` at the front of `data`, and the bytes behind it.
 
-    `Refused` as by `decode`.
+    Raises `Refused` as by `decode`.
     """
     reader = Reader(data)
     return _code(kind).read(reader), bytes(reader.rest)      # type: ignore[arg-type]

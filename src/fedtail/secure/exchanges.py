@@ -25,8 +25,8 @@ Check = Callable[[tuple[int, ...]], None]                 # refuses a sum over t
 def set_up(server: Server) -> Steps[None]:
     """Server: a generator, messages out and answers in, that makes a session ready for queries in two exchanges.
 
-    Clients send public keys, then sealed shares of their secrets; both are given to `server`. `TooFew` where fewer clients than
-    the threshold send keys.
+    Clients send public keys, then sealed shares of their secrets; both are given to `server`. Raises `TooFew` where fewer clients
+    than the threshold send keys.
     """
     take(server, server.session.id, (yield one_message_each(server.invite())))
     take(server, server.session.id, (yield one_message_each(server.key_list())))
@@ -37,7 +37,7 @@ def accept_any(members: tuple[int, ...]) -> None:
 
 
 def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]) -> None:
-    """Raise `TooFew` where the `members` whose rows came hold fewer than `needed` clients in all.
+    """Raise `TooFew` where the `members` whose rows arrived hold fewer than `needed` clients in all.
 
     `clients` is how many clients each member holds: a node masks the sum of several.
     """
@@ -49,8 +49,8 @@ def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]
 def query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any) -> Steps[Sum]:
     """Server: a generator, messages out and answers in, that asks for rows, then for the shares that unmask their sum.
 
-    Two exchanges, three in a signed session. Returns the `Sum` over the members whose rows came. `check` is called with those
-    members before anything is unmasked: if it raises, the sum stays masked for good. `TooFew` where fewer clients than the
+    Two exchanges, three in a signed session. Returns the `Sum` over the members whose rows arrived. `check` is called with those
+    members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than the
     threshold answer.
     """
     take(server, server.session.id, (yield one_message_each(server.ask(width, modulus_bits, context))))
@@ -162,11 +162,12 @@ class Rounds:
 
     def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None,
             check: Check = accept_any) -> Sum:
-        """The next query of the open session: the `Sum` over the clients whose rows came, `width` entries modulo 2^modulus_bits.
+        """Hold the next query of the open session and return the `Sum` over the clients whose rows arrived.
 
-        `context` is what was broadcast with the query. The session `ahead` is set up in the same exchanges, for a later `open`.
-        `check` is called with the members whose rows came and may raise, before anything is unmasked. `TooFew` where fewer
-        clients than the threshold answer; `Refused` where no round is open.
+        Rows have `width` entries modulo 2^modulus_bits. `context` is what was broadcast with the query. The session `ahead` is
+        set up in the same exchanges, for a later `open`. `check` is called with the members whose rows arrived and may raise,
+        before anything is unmasked. Raises `TooFew` where fewer clients than the threshold answer; raises `Refused` where no
+        round is open.
         """
         if self.server is None:
             raise Refused("no round is open. Write rounds.open(session) first.")
@@ -192,7 +193,7 @@ class AllOrNothingRounds:
     def __init__(self, exchange: Exchange, run: Run):
         """Make the server of `run` and collect the members' public keys, in one exchange.
 
-        `TooFew` where fewer than 2 sent any.
+        Raises `TooFew` where fewer than 2 sent any.
         """
         self.server, self._exchange, self._unheard = AllOrNothingServer(run), exchange, Messages()
         carry(self._exchange_keys(), exchange)
@@ -201,16 +202,16 @@ class AllOrNothingRounds:
             members: tuple[int, ...] | None = None) -> Sum:
         """The `Sum` of the rows of `members`, by default of all clients that sent keys, for one query of a round: one exchange.
 
-        Rows have `width` entries modulo 2^modulus_bits; `context` is what was broadcast with the query. `Missing` where a row did
-        not come.
+        Rows have `width` entries modulo 2^modulus_bits; `context` is what was broadcast with the query. Raises `Missing` where a
+        row did not arrive.
         """
         return carry(self._exchange_rows(self.server.ask(round, query, width, modulus_bits, context, members)), self._exchange)
 
     def again(self, context: bytes = b"") -> Sum:
         """After `Missing`: ask the members that answered for new rows, with fresh noise, and return their `Sum`; one exchange.
 
-        `context` is what is broadcast with the retry. `Missing` where a row did not come this time; `Refused` where there is
-        nothing to retry.
+        `context` is what is broadcast with the retry. Raises `Missing` where a row did not arrive this time; raises `Refused`
+        where there is nothing to retry.
         """
         return carry(self._exchange_rows(self.server.again(context)), self._exchange)
 
@@ -225,7 +226,7 @@ class AllOrNothingRounds:
     def _exchange_rows(self, contents: Contents) -> Steps[Sum]:
         """A generator of one exchange: send the query `contents`, take the rows, and return their `Sum`.
 
-        `Missing` where a row does not come. The list of keys travels along to each client until it has answered once
+        Raises `Missing` where a row does not arrive. The list of keys travels along to each client until it has answered once
         (`_unheard`).
         """
         answers = yield {one: [*self._unheard.get(one, []), message] for one, message in contents.items()}

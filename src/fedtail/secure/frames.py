@@ -92,8 +92,8 @@ def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -
 def invitation(kind: type[T], data: bytes) -> T:
     """The `Session`, `SparseSession` or `Run` (by `kind`) that a server's message invites to.
 
-    `Refused` if its digest does not fit. The last four results are cached by `data`, so that clients in one process share one
-    object.
+    Raises `Refused` if its digest does not fit. The last four results are cached by `data`, so that clients in one process share
+    one object.
     """
     opened: Any = unwrap(kind, data, None, 1024 + 16 * MOST_MEMBERS)
     if peek(data)[1] != opened.id:
@@ -107,5 +107,5 @@ def bundled(messages: list[bytes]) -> bytes:
 
 
 def unbundled(content: bytes) -> tuple[bytes, ...]:
-    """The messages in the bytes of one exchange, each still in its frame; `Refused` where `content` is not a bundle."""
+    """The messages in the bytes of one exchange, each still in its frame; raises `Refused` where `content` is not a bundle."""
     return decode(Bundle, content).messages

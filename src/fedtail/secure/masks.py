@@ -158,7 +158,7 @@ def residues(row: Any, modulus_bits: int) -> np.ndarray:
 
 
 def centred(total: np.ndarray, modulus_bits: int) -> np.ndarray:
-    """Residues modulo M as integers in [-M/2, M/2), int64.
+    """`total`, integers in [0, M) with M = 2^modulus_bits, as the signed integers in [-M/2, M/2) they stand for; int64.
 
     >>> centred(np.array([1, 255]), 8)
     array([ 1, -1])

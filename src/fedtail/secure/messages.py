@@ -109,7 +109,10 @@ class Session:
         return kind
 
     def read(self, message: Any) -> Any:
-        """The message that `sent` was given, from the one that came over the wire: here `message` itself."""
+        """The inverse of `sent`: the message that client or server computes with, from the one on the wire.
+
+        Here `message` itself.
+        """
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:

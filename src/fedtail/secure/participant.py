@@ -103,7 +103,7 @@ class Participant:
     def _step(self, message: bytes, row_for: RowFor) -> bytes:
         """The answer to one framed message, b"" where none is due; joins a session or run where it is an invitation.
 
-        `Refused` for a message of a session or run that this participant is not in, and where the step itself refuses.
+        Raises `Refused` for a message of a session or run that this participant is not in, and where the step itself refuses.
         """
         kind, session = peek(message)
         if kind in (Session, SparseSession):
@@ -119,8 +119,8 @@ class Participant:
     def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
         """The answer of `client`, in one session, to a message of class `kind`: keys, a query, lists to sign or to unmask.
 
-        After a query is answered, invitations to its round or an earlier one are refused (`_next_round`). `Refused` for a class
-        that no server sends, and where the client refuses.
+        After a query is answered, invitations to its round or an earlier one are refused (`_next_round`). Raises `Refused` for a
+        class that no server sends, and where the client refuses.
         """
         session = client.state.session
         if kind in (Ask, SparseAsk):
@@ -144,8 +144,8 @@ class Participant:
     def _invited(self, session: Session) -> bytes:
         """Join `session` and return the message with this client's public keys for it.
 
-        A session of the same round is dropped, and so are finished ones and the oldest beyond `LIVE`. `Refused` for another run,
-        for a session it is in, and for a round in which it sent a row already.
+        A session of the same round is dropped, and so are finished ones and the oldest beyond `LIVE`. Raises `Refused` for
+        another run, for a session it is in, and for a round in which it sent a row already.
         """
         if session.name != self.name or session.id in self._clients or session.round < self._next_round:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
@@ -158,8 +158,8 @@ class Participant:
     def _invited_to_run(self, run: Run) -> bytes:
         """Join an all-or-nothing run, one at most, and return the message with this client's public key for it.
 
-        Invited again before the list of keys came, it returns the same key. `Refused` for another run or a second one. With an
-        identity it answers no retries.
+        Invited again before the list of keys arrived, it returns the same key. Raises `Refused` for another run or a second one.
+        With an identity it answers no retries.
         """
         known = self._all_or_nothing.get(run.id)
         if known is not None and not known.state.key_list.entries:      # it was never completed: these keys again

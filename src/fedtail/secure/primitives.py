@@ -56,7 +56,7 @@ def agreement(secret: bytes) -> Callable[[bytes], bytes]:
     def agree(public: bytes) -> bytes:
         """The 32 bytes that the secret key shares with `public`.
 
-        `Refused` for a key of small order, which gives zero with everybody.
+        Raises `Refused` for a key of small order, which gives zero with everybody.
         """
         try:
             return own.exchange(X25519PublicKey.from_public_bytes(public))
@@ -98,7 +98,10 @@ def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:
 
 
 def unseal(key: bytes, number: int, box: bytes, about: bytes) -> bytes:
-    """The text that `seal` encrypted with this key and number, about this; `Refused` where any of them, or the box, differs."""
+    """The text that `seal` encrypted with this key and number, about this.
+
+    Raises `Refused` where any of them, or the box, differs.
+    """
     try:
         return ChaCha20Poly1305(key).decrypt(number.to_bytes(12, "big"), box, about)
     except InvalidTag:

@@ -90,7 +90,7 @@ def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None
 
 
 def element(one: bytes) -> int:
-    """A share as an integer in [0, PRIME); `Refused` where it has not 33 bytes or is too large."""
+    """A share as an integer in [0, PRIME); raises `Refused` where it has not 33 bytes or is too large."""
     value = int.from_bytes(one, "big")
     if len(one) != SIZE or value >= PRIME:
         raise Refused("a share is not a number of the field.")

@@ -106,8 +106,8 @@ class Client:
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         """Client number `me` in `session`; draws its keys and seeds for all queries from `random`.
 
-        `Refused` where it is no member, the threshold is below `minimum`, `identity` does not suit the session, or few neighbours
-        do not keep its row secret enough.
+        Raises `Refused` where it is no member, the threshold is below `minimum`, `identity` does not suit the session, or few
+        neighbours do not keep its row secret enough.
         """
         if me not in session.points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
@@ -123,8 +123,8 @@ class Client:
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
         """The client that `save` wrote; `identity` and `random` are not saved and are given anew.
 
-        Keep one copy only: an older one would answer again what was answered already. `Refused` where `saved` does not decode, or
-        the session does not suit the identity.
+        Keep one copy only: an older one would answer again what was answered already. Raises `Refused` where `saved` does not
+        decode, or the session does not suit the identity.
         """
         client = cls.__new__(cls)
         client.state = decode(SparseState, saved[1:]) if saved[:1] == SPARSE else decode(ClientState, saved)
@@ -142,7 +142,7 @@ class Client:
         return bool(answered and answered[-1].query == self.state.session.queries - 1 and answered[-1].unmasked)
 
     def keys(self) -> bytes:
-        """The message with this client's public keys, the first of a session; the same at every call."""
+        """The message with this client's public keys, in answer to the invitation; the same at every call."""
         return self._wrap(self._keys())
 
     def _keys(self) -> Keys:
@@ -158,8 +158,8 @@ class Client:
     def shares(self, message: bytes) -> bytes:
         """Answer the list of public keys: the message with sealed shares of this client's secrets for those who are to hold them.
 
-        Stores the list and this client's own shares, and draws from `random`. `Refused` for a second list, and for one that
-        `_check_keys` refuses.
+        Stores the list and this client's own shares, and draws from `random`. Raises `Refused` for a second list, and for one
+        that `_check_keys` refuses.
         """
         state, heard = self.state, self._unwrap(KeyList, message)
         if state.key_list.entries:
@@ -182,7 +182,7 @@ class Client:
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
         """Raise `Refused` unless the keys on the list are all of `holders`, for every query, and signed in a signed session.
 
-        Its own keys must be as it sent them, where it is among the holders. `TooFew` where the list has fewer clients than
+        Its own keys must be as it sent them, where it is among the holders. Raises `TooFew` where the list has fewer clients than
         restore a secret.
         """
         session, entries = self.state.session, {one.sender: one for one in heard.entries}
@@ -216,7 +216,7 @@ class Client:
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
     def checked_query(self, message: bytes) -> Ask:
-        """The query in a message; `Refused` where this client may not answer it. Call it before computing the row."""
+        """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
         ask = self._unwrap(Ask, message)
         self._check_ask(ask)
         return ask
@@ -225,8 +225,8 @@ class Client:
         """Answer a query: the message with `row`, a vector of integers, under masks that are bound to the whole context.
 
         `context` is what the server broadcast besides: the question, the model, the dual; only its digest is sent. The query is
-        recorded as answered, and its members are fixed for the session. `Refused` for a query that this client may not answer,
-        and for a row of another width than asked.
+        recorded as answered, and its members are fixed for the session. Raises `Refused` for a query that this client may not
+        answer, and for a row of another width than asked.
         """
         state, ask = self.state, self.checked_query(message)
         values = residues(row, ask.modulus_bits)
@@ -241,8 +241,8 @@ class Client:
         """Raise `Refused` for a query that this client may not answer.
 
         That is one answered or skipped before, beyond the session's number, not for this client, with a member whose keys never
-        came, or with other members than the last one. `TooFew` where fewer members than the threshold are left, or too few of its
-        neighbours.
+        arrived, or with other members than the last one. Raises `TooFew` where fewer members than the threshold are left, or too
+        few of its neighbours.
         """
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
@@ -294,8 +294,8 @@ class Client:
     def confirm(self, message: bytes) -> bytes:
         """Answer the lists of survivors: the message with this client's signature of them, so that all unmask the same sum.
 
-        It signs once for a query, and records which lists. `Refused` in an unsigned session, for a second signature, and for
-        lists that it would not unmask.
+        It signs once for a query, and records which lists. Raises `Refused` in an unsigned session, for a second signature, and
+        for lists that it would not unmask.
         """
         lists = self._unwrap(Confirm, message).lists
         answered = self._check_lists(lists)
@@ -309,7 +309,7 @@ class Client:
         """The record of the query that `lists` are about; raises `Refused` where this client must not release shares for them.
 
         It must have answered the query and not unmasked it yet, be alive itself, and find exactly the members it masked its row
-        for. `TooFew` where fewer survivors than the threshold, or too few of its neighbours, are left.
+        for. Raises `TooFew` where fewer survivors than the threshold, or too few of its neighbours, are left.
         """
         state = self.state
         answered = next((one for one in state.answered if one.query == lists.query), None)
@@ -325,8 +325,8 @@ class Client:
     def unmask(self, message: bytes) -> bytes:
         """Answer the lists of survivors: a share of each survivor's seed, and of the mask key of each client that dropped out.
 
-        Never both of one client; only of those whose shares it holds. The query is recorded as unmasked. `Refused` for lists that
-        it must not unmask, boxes that do not open, or, in a signed session, lists without enough valid signatures.
+        Never both of one client; only of those whose shares it holds. The query is recorded as unmasked. Raises `Refused` for
+        lists that it must not unmask, boxes that do not open, or, in a signed session, lists without enough valid signatures.
         """
         state, request = self.state, self._unwrap(Unmask, message)
         answered = self._check_lists(request.lists)
@@ -339,7 +339,7 @@ class Client:
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
         """In a signed session, raise `Refused` unless this client signed the lists, and every signature of them is valid.
 
-        `TooFew` where there are fewer signatures than the threshold. Without an identity nothing is checked.
+        Raises `TooFew` where there are fewer signatures than the threshold. Without an identity nothing is checked.
         """
         if self._identity is None:
             return
@@ -355,8 +355,8 @@ class Client:
     def _held_shares(self, request: Unmask) -> dict[int, bytes]:
         """By partner among the members: its share of the seed and its share of the mask key, joined, that this client holds.
 
-        The others' are opened from the boxes of `request`, its own are in the state. `Refused` where the boxes are for another
-        client, are not one for each partner, or do not open.
+        The others' are opened from the boxes of `request`, its own are in the state. Raises `Refused` where the boxes are for
+        another client, are not one for each partner, or do not open.
         """
         state, query = self.state, request.lists.query
         partners = self._partners(state.members)
@@ -380,6 +380,9 @@ class Client:
         return wrap(self.state.session.id, message)
 
     def _unwrap(self, kind: Any, message: bytes) -> Any:
-        """The message of class `kind`, a dataclass of `messages`, in a frame of this session; `Refused` for anything else."""
+        """The message of class `kind`, a dataclass of `messages`, in a frame of this session.
+
+        Raises `Refused` for anything else.
+        """
         session = self.state.session
         return session.read(unwrap(session.kind_sent(kind), message, session.id, session.most_bytes))

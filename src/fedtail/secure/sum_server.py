@@ -127,7 +127,7 @@ class Server:
     def _keys_came(self, keys: Keys) -> None:
         """Store a client's public keys.
 
-        `Refused` for a client that was not invited or sent keys before, for another number of keys than queries, and for a
+        Raises `Refused` for a client that was not invited or sent keys before, for another number of keys than queries, and for a
         missing or an unexpected signature.
         """
         if keys.sender not in self.session.points or keys.sender in self._keys:
@@ -140,7 +140,7 @@ class Server:
     def key_list(self) -> Contents:
         """For each client that sent keys, the message with all public keys, or its neighbours' in a sparse session.
 
-        From now on shares are expected. `TooFew` where fewer clients than the threshold sent keys.
+        From now on shares are expected. Raises `TooFew` where fewer clients than the threshold sent keys.
         """
         self._next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
@@ -164,8 +164,8 @@ class Server:
     def _shares_came(self, shares: Shares) -> None:
         """Store a client's sealed shares: a box for each other client that is to hold some, and for each query.
 
-        `Refused` for a client without keys or with shares already, for another number of boxes, and where it confirms other keys
-        than were sent to it.
+        Raises `Refused` for a client without keys or with shares already, for another number of boxes, and where it confirms
+        other keys than were sent to it.
         """
         if shares.sender not in self._keys or shares.sender in self._boxes:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
@@ -179,8 +179,9 @@ class Server:
     def ask(self, width: int, modulus_bits: int, context: bytes = b"") -> Contents:
         """For each member, the message of the next query: a row of `width` entries modulo 2^modulus_bits; rows are expected now.
 
-        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares.
-        `TooFew` where these are fewer than the threshold; `Refused` where the session has no query left, or no list of keys yet.
+        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares. Raises
+        `TooFew` where these are fewer than the threshold; raises `Refused` where the session has no query left, or no list of
+        keys yet.
         """
         if self._list is None or self._asked >= self.session.queries:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
@@ -197,8 +198,8 @@ class Server:
     def _masked_came(self, masked: Masked) -> None:
         """Add a member's masked row to the total of the query.
 
-        `Refused` where the sender is no member, answered before or answers another query, and where its context differs from the
-        server's.
+        Raises `Refused` where the sender is no member, answered before or answers another query, and where its context differs
+        from the server's.
         """
         query = self._now()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
@@ -210,14 +211,17 @@ class Server:
 
     @property
     def answered_members(self) -> tuple[int, ...]:
-        """The members whose rows for the current query have arrived, in increasing order; `Refused` where there is no query."""
+        """The members whose rows for the current query have arrived, in increasing order.
+
+        Raises `Refused` where there is no query.
+        """
         return tuple(sorted(self._now().alive))
 
     def confirm(self) -> Contents:
         """In a signed session: for each client whose row arrived, the message that asks it to sign the lists of survivors.
 
-        From now on no row is accepted, and signatures are expected. `TooFew` where fewer rows than the threshold arrived;
-        `Refused` in an unsigned session.
+        From now on no row is accepted, and signatures are expected. Raises `TooFew` where fewer rows than the threshold arrived;
+        raises `Refused` in an unsigned session.
         """
         if not self.session.signed:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
@@ -228,7 +232,7 @@ class Server:
     def _signed_came(self, signed: Signed) -> None:
         """Store a client's signature of the lists; it is not verified here: the clients do that.
 
-        `Refused` for a client whose row did not arrive, that signed before, or answers another query.
+        Raises `Refused` for a client whose row did not arrive, that signed before, or answers another query.
         """
         query = self._now()
         if signed.query != query.ask.query or signed.sender not in query.alive or signed.sender in query.signatures:
@@ -239,7 +243,7 @@ class Server:
         """For each client whose row arrived (and who signed, in a signed session), the message that asks for shares.
 
         It has the lists of survivors, the boxes that others sealed for this client, and in a signed session `threshold`
-        signatures. From now on shares are expected. `TooFew` where fewer rows, or signatures, than the threshold came.
+        signatures. From now on shares are expected. Raises `TooFew` where fewer rows, or signatures, than the threshold arrived.
         """
         query = self._now()
         if self.session.signed:
@@ -265,8 +269,8 @@ class Server:
     def _unmasked_came(self, unmasked: Unmasked) -> None:
         """Store the shares that a client releases: one for each of its partners, in order.
 
-        `Refused` for a client whose row did not arrive or that gave shares before, for other lists, and for a share that is not
-        in the field.
+        Raises `Refused` for a client whose row did not arrive or that gave shares before, for other lists, and for a share that
+        is not in the field.
         """
         query = self._now()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
@@ -282,7 +286,8 @@ class Server:
     def total(self) -> Sum:
         """The `Sum` over the clients whose rows arrived, without masks; this ends the query.
 
-        `TooFew` where too few clients released shares; `Refused` where restored secrets do not fit their commitments.
+        Raises `TooFew` where too few clients released shares; raises `Refused` where restored secrets do not fit their
+        commitments.
         """
         query = self._now()
         self._check(Unmasked, len(query.shares), "gave their shares")
@@ -294,8 +299,8 @@ class Server:
     def _secrets(self, query: Query) -> dict[int, bytes]:
         """By member: the seed of each survivor, and the mask key of each client that dropped out, restored from shares.
 
-        `Refused` where one does not fit the commitment or public key that its owner sent; `TooFew` where too few of its shares
-        came.
+        Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few of
+        its shares arrived.
         """
         found, chosen = {}, dict[int, tuple[dict[int, int], dict[int, int]]]()
         for one in self.members:
@@ -316,7 +321,7 @@ class Server:
     def _givers(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
         """(points, weights): the points of the clients whose shares restore client `one`'s secret, and the weights by point.
 
-        They are the first `shares_needed` of its partners that released shares; `TooFew` where fewer did. The weights are
+        They are the first `shares_needed` of its partners that released shares. Raises `TooFew` where fewer did. The weights are
         Lagrange coefficients.
         """
         points, needed = self.session.holders(one, self._key_digest), self.session.shares_needed
@@ -343,7 +348,7 @@ class Server:
         add_masks(query.total, subtracted, alone + added)
 
     def _now(self) -> Query:
-        """The current query; `Refused` where there is none."""
+        """The current query; raises `Refused` where there is none."""
         if self._query is None:
             raise Refused("no query is under way. Ask first.")
         return self._query
