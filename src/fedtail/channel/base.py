@@ -255,9 +255,9 @@ def adds_shares(mechanism: Mechanism) -> bool:
 
 
 def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
-    """Raise `RoundLost` where too few clients were sampled for the noise of this question.
+    """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
 
-    If the clients add the noise, those of the node that holds most of the cohort do not count: it knows their shares.
+    If the clients add the noise, those of the node that holds most of the cohort are not included: it knows their shares.
     """
     counts = getattr(fleet.population, "counts", None) if adds_shares(question.mechanism) else None
     known = max(counts(cohort).values(), default=0) if counts else 0

@@ -106,10 +106,7 @@ class FixedPoint:
         return steps.long() % (1 << self.modulus_bits)
 
     def missing_bits(self, bound: float) -> int:
-        """How many more bits a row would need to encode whole numbers up to `bound` without rounding.
-
-        0 where there are enough.
-        """
+        """How many bits a row lacks to encode whole numbers up to `bound` without rounding; 0 where it has enough."""
         return max(0, (math.ceil(bound) - 1).bit_length() - min(self.row_bits, EXACT_BITS))
 
     def sum(self, rows: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class PlainChannel(Channel):
         return "rows in the clear"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The encoding of the rows of one round: float64 numbers as they are. Both arguments are only stored."""
+        """The encoding of the rows of one round, `Plain`: float64 numbers as they are, from `clients` of at most `mass` each."""
         return Plain(clients, mass)
 
 
@@ -41,10 +41,7 @@ class Plain:
         return rows.double()
 
     def missing_bits(self, bound: float) -> int:
-        """How many bits beyond the 53 of a float64 are needed to sum whole numbers up to `bound` of all clients exactly.
-
-        Else 0.
-        """
+        """How many bits a float64 lacks to sum whole numbers up to `bound` over all clients exactly; 0 where its 53 suffice."""
         return max(0, (math.ceil(self.clients * bound) - 1).bit_length() - EXACT_BITS)
 
     def sum(self, rows: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class SecureChannel(Channel):
     def label(self) -> str:
         """A text that says what the server sees in a simulation, for ledgers: sums, their threshold, graph and masks.
 
-        Without masks it begins with "simulated".
+        It begins with "simulated" where `masks` is "none".
         """
         seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
@@ -211,8 +211,8 @@ class SecureChannel(Channel):
     def _session(self, round: int, names: tuple[int, ...]) -> Session:
         """The `Session` of a simulated round of the clients `names`, which are in increasing order.
 
-        Its threshold is the larger of `self.threshold` and a majority, which `graph` may raise. With a `SignedGraph`, `TooFew`
-        where all but one may collude.
+        Its threshold is the larger of `self.threshold` and a majority, which `graph` may raise. Raises `TooFew` where a
+        `SignedGraph` allows all but one of them to collude.
         """
         from fedtail.secure import Session
 

@@ -66,10 +66,7 @@ class Ascent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: every client is needed in every round and keeps its lambda, which must not be lost.
-
-        Not private.
-        """
+        """A `RiskDeclaration`: every client is needed in every round and must not lose its lambda; it cannot be private."""
         keeps = Keeps(LOST, may_be_lost=False)
         return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE,
                                not_batched=NOT_BATCHED)
@@ -108,10 +105,7 @@ class Ascent(Risk):
         return 1.0
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: lambda from before this round, divided by its mass, so that its weight is lambda; zero without mass.
-
-        (clients,).
-        """
+        """Client: lambda from before this round over its mass, (clients,), so that its weight is lambda; zero without mass."""
         return torch.where(clients.mass > 0, _client_lambda(clients) / clients.mass, 0.0)
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
@@ -146,7 +140,7 @@ class GroupAscent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: every client needs a group number below `groups`; all are expected to contribute; not private."""
+        """A `RiskDeclaration`: every client needs a group number below `groups`; all contribute; it cannot be private."""
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -179,9 +173,9 @@ class GroupAscent(Risk):
         return torch.cat([density / density.max().clamp(min=1e-300), climbed])
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass in the column of its group, and its mass times loss `groups` columns further.
+        """Client: its mass in the column of its group, and its mass times loss in that column plus `groups`.
 
-        (clients, 2 * groups).
+        The rows are (clients, 2 * groups), zero elsewhere. Raises a ValueError where clients have no group.
         """
         mine = torch.nn.functional.one_hot(_client_groups(clients), self.groups)                # (clients, groups)
         return torch.cat([clients.mass[:, None] * mine, (clients.mass * clients.losses)[:, None] * mine], 1)

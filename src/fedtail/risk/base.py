@@ -262,7 +262,7 @@ def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
     def ask(question: Any) -> Any:
         """The sum over `clients` of their rows for a question, (width,).
 
-        For a `Joint` one, a tuple nested as its questions are.
+        A tuple, nested as its questions are, for a `Joint` one.
         """
         single: Iterator[Any] = single_questions(question)
         return arrange_answers(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
@@ -359,7 +359,7 @@ def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
 
 
 def check_tail_fraction(tail_fraction: float) -> None:
-    """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; it suggests a fraction where a percentage came."""
+    """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; its text suggests a fraction for a percentage."""
     if not 0 < tail_fraction <= 1:
         hint = tail_fraction / 100 if 1 < tail_fraction <= 100 else 0.2
         raise ValueError(f"tail_fraction (theta) must be in (0, 1], got {tail_fraction:g}. It is a fraction: for the worst "

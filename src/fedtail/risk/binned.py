@@ -55,8 +55,8 @@ class Binned(RiskWrapper):
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator that asks for one noisy histogram, from which it fits the inner risk's dual.
 
-        The dual is (sum of weights, inner dual), float64. The sum is estimated from the histogram, and clamped between half of
-        what is expected (one at least) and the expected number of clients. `previous` is not used.
+        The dual is (sum of weights, inner dual), float64. The sum is estimated from the histogram. It is at least 1 and half of
+        the sum that the inner risk declares for the expected number of clients, and at most that number. `previous` is not used.
         """
         clients = yield from self.histogram.ask()
         dual = fit_locally(self.risk.fit(None), clients)

@@ -35,9 +35,10 @@ class TiltedMoments(StatisticPart):
     """
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass, then its mass times the entry for each trial tilt, as the class describes; (clients, 1 + tilts).
+        """Client: its mass, then for each trial tilt t its mass times exp(t (F - end)), (clients, 1 + tilts).
 
-        `trial` is (low, high, t, ...); losses outside [low, high] are clamped to it.
+        `trial` is (low, high, t, ...); losses F outside [low, high] are clamped to it, and `end` is `high` for t > 0, else `low`.
+        Where |t| (high - low) < 1 the factor is (1 - exp(t (F - end))) / (|t| (high - low)) instead, which keeps its digits.
         """
         low, high, tilts = trial[0], trial[1], trial[2:]
         exponent = (tilts * (clients.losses[:, None].clamp(low, high) - torch.where(tilts > 0, high, low))).clamp(max=0)
@@ -75,21 +76,22 @@ class LeastOverTilts(Risk):
                                not_batched="its tilt is searched for with one set of clients")
 
     def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """The number that each of `tilts` gives, from its tilted loss in `tilted`; infinite where it gives none. To be defined.
+        """The number that each of `tilts` gives, from its tilted loss in `tilted`; infinite where it gives none.
 
-        Differentiable in the tilted loss. The risk is the least of these numbers.
+        The risk is the least of these numbers, which must be differentiable in the tilted loss. A subclass must define it: here
+        it raises a NotImplementedError.
         """
         raise NotImplementedError
 
     def tilts(self, place: Tensor, width: float) -> Tensor:
         """The tilts to try at each `place` in [0, 1], increasing with it, for losses in an interval of this width.
 
-        To be defined.
+        A subclass must define it: here it raises a NotImplementedError.
         """
         raise NotImplementedError
 
     def range(self, low: float, high: float) -> tuple[float, float]:
-        """(low, high): the interval in which tilts are searched, from the smallest and the largest loss; by default these."""
+        """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given."""
         return low, high
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -151,10 +153,10 @@ class LeastOverTilts(Risk):
         return fit_locally(self._search(*self.range(low, high)), clients)
 
     def _search(self, low: float, high: float) -> Conversation[Tensor]:
-        """Server: a generator that returns the dual (tilt, low, high), with the tilt whose `bound` is least.
+        """Server: a generator that returns the dual (tilt, low, high), float64, with the tilt whose `bound` is least.
 
         The losses are in [low, high]. It asks for sums at a grid of 65 tilts, eight times, each grid between the neighbours of
-        the best tilt of the last one. Where low = high nothing is asked, and the tilt is 0.
+        the best tilt of the last one. The tilt is 0 where low = high, without questions, and where no bound is finite.
         """
         first, last, best, least = 0.0, 1.0, 0.0, math.inf
         width = high - low
@@ -221,9 +223,9 @@ class TiltedValueAtRisk(LeastOverTilts):
                              "losses have 0.")
 
     def range(self, low: float, high: float) -> tuple[float, float]:
-        """(loss_floor, high): the interval in which tilts are searched.
+        """(loss_floor, high): the interval that is taken to hold every loss, from the smallest loss `low` and the largest `high`.
 
-        Raises a ValueError where `low`, the smallest loss, is below it.
+        Raises a ValueError where `low` is below `loss_floor`.
         """
         if low < self.loss_floor:
             raise ValueError(f"a loss of {low:g} is below loss_floor={self.loss_floor:g}: the bound does not hold. Lower "

@@ -39,7 +39,7 @@ class Mean(Risk):
         return normalised_mass(losses, mass)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """Infinity, a lower bound that the cohort limits: every client contributes, with its whole mass."""
+        """Infinity, which stands for the whole cohort: every client contributes, with its whole mass."""
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:

@@ -71,10 +71,7 @@ class PowerFair(Risk):
         return torch.tensor([max(largest or 0.0, 0.0)], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: (F / largest)^q, at most one, (clients,), where the dual is the largest loss.
-
-        Ones where that is not positive.
-        """
+        """Client: (F / largest)^q, at most one, (clients,), where the dual is the largest loss; ones if that is not positive."""
         return self._relative_power(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
@@ -89,9 +86,9 @@ class PowerFair(Risk):
         return torch.where(constant, 0.0, steepness)
 
     def _relative_power(self, losses: Tensor, largest: Tensor) -> Tensor:
-        """(F / largest)^q, at most one and with negative losses as zero, for tensors that broadcast.
+        """(F / largest)^q for tensors that broadcast, at most one, and with negative losses taken as zero.
 
-        Ones for q = 0, and where `largest` is not positive.
+        It is one everywhere for q = 0, and where `largest` is not positive.
         """
         if self.power == 0:
             return torch.ones_like(losses)

@@ -45,9 +45,9 @@ class Refreshed(RiskWrapper):
         return dual[1:]
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """The inner risk's lower bound on contributors in the round in which the dual was fitted.
+        """The inner risk's lower bound on contributors, where the dual was fitted in this round; None for an older dual.
 
-        None later, as losses change.
+        No client has more than `mass`.
         """
         return super().fewest_contributors(dual, mass) if dual[0] == 0 else None      # a stale dual shows nothing
 

@@ -37,7 +37,7 @@ class SmoothedSuperquantile(Risk):
     smoothing: float
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tail fraction outside (0, 1] and for a smoothing that is not positive."""
+        """Raise a ValueError for a tail fraction outside (0, 1], and for a smoothing that is not positive and finite."""
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
@@ -49,9 +49,10 @@ class SmoothedSuperquantile(Risk):
                                has_slope=True)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Weighted losses less nu times the divergence of the weights from the masses, over the last axis.
+        """sum_k pi_k F_k - nu sum_k pi_k log(pi_k / alpha_k) over the last axis, at its maximising weights pi.
 
-        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
+        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor)
+        defaults to equal masses.
         """
         present = self.present(losses, mass)
         weights = self._weights(present)
@@ -81,7 +82,7 @@ class SmoothedSuperquantile(Risk):
         return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass times its density at each trial level, (clients, trials)."""
+        """Client: its mass times min(1, theta exp((F - c) / nu)) for each level c of `trial`, (clients, trials)."""
         return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
@@ -139,7 +140,7 @@ class QuadraticSuperquantile(Risk):
     smoothing: float
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tail fraction outside (0, 1] and for a smoothing that is not positive."""
+        """Raise a ValueError for a tail fraction outside (0, 1], and for a smoothing that is not positive and finite."""
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
@@ -150,9 +151,10 @@ class QuadraticSuperquantile(Risk):
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Weighted losses less the quadratic penalty, plus nu / (2 theta), over the last axis; its gradient is `weights`.
+        """sum_k pi_k F_k - (nu theta/2) sum_k pi_k^2 / alpha_k + nu/(2 theta) over the last axis, at its maximising weights pi.
 
-        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
+        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor)
+        defaults to equal masses.
         """
         present = self.present(losses, mass)
         weights = self._weights(present)
@@ -192,7 +194,7 @@ class QuadraticSuperquantile(Risk):
         return torch.tensor([bracket.linear_crossing(target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass times its density at each trial threshold, (clients, trials)."""
+        """Client: its mass times clip((F - eta) / nu, 0, 1) for each threshold eta of `trial`, (clients, trials)."""
         return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:

@@ -88,18 +88,24 @@ class Spectral(Risk):
         return torch.cat((yield from join_conversations([self.quantile.fit(fraction, None) for fraction in self.tail_fractions])))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the sum, over the tails it is in, of what each adds; those at a boundary by its share.
+        """Client: the sum over tails j of its density in tail j times share_j / theta_j, scaled to at most one; (clients,).
 
-        (clients,), at most one.
+        Its density in a tail is one, at the boundary the tail's share from the dual, and zero outside.
         """
         tails = (height * tail_density(clients.losses, one) for height, one in zip(self._heights, dual.view(-1, 4), strict=True))
         return torch.stack(list(tails)).sum(0).clamp(max=1)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute: the mass of the largest tail, from the dual, over the largest `mass`."""
+        """A lower bound on how many clients contribute: the mass of the largest tail divided by `mass`, the most that one has.
+
+        The mass of each tail is the last of its four numbers in the dual.
+        """
         return float(dual.view(-1, 4)[:, 3].max()) / mass
 
     def _weights_of(self, present: Present) -> Tensor:
-        """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient."""
+        """The mixture, by `shares`, of the superquantile weights of the clients present: (..., present) float64, sum one.
+
+        They are without a gradient.
+        """
         return torch.stack([share * tail_weights(present, fraction)
                             for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]).sum(0)

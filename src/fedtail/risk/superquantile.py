@@ -74,7 +74,7 @@ class Superquantile(Risk):
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute: the mass of the tail, dual[3], over the largest mass of a client."""
+        """A lower bound on how many clients contribute: the tail's mass, dual[3], divided by `mass`, the most that one has."""
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
@@ -132,7 +132,7 @@ class TailFilter(Risk):
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute: the mass of the tail, dual[3], over the largest mass of a client."""
+        """A lower bound on how many clients contribute: the tail's mass, dual[3], divided by `mass`, the most that one has."""
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:

@@ -36,7 +36,10 @@ class Tilted(Risk):
     loss_bound: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tilt that is not finite, and for a loss bound that is not positive or makes exp underflow."""
+        """Raise a ValueError for a tilt that is not finite, a loss bound that is not positive and finite, and |t| * bound > 80.
+
+        Beyond 80 the exponential underflows in float32.
+        """
         if not math.isfinite(self.tilt):
             raise ValueError(f"tilt (t) must be finite, got {self.tilt:g}. For the worst client use Worst.")
         if self.loss_bound is not None:
@@ -95,10 +98,7 @@ class Tilted(Risk):
         return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the derivative of the density in the loss: t times the density, zero where that is capped at one.
-
-        (clients,).
-        """
+        """Client: the derivative of the density in the loss, (clients,): t times the density, zero where it is capped at one."""
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
 

@@ -79,9 +79,9 @@ class TrimmedMean(Risk):
         return (inside - tail_density(clients.losses, dual[4:])).clamp(min=0) if self.leave_worst else inside
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """A lower bound on how many clients contribute: the mass that is kept, from the dual, over the largest `mass`.
+        """A lower bound on how many clients contribute: the mass that is kept divided by `mass`, the most that one client has.
 
-        Infinity where nothing is left out, so that every client contributes.
+        The mass that is kept follows from the tail masses in the dual. Infinity where nothing is left out, as all contribute.
         """
         if not self.leave_worst and not self.leave_best:
             return math.inf                                # everybody, each by its whole mass
@@ -89,7 +89,10 @@ class TrimmedMean(Risk):
         return self.kept * total / mass
 
     def _weights_of(self, present: Present) -> Tensor:
-        """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient."""
+        """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
+
+        A client's weight is its mass over `kept`; less of it at a boundary, and zero for those left out.
+        """
         worst, most = self.leave_worst, 1 - self.leave_best
         inside = most * tail_weights(present, most)
         outside = worst * tail_weights(present, worst) if worst else 0.0
@@ -112,10 +115,7 @@ class IntervalSuperquantile(TrimmedMean):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
-        """Raise a ValueError unless both shares are in [0, 1) and sum to less than 1.
-
-        Raises a TypeError where `quantile` is not a `Quantile`.
-        """
+        """Raise a ValueError unless both shares are in [0, 1) and sum to less than 1, a TypeError for a bad `quantile`."""
         super().__post_init__()
         for name, share in (("leave_worst", self.leave_worst), ("leave_best", self.leave_best)):
             if not 0 <= share < 1:

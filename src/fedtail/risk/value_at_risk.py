@@ -54,7 +54,7 @@ class ValueAtRisk(Risk):
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
         """A weight of one, shared by mass among the clients whose loss is the quantile, zero for the others.
 
-        In the shape of the losses.
+        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass)
         return present.spread(self._weights_of(present))

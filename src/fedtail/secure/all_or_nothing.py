@@ -136,8 +136,8 @@ class AllOrNothingClient:
     def _check_ask(self, asked: AskAll) -> None:
         """Raise `Refused` for a query that this client may not answer, and `TooFew` for one with fewer than `minimum` members.
 
-        That is one not for it, with a member whose keys never arrived, or before the last one it answered; and a retry that is
-        not of the last one, not over fewer members, or beyond `repetitions`.
+        It refuses a query that does not name it, has a member whose keys never arrived, or precedes the last one it answered; and
+        a retry of any query but the last, out of turn, over no fewer members, or beyond `repetitions`.
         """
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):

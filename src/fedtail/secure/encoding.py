@@ -38,14 +38,17 @@ class Reader:
         self.rest = memoryview(data)
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, which are then behind; raises `Refused` where fewer are left."""
+        """Remove the next `size` bytes from `rest` and return them; raises `Refused` where fewer are left."""
         if size > len(self.rest):
             raise Refused(f"a message ends {size - len(self.rest)} bytes too early.")
         taken, self.rest = self.rest[:size], self.rest[size:]
         return bytes(taken)
 
     def number(self, size: int) -> int:
-        """The next `size` bytes as a non-negative integer, most significant first; raises `Refused` where fewer are left."""
+        """Remove the next `size` bytes and return them as a non-negative integer, the most significant byte first.
+
+        Raises `Refused` where fewer are left.
+        """
         return int.from_bytes(self.take(size), "big")
 
 
@@ -57,7 +60,7 @@ class Code(Protocol):
         ...
 
     def read(self, data: Reader) -> Any:
-        """The value at the front of `data`, which moves on behind it; raises `Refused` where there is none."""
+        """The value at the front of `data`, whose bytes are taken off; raises `Refused` where they are malformed or too few."""
         ...
 
 
@@ -65,7 +68,7 @@ class Whole:
     """A non-negative integer in a fixed number of bytes, the most significant first."""
 
     def __init__(self, size: int):
-        """For integers of `size` bytes."""
+        """`size` is the number of bytes of each integer."""
         self.size = size
 
     def write(self, value: int, out: list[bytes]) -> None:
@@ -93,7 +96,7 @@ class Fixed:
     """A fixed number of bytes."""
 
     def __init__(self, size: int):
-        """For values of `size` bytes."""
+        """`size` is the number of bytes of each value."""
         self.size = size
 
     def write(self, value: bytes, out: list[bytes]) -> None:
@@ -123,7 +126,7 @@ class Many:
     """Values of one kind after their number."""
 
     def __init__(self, one: Code):
-        """For tuples whose values are each written by the code `one`."""
+        """`one` writes and reads each value of the tuple."""
         self.one = one
 
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
@@ -136,7 +139,7 @@ class Many:
             self.one.write(each, out)
 
     def read(self, data: Reader) -> tuple[Any, ...]:
-        """The tuple at the front of `data`: its number of values in 4 bytes, then each value.
+        """The tuple at the front of `data`: the number of its values in 4 bytes, then each value.
 
         Raises `Refused` where the bytes do not suffice.
         """
@@ -152,7 +155,7 @@ class Record:
     """The fields of a dataclass, in order; it checks itself when it is built."""
 
     def __init__(self, kind: type):
-        """For instances of the dataclass `kind`, whose fields are annotated with sizes of this module."""
+        """Find the code of each field of the dataclass `kind` from its annotation."""
         self.kind, hints = kind, get_type_hints(kind, include_extras=True)
         self.fields = [(one.name, _code(hints[one.name])) for one in fields(kind)]
 
@@ -164,7 +167,7 @@ class Record:
     def read(self, data: Reader) -> Any:
         """An instance of the dataclass `kind`, its fields read from `data` in order.
 
-        Raises `Refused` where it refuses their values.
+        Raises `Refused` where the bytes do not suffice, or the dataclass refuses their values.
         """
         return self.kind(*[code.read(data) for _, code in self.fields])
 
@@ -208,7 +211,7 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
 def decode_first(kind: type[T], data: bytes) -> tuple[T, bytes]:
     """(value, rest): the instance of the dataclass `kind` at the front of `data`, and the bytes behind it.
 
-    Raises `Refused` as by `decode`.
+    Raises `Refused` where the bytes do not suffice, or the dataclass refuses their values.
     """
     reader = Reader(data)
     return _code(kind).read(reader), bytes(reader.rest)      # type: ignore[arg-type]

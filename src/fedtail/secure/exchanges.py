@@ -140,9 +140,9 @@ class Rounds:
     """
 
     def __init__(self, exchange: Exchange):
-        """`exchange` sends each client its bundle of messages and returns the bundles of those who answered.
+        """Use `exchange` to reach the clients: it takes a bundle of messages for each, and returns the bundles that answer.
 
-        Nothing is sent yet.
+        Nothing is sent yet, and no round is open.
         """
         self.server: Server | None = None
         self._exchange, self._ahead = exchange, dict[bytes, tuple[Server, Refused | None]]()
@@ -191,9 +191,9 @@ class AllOrNothingRounds:
     """
 
     def __init__(self, exchange: Exchange, run: Run):
-        """Make the server of `run` and collect the members' public keys, in one exchange.
+        """Make the server of `run` and collect the members' public keys over `exchange`, in one exchange.
 
-        Raises `TooFew` where fewer than 2 sent any.
+        Raises `TooFew` where fewer than 2 members sent keys.
         """
         self.server, self._exchange, self._unheard = AllOrNothingServer(run), exchange, Messages()
         carry(self._exchange_keys(), exchange)

@@ -52,8 +52,9 @@ class Identity:
     def with_numbers(self, session: bytes, entries: Iterable[Any], check: bool = False) -> Identity:
         """This identity with `pinned` as a mapping from client number to public key, found from who signed each of `entries`.
 
-        `entries` are `Keys` or `RunKeys`, signed for `session`. Raises `Refused` for an entry that no pinned identity signed, and
-        for a second one by the same identity. Where `pinned` is a mapping already, returns itself at once unless `check`.
+        `entries` are `Keys` or `RunKeys`, signed for `session`. Raises `Refused` for an entry that no identity pinned for it
+        signed; where `pinned` is a tuple, also for a second one by the same identity. Where `pinned` is a mapping already, this
+        identity is returned at once unless `check`.
         """
         if isinstance(self.pinned, Mapping) and not check:
             return self
@@ -115,5 +116,5 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
 
 
 def _signed_text(session: bytes, keys: Any) -> bytes:
-    """The digest (32 bytes) that a client signs: of `session` and of `keys`, a dataclass, with an empty signature."""
+    """The digest (32 bytes) that a client signs: of `session` and of `keys` (`Keys` or `RunKeys`) without a signature."""
     return digest("fedtail secure: signed keys", session, encode(replace(keys, signature=b"")))

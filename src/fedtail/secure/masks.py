@@ -107,9 +107,9 @@ def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> M
 
 
 def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) -> MaskContext:
-    """The `MaskContext` of an all-or-nothing query `asked`, with its round and attempt; of `context` only the digest enters.
+    """The `MaskContext` of an all-or-nothing query `asked`, with its round and attempt.
 
-    `context` is what was broadcast with the query.
+    `context` is what was broadcast with the query, and only its digest enters.
     """
     heard = digest("fedtail secure: list of keys", run.id, encode(keys))
     said = digest("fedtail secure: context", context)

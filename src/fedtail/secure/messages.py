@@ -109,10 +109,7 @@ class Session:
         return kind
 
     def read(self, message: Any) -> Any:
-        """The inverse of `sent`: the message that client or server computes with, from the one on the wire.
-
-        Here `message` itself.
-        """
+        """The inverse of `sent`: the message to compute with, from the one on the wire; here `message` itself."""
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:

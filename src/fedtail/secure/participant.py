@@ -50,7 +50,10 @@ class Participant:
 
     def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 0, identity: Identity | None = None,
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
-        """Client number `me` of the run `name`, in no session yet; `repetitions` is how many retries of noisy rows it answers."""
+        """Client number `me` of the run `name`, in no session yet; draws keys from `random` when it joins one.
+
+        `repetitions` is how many retries of an all-or-nothing query it answers, whose rows must then carry fresh noise.
+        """
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
         self.corrupted, self.security_bits = corrupted, security_bits
         self._identity, self._random, self._next_round = identity, random, 0

@@ -98,9 +98,9 @@ def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:
 
 
 def unseal(key: bytes, number: int, box: bytes, about: bytes) -> bytes:
-    """The text that `seal` encrypted with this key and number, about this.
+    """The text in `box`, which `seal` encrypted with the same key, number and `about`.
 
-    Raises `Refused` where any of them, or the box, differs.
+    Raises `Refused` where one of them differs.
     """
     try:
         return ChaCha20Poly1305(key).decrypt(number.to_bytes(12, "big"), box, about)

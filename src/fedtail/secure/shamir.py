@@ -80,7 +80,8 @@ def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None
     """The 32-byte secret from `shares`, by point; at least as many as the threshold.
 
     `counts` are the points' Lagrange coefficients (`weights`), computed here if None. Too few or wrong shares give some other
-    secret, or `Refused` where the result does not fit in 32 bytes: compare it with a public key or a commitment.
+    secret, so compare it with a public key or a commitment. Raises `Refused` where it does not fit in 32 bytes, or a share is not
+    in the field.
     """
     counts = weights(list(shares)) if counts is None else counts
     total = sum(counts[x] * element(one) for x, one in shares.items()) % PRIME

@@ -81,9 +81,9 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
     (54, 30)
     """
     def threshold(half: int) -> int | None:
-        """The smallest t that keeps rows secret with 2 * half neighbours.
+        """The smallest t, the shares that restore a secret, that keeps rows secret with 2 * half neighbours.
 
-        None if there is none, or if sums are then lost too often.
+        None if there is none, or if sums are then lost with a probability above 2^-correctness_bits.
         """
         k = 2 * half
         secret = (t for t in range(half + 1, k + 1)

@@ -146,9 +146,9 @@ class Client:
         return self._wrap(self._keys())
 
     def _keys(self) -> Keys:
-        """This client's public keys, with commitments to its seeds, and signed where it has an identity.
+        """The `Keys` of this client: public keys, commitments to its seeds, and a signature where it has an identity.
 
-        The same at every call.
+        They are the same at every call.
         """
         state = self.state
         committed = tuple(commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
@@ -156,10 +156,11 @@ class Client:
         return keys if self._identity is None else self._identity.signed(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Answer the list of public keys: the message with sealed shares of this client's secrets for those who are to hold them.
+        """Answer the list of public keys: the message with shares of this client's secrets, sealed for each client to hold some.
 
         Stores the list and this client's own shares, and draws from `random`. Raises `Refused` for a second list, and for one
-        that `_check_keys` refuses.
+        with uninvited clients, with other keys of this client than it sent, or without valid signatures in a signed session;
+        `TooFew` for one with too few clients to restore a secret.
         """
         state, heard = self.state, self._unwrap(KeyList, message)
         if state.key_list.entries:
@@ -199,9 +200,9 @@ class Client:
             self._identity.check(session.id, heard.entries)
 
     def _secret_shares(self, one: Secrets, points: list[int]) -> list[bytes]:
-        """For each point a share of the seed of `one`, a query's secrets, followed by one of its mask key: 66 bytes.
+        """For each point 66 bytes: a Shamir share of the seed of `one` (the secrets of a query), then one of its mask key.
 
-        Draws from `random`.
+        Draws the polynomials from `random`.
         """
         needed = self.state.session.shares_needed
         seeds, masks = (share(secret, needed, points, self._random) for secret in (one.seed, one.mask))
@@ -240,9 +241,9 @@ class Client:
     def _check_ask(self, ask: Ask) -> None:
         """Raise `Refused` for a query that this client may not answer.
 
-        That is one answered or skipped before, beyond the session's number, not for this client, with a member whose keys never
-        arrived, or with other members than the last one. Raises `TooFew` where fewer members than the threshold are left, or too
-        few of its neighbours.
+        It refuses a query that was answered or skipped, is beyond the session's number, does not name this client, has a partner
+        whose keys never arrived, or has other members than the last one. Raises `TooFew` where fewer members than the threshold
+        are left, or fewer of its partners than restore a secret.
         """
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
@@ -259,7 +260,7 @@ class Client:
     def _partners(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of `members` with which this client exchanges shares, in increasing order.
 
-        Itself too where every pair does.
+        In a session where every pair shares a mask, these are all of `members`, itself included.
         """
         return self.state.session.partners(self.state.me, self._all_keys_digest, members)
 

@@ -69,10 +69,7 @@ class Query:
 
     @cached_property
     def lists(self) -> Lists:
-        """Whose rows arrived and whose did not. Computed at the first read and fixed from then on.
-
-        Later rows do not change it.
-        """
+        """Whose rows arrived and whose did not; fixed at the first read, so that later rows do not change it."""
         alive = tuple(sorted(self.alive))
         return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
 
@@ -105,7 +102,7 @@ class Server:
         self.refused: list[tuple[int, Refused]] = []    # what came and was not taken, from whom
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take the answer `message` of a client to the current step; `sender` is who sent it according to the transport.
+        """Take the answer `message` of a client to the current step; `sender` is the client it came from by the transport.
 
         Raises `Refused`, without any change, for a message that is not expected now, is repeated, does not fit what was asked, or
         names another sender.
@@ -155,10 +152,7 @@ class Server:
 
     @cached_property
     def _key_digest(self) -> bytes:
-        """The digest (32 bytes) of all public keys, which fixes the graph.
-
-        Computed at the first read, once the keys are listed.
-        """
+        """The digest (32 bytes) of all public keys, which fixes the graph; cached at the first read, after `key_list`."""
         return key_digest(self.session, self._list or KeyList(()))
 
     def _shares_came(self, shares: Shares) -> None:
@@ -286,8 +280,8 @@ class Server:
     def total(self) -> Sum:
         """The `Sum` over the clients whose rows arrived, without masks; this ends the query.
 
-        Raises `TooFew` where too few clients released shares; raises `Refused` where restored secrets do not fit their
-        commitments.
+        Raises `TooFew` where fewer clients than the threshold, or too few neighbours of some client, released shares; raises
+        `Refused` where a restored secret does not fit what its owner announced.
         """
         query = self._now()
         self._check(Unmasked, len(query.shares), "gave their shares")
@@ -334,7 +328,7 @@ class Server:
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
         """Take off `query.total`, in place, the survivors' own masks and those they share with clients that dropped out.
 
-        `secrets` are those of `_secrets`, by member.
+        `secrets` has the seed of each survivor and the mask key of each client that dropped out.
         """
         alone = [self_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
@@ -354,7 +348,10 @@ class Server:
         return self._query
 
     def _next(self, now: type, after: type, count: int, did: str) -> None:
-        """Expect answers of class `after` instead of `now`; raises what `_check(now, count, did)` raises."""
+        """Expect answers of class `after` from now on; raise `Refused` where those of class `now` are not expected yet.
+
+        Raises `TooFew` where `count` clients are fewer than the threshold; `did` says in its text what they did.
+        """
         self._check(now, count, did)
         self._expected = after
 
