@@ -190,8 +190,8 @@ class Channel:
 
         If at least `least` of n clients contribute to each sum without noise, this is n - least + minimum_contributors, since any
         of the contributors may drop out. Where the dual does not show that enough clients contribute, they are counted first with
-        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum. 0 where the channel does not hide single
-        clients, and where all sums have noise: that hides each client, whereas the count would be exact.
+        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum. The result is 0 where the channel does not
+        hide single clients, and where all sums have noise: that hides each client, whereas the count would be exact.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -250,7 +250,7 @@ def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: 
 
 
 def adds_shares(mechanism: Mechanism) -> bool:
-    """Whether the noise of `mechanism` is added by the clients, a share each, before anything is sent; not by the server."""
+    """Whether the clients add the noise of `mechanism`, a share each; False where the server does, or there is no noise."""
     return mechanism.private and not mechanism.reveals_exact_sum
 
 
@@ -271,7 +271,8 @@ def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     """A copy of `question` for which exactly `mechanism.minimum` clients add a share of the noise: those with the smallest keys.
 
     The noise of the sum then has one distribution for every cohort that is large enough. The question is returned as it is where
-    `release` does not depend on how many add a share. Raises a ValueError where a further client has the last of these keys.
+    `release` does not depend on how many add a share. Raises a ValueError where the next client has the same key as the last of
+    them.
     """
     if with_constant_noise(release) == release:
         return question

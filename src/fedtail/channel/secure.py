@@ -54,7 +54,11 @@ class SecureChannel(Channel):
     graph: SparseGraph | SignedGraph | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a modulus, threshold, minimum_contributors, masks or dropout out of range."""
+        """Raise a ValueError for a setting out of range.
+
+        `modulus_bits` must be in 8..62, `threshold` and `minimum_contributors` at least 2, `masks` "real" or "none", and
+        `dropout` in [0, 1).
+        """
         check_modulus(self.modulus_bits)
         if self.threshold < 2:
             raise ValueError(f"threshold must be at least 2, got {self.threshold}: the sum over one client is its row.")

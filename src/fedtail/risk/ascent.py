@@ -144,7 +144,7 @@ class GroupAscent(Risk):
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest of `losses`, which are here those of groups, with mass: a differentiable scalar in their dtype."""
+        """The largest loss among groups with mass, whose losses these are: a differentiable scalar in the losses' dtype."""
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
@@ -155,11 +155,11 @@ class GroupAscent(Risk):
         return one_step_weights(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator with one question, for mass and loss by group.
+        """Server: a generator that asks once for mass and loss by group, then takes a projected step among groups in the cohort.
 
-        Then a projected step among the groups in the cohort. The dual, 2 * groups numbers in float64, is first the density of
-        each group in this round, by its lambda before the step, scaled so that the largest is one; then lambda of each group for
-        the next round. Groups without mass in the cohort have density zero and keep their lambda, which is read from `previous`.
+        The dual, 2 * groups numbers in float64, is first the density of each group in this round, by its lambda before the step,
+        scaled so that the largest is one; then lambda of each group for the next round. Groups without mass in the cohort have
+        density zero and keep their lambda, which is read from `previous` (equal in the first round).
         """
         weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
@@ -223,7 +223,7 @@ def _client_lambda(clients: ClientStatistics) -> Tensor:
 
 
 def _client_groups(clients: ClientStatistics) -> Tensor:
-    """The group number of each client, (clients,); a ValueError where the population has none."""
+    """The group number of each client, (clients,); raises a ValueError where the clients have none."""
     if clients.group is None:
         raise ValueError(NEEDS_GROUP)
     return clients.group

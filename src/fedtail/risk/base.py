@@ -36,7 +36,7 @@ class Risk(StatisticPart):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Check the class of a new risk: a TypeError where it defines members that belong in its declaration since version 0.2.
+        """Check the class of a new risk; raises a TypeError where it defines members that belong in its declaration since 0.2.
 
         Where the class defines `density`, `inner_dual` or `inner_clients` but not `fewest_contributors`, that is set back to the
         default (None: not known), since an inherited bound was about another density.
@@ -114,7 +114,7 @@ class Risk(StatisticPart):
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
         """Client: the rows, (clients, width), that answer a question of `fit` at the numbers `trial`.
 
-        Only their sum is sent back. By default a TypeError: this risk asks nothing.
+        The server gets only their sum. Raises a TypeError by default, as for a risk that asks nothing.
         """
         raise TypeError(f"{type(self).__name__} asks nothing about the losses.")
 
@@ -224,10 +224,7 @@ class RiskWrapper(Risk):
         return self.risk.remember(self.inner_clients(clients), self.inner_dual(dual))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """The inner risk's lower bound on how many clients contribute, from the inner dual; None where it has none.
-
-        No client has more than `mass`.
-        """
+        """The inner risk's lower bound on how many clients contribute, where none has more than `mass`; None if it has none."""
         return self.risk.fewest_contributors(self.inner_dual(dual), mass)
 
     def released_weight(self, dual: Tensor) -> float:
@@ -336,10 +333,10 @@ def normalised_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
 
 
 def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one over the last axis, float64; equal where `mass` is None.
+    """Masses that sum to one over the last axis, float64, in the shape of the losses; equal where `mass` is None.
 
-    A TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape, negative,
-    not finite or all zero.
+    Raises a TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape,
+    negative, not finite or all zero.
     """
     if not losses.is_floating_point():
         raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")

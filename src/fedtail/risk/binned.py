@@ -46,7 +46,10 @@ class Binned(RiskWrapper):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """The inner risk's declaration, changed: the noisy histogram is the only release, and the sum of weights is released."""
+        """The inner risk's declaration with the noisy histogram as its only release, and `releases_weight` set.
+
+        The mechanism and the planned number of clients are the histogram's.
+        """
         mechanism, planned = self.histogram.mechanism, self.histogram.expected_clients
         released = Statistic(self.histogram, torch.zeros(0), mechanism=mechanism).release(0)
         return replace(self.risk.declares, releases=(released,), mechanism=mechanism, releases_weight=True,

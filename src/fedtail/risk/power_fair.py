@@ -40,7 +40,7 @@ class PowerFair(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the largest loss is released unless q = 0; not private, takes batches, has a slope."""
+        """A `RiskDeclaration`: the largest loss is released unless q = 0; it cannot be private, takes batches, has a slope."""
         return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True, not_batched="",
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 

@@ -45,9 +45,9 @@ class Refreshed(RiskWrapper):
         return dual[1:]
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """The inner risk's lower bound on contributors, where the dual was fitted in this round; None for an older dual.
+        """The inner risk's lower bound on how many clients contribute, where none has more than `mass`.
 
-        No client has more than `mass`.
+        None where the dual is from an earlier round, as the losses have changed since, or where the inner risk has no bound.
         """
         return super().fewest_contributors(dual, mass) if dual[0] == 0 else None      # a stale dual shows nothing
 

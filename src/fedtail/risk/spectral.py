@@ -96,7 +96,7 @@ class Spectral(Risk):
         return torch.stack(list(tails)).sum(0).clamp(max=1)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute: the mass of the largest tail divided by `mass`, the most that one has.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the largest tail's mass over `mass`.
 
         The mass of each tail is the last of its four numbers in the dual.
         """

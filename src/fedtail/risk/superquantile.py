@@ -74,7 +74,8 @@ class Superquantile(Risk):
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute: the tail's mass, dual[3], divided by `mass`, the most that one has."""
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass, dual[3], over `mass`.
+        """
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
@@ -132,7 +133,8 @@ class TailFilter(Risk):
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute: the tail's mass, dual[3], divided by `mass`, the most that one has."""
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass, dual[3], over `mass`.
+        """
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:

@@ -79,7 +79,7 @@ class TrimmedMean(Risk):
         return (inside - tail_density(clients.losses, dual[4:])).clamp(min=0) if self.leave_worst else inside
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """A lower bound on how many clients contribute: the mass that is kept divided by `mass`, the most that one client has.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the mass that is kept over `mass`.
 
         The mass that is kept follows from the tail masses in the dual. Infinity where nothing is left out, as all contribute.
         """
@@ -115,7 +115,10 @@ class IntervalSuperquantile(TrimmedMean):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
-        """Raise a ValueError unless both shares are in [0, 1) and sum to less than 1, a TypeError for a bad `quantile`."""
+        """Raise a ValueError unless both shares are in [0, 1) and sum to less than 1.
+
+        Raises a TypeError where `quantile` is not a `Quantile`.
+        """
         super().__post_init__()
         for name, share in (("leave_worst", self.leave_worst), ("leave_best", self.leave_best)):
             if not 0 <= share < 1:

@@ -88,7 +88,7 @@ class AllOrNothingClient:
         return wrap(self.state.run.id, self._keys())
 
     def _keys(self) -> RunKeys:
-        """This client's public key for the run, signed where it has an identity."""
+        """The `RunKeys` of this client: its public key for the run, and a signature where it has an identity."""
         keys = RunKeys(self.state.me, public_key(self.state.secret))
         return keys if self._identity is None else self._identity.signed(self.state.run.id, keys)
 
@@ -173,10 +173,10 @@ class AllOrNothingServer:
         return tuple(sorted(self._keys))
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take a client's answer: its keys until the list of keys is out, then its row; `sender` is according to the transport.
+        """Take the answer `message` of a client: its keys until the list of keys is out, then its row.
 
-        Raises `Refused`, without any change, for a message that is not expected now, is repeated, does not fit what was asked, or
-        names another sender.
+        `sender` is the client it came from by the transport. Raises `Refused`, without any change, for a message that is not
+        expected now, is repeated, does not fit what was asked, or names another sender.
         """
         if self._list is None:
             keys = unwrap(RunKeys, message, self.run.id, self.run.most_bytes)

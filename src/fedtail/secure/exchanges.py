@@ -33,7 +33,7 @@ def set_up(server: Server) -> Steps[None]:
 
 
 def accept_any(members: tuple[int, ...]) -> None:
-    """A `Check` that refuses no sum; the session's threshold applies all the same."""
+    """Accept the sum over any `members`: a `check` for `query` that never raises. The session's threshold still applies."""
 
 
 def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ def query(server: Server, width: int, modulus_bits: int, context: bytes, check: 
 
 
 def one_message_each(contents: Contents) -> Messages:
-    """For each client a list that holds its message of `contents` alone."""
+    """`contents`, a message for each client, with each message as a list of one."""
     return {one: [message] for one, message in contents.items()}
 
 
@@ -92,10 +92,10 @@ def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
 
 
 def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
-    """A generator that runs several at once, in as many exchanges as the longest takes; returns the list of their results.
+    """A generator that runs several of this kind at once, messages out and answers in; returns the list of their results.
 
-    The messages of all of them for a client go into one exchange, and each generator is sent all answers: `take` picks those of
-    its session.
+    It takes as many exchanges as the longest. The messages of all of them for a client go into one exchange, and each is sent all
+    answers: `take` picks those of its session.
     """
     results: dict[int, Any] = {}
     answers: Any = None
@@ -150,8 +150,8 @@ class Rounds:
     def open(self, session: Session) -> None:
         """Begin a round with a new `server`, which ends the one before: two exchanges, or none where `session` was set up ahead.
 
-        Raises `TooFew` where fewer clients than the threshold sent keys; too few shares show at the first `sum`. A refusal from
-        setting it up ahead is raised here.
+        Raises `TooFew` where fewer clients than the threshold sent keys; that too few sent shares is found at the first `sum`.
+        Where `session` was set up ahead and that was refused, the refusal is raised here.
         """
         prepared = self._ahead.pop(session.id, None)
         self.server, refused = prepared or (Server(session), None)

@@ -98,8 +98,8 @@ def signed_threshold(members: int, colluding: int = 0) -> int:
 def checked_identity(session: Session | Run, identity: Identity | None) -> Identity | None:
     """The identity to sign with in a session or run: `identity` itself, or None in an unsigned one.
 
-    Raises `Refused` where the session is signed and `identity` is None, or the other way round; and where its threshold is below
-    the `signed_threshold` of the members and of `identity.colluding`.
+    Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; and where the threshold of a
+    `Session` is below the `signed_threshold` of its members and of `identity.colluding`.
     """
     if identity is None:
         if session.signed:

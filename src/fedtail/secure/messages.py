@@ -47,7 +47,11 @@ class Session:
     signed: U8 = 0
 
     def __post_init__(self) -> None:
-        """Raise `Refused` for a name, members, threshold, number of queries or `signed` outside the limits of a session."""
+        """Raise `Refused` for members that are not strictly increasing, and for fields out of range.
+
+        The name has 1..64 bytes, there are 2..2^14 members and 1..2^8 queries, `signed` is 0 or 1, and the threshold is at least
+        2 and more than half of the members, but at most all of them.
+        """
         count = len(self.members)
         increasing(self.members, "members")
         if not 1 <= len(self.name) <= 64 or not 1 <= self.queries <= MOST_QUERIES or self.signed not in (0, 1):
@@ -265,7 +269,10 @@ class Run:
     signed: U8 = 0
 
     def __post_init__(self) -> None:
-        """Raise `Refused` for a name, members or `signed` outside the limits of a run."""
+        """Raise `Refused` for members that are not strictly increasing, and for fields out of range.
+
+        The name has 1..64 bytes, there are 2..2^14 members, and `signed` is 0 or 1.
+        """
         increasing(self.members, "members")
         if not 1 <= len(self.name) <= 64 or not 2 <= len(self.members) <= MOST_MEMBERS or self.signed not in (0, 1):
             raise Refused(f"a run needs a name of 1..64 bytes and 2..{MOST_MEMBERS} members; got {len(self.name)} bytes and "

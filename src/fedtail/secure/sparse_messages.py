@@ -85,7 +85,8 @@ class SparseSession(Session):
     def agree_to(self, corrupted: float, security_bits: int) -> None:
         """Client: raise `Refused` where rows may be disclosed with a probability above 2^-security_bits in this session.
 
-        That is if a share of `corrupted` clients colludes with the server, and all but `threshold` members drop out.
+        The probability is for a share of `corrupted` clients that collude with the server, while all but `threshold` members drop
+        out.
         """
         count = len(self.members)
         check_graph(count, self.neighbours, self.needed, count - self.threshold, self.queries, corrupted, security_bits)

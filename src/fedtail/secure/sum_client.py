@@ -106,8 +106,9 @@ class Client:
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
         """Client number `me` in `session`; draws its keys and seeds for all queries from `random`.
 
-        Raises `Refused` where it is no member, the threshold is below `minimum`, `identity` does not suit the session, or few
-        neighbours do not keep its row secret enough.
+        Raises `Refused` where it is no member, the threshold is below `minimum`, `identity` does not suit the session, or, in a
+        `SparseSession`, its row may be disclosed with a probability above 2^-security_bits if a share of `corrupted` clients
+        colludes.
         """
         if me not in session.points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
@@ -326,7 +327,7 @@ class Client:
     def unmask(self, message: bytes) -> bytes:
         """Answer the lists of survivors: a share of each survivor's seed, and of the mask key of each client that dropped out.
 
-        Never both of one client; only of those whose shares it holds. The query is recorded as unmasked. Raises `Refused` for
+        It never gives both of one client, and only gives those it holds. The query is recorded as unmasked. Raises `Refused` for
         lists that it must not unmask, boxes that do not open, or, in a signed session, lists without enough valid signatures.
         """
         state, request = self.state, self._unwrap(Unmask, message)
@@ -354,10 +355,10 @@ class Client:
             raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {session.threshold}.")
 
     def _held_shares(self, request: Unmask) -> dict[int, bytes]:
-        """By partner among the members: its share of the seed and its share of the mask key, joined, that this client holds.
+        """For each partner among the members, the shares of its seed and of its mask key that this client holds, joined.
 
-        The others' are opened from the boxes of `request`, its own are in the state. Raises `Refused` where the boxes are for
-        another client, are not one for each partner, or do not open.
+        Those of others are decrypted from the boxes of `request`; its own are in the state. Raises `Refused` where the boxes are
+        for another client, are not one for each other partner, or do not open.
         """
         state, query = self.state, request.lists.query
         partners = self._partners(state.members)

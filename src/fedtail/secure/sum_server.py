@@ -313,10 +313,9 @@ class Server:
         return found
 
     def _givers(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
-        """(points, weights): the points of the clients whose shares restore client `one`'s secret, and the weights by point.
+        """(points, weights): which clients' shares restore client `one`'s secret, with their points; Lagrange weights by point.
 
-        They are the first `shares_needed` of its partners that released shares. Raises `TooFew` where fewer did. The weights are
-        Lagrange coefficients.
+        They are the first `shares_needed` of its partners, by point, that released shares. Raises `TooFew` where fewer did.
         """
         points, needed = self.session.holders(one, self._key_digest), self.session.shares_needed
         gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
