@@ -74,7 +74,9 @@ class Superquantile(Risk):
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass, dual[3], over `mass`.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+
+        The mass of the tail is dual[3].
         """
         return float(dual[3]) / mass
 
@@ -133,7 +135,9 @@ class TailFilter(Risk):
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass, dual[3], over `mass`.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+
+        The mass of the tail is dual[3].
         """
         return float(dual[3]) / mass
 
