@@ -35,15 +35,18 @@ class Encoder(Encoding, Protocol):
     """Both ends of a code: clients encode, workers add, the server decodes."""
 
     def sum(self, rows: Tensor) -> Tensor:
-        """The sum over axis 0 of rows, or of partial sums."""
+        """The sum over axis 0 of encoded rows, (clients, width), or of such sums, (parts, width): encoded too, (width,)."""
         ...
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
-        """The sum as float64 numbers; `bound` is what its rows were encoded with."""
+        """An encoded sum as real numbers, float64, (width,); `bound` is the bound on entries that its rows were encoded with."""
         ...
 
     def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """Whether decoded sums, divided by the positive one at `divisor`, are more than rounding."""
+        """Whether dividing the decoded `sums` by the weight sums[divisor] gives more than rounding errors of the encoding.
+
+        `bound` is the bound on entries that the rows were encoded with, (width,) or (1,).
+        """
         ...
 
 
@@ -58,47 +61,56 @@ class Channel:
 
     @property
     def minimum_contributors(self) -> int:
-        """How many clients must contribute (have a row other than zero) to a sum; 0 where single clients are not hidden."""
+        """How many clients at least must contribute a non-zero row to a sum; 0 where single clients are not hidden."""
         return 0
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort of a round that is held."""
+        """The smallest cohort with which a round is held; with a smaller one the round is skipped. 1 unless overridden."""
         return 1
 
     @property
     def label(self) -> str:
-        """What the server sees, for what is recorded."""
+        """A text that says what the server sees, for ledgers and reports; by default the name of the class."""
         return type(self).__name__
 
     def described(self, fleet: Fleet) -> str:
-        """What the server sees of a round over this fleet, in words for the ledger: the `label`, unless the fleet matters."""
+        """A text that says what the server sees in a round over this fleet, for the ledger; by default the `label`."""
         return self.label
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
-        """Whether every client that is sampled answers: then integer noise can be the same for every size of the cohort.
+        """Whether every sampled client answers: then integer noise can have one distribution for every size of the cohort.
 
-        A fleet of one's own that does not say so may lose clients.
+        A fleet without `loses_clients` is taken to lose clients.
         """
         return not getattr(fleet, "loses_clients", True)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """The code for one round: so many clients, of at most so much mass each."""
+        """The encoding of the rows of one round, for at most `clients` clients of at most `mass` each.
+
+        Raises a TypeError by default.
+        """
         raise TypeError(f"{type(self).__name__} has no encoding.")
 
     @contextmanager
     def open(self, fleet: Fleet, cohort: Cohort, broadcast: Broadcast, ledger: Ledger,
              planned: RoundEvent) -> Iterator[Callable[[Any], Any]]:
-        """Send the broadcast to the cohort; yields `ask(question) -> sums`; closes the round whatever happens.
+        """A context manager for one round: sends `broadcast` to the cohort, and gives a function `ask(question) -> sums`.
 
-        What a question reveals is on the ledger before it is asked.
+        The round is opened on the ledger with `planned`. At the end, also after an exception, the fleet and the ledger are
+        closed. What a question reveals is charged before it is asked. `ask` takes a question or a `Joint` one, and raises
+        `RoundLost` where too few clients take part.
         """
         encoding, dim = self.encoding(len(cohort.ids), cohort.mass_bound), broadcast.params.shape[-1]
         ledger.open(broadcast.round, planned, self.described(fleet))
         number, constant = count(), self.all_answer(fleet)
 
         def ask(question: Any) -> Any:
-            """Charge for a question, or a joint one, and ask it: its sums, arranged as its questions are."""
+            """Check a question or a `Joint` one, charge the ledger for it, ask the cohort, and return the decoded sums, float64.
+
+            Sums are nested in tuples as the questions were joined; a question that gathers gives rows. Raises a ValueError for a
+            question that this channel refuses; raises `RoundLost` where too few clients were sampled, contribute or answered.
+            """
             questions: tuple[Any, ...] = tuple(map(with_number, single_questions(question), number))
             if self.minimum_contributors:
                 hidden = partial(hide_small_groups, cohort=cohort, population=fleet.population, minimum=self.minimum_contributors)
@@ -123,7 +135,10 @@ class Channel:
             return arrange_answers(question, iter([read(one, total) for one, total in totals]))
 
         def read(question: Any, total: Tensor) -> Tensor:
-            """The decoded sum, with the server's noise where the mechanism adds some; lost where it is mostly rounding."""
+            """A question's decoded sum, float64, with the server's noise where its mechanism adds some.
+
+            Raises `RoundLost` where the sum would be divided by a weight that is mostly rounding error.
+            """
             bound = row_bound_for(question, total.shape[-1], encoding)
             sums = encoding.decode(total, bound)
             lose_rounding(question, sums, bound, encoding)
@@ -140,16 +155,18 @@ class Channel:
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum, or the encoded rows where it gathers; `again` charges for asking once more.
+        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), where it gathers.
 
-        A channel that hides single clients unmasks nothing where fewer than `needed` of them answered.
+        Here `fleet.collect` is called, and the other arguments are not used. A channel that hides single clients unmasks nothing
+        where fewer than `needed` of them answered, and calls `again`, which charges the ledger, before it asks a second time.
         """
         return fleet.collect(questions, encoding)
 
     def lose_few(self, questions: tuple[Any, ...], fleet: Fleet, needed: int = 0) -> None:
-        """Lose the round where fewer clients answered than it takes. What was asked stays charged, at the planned noise.
+        """Raise `RoundLost` where too few clients answered; what was asked stays charged, at the planned noise.
 
-        Integer noise relies on clients beside those of any one node, which knows its own clients' shares.
+        Needed are `needed`, the channel's `minimum`, and as many as the noise of each question relies on. Integer noise relies on
+        clients other than those of any one node, since a node knows its own clients' shares of the noise.
         """
         answered, needed = fleet.answer_count, max(needed, self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
@@ -161,16 +178,19 @@ class Channel:
                             f"the noise, and {shares} are needed.")
 
     def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
-        """Why this channel cannot serve a fleet of which so many clients are expected in a round: texts, none where it can."""
+        """Texts that say why this channel cannot serve `fleet`, none where it can, which is the default.
+
+        `cohort_size` is the expected number of clients in a round.
+        """
         return iter(())
 
     def answers_needed(self, questions: tuple[Question, ...], cohort: Cohort, ask: Callable[[Any], Any]) -> int:
-        """How many of a cohort must answer before a sum is unmasked, so that `minimum_contributors` surely contribute to it.
+        """How many clients must answer before a sum is unmasked, so that `minimum_contributors` surely contribute to it.
 
-        Whoever drops out may be one of the contributors: of as many as there are at least, only those beyond the minimum may.
-        Where fewer than the minimum contribute, the round is lost before anybody trains. Where nothing tells that enough do,
-        they are counted first, by a sum over the whole cohort. Sums with noise are not counted: the count itself would be
-        exact, and their noise hides each client whoever else contributes. 0 where no sum without noise hides single clients.
+        If at least `least` of n clients contribute to each sum without noise, this is n - least + minimum_contributors, since any
+        of the contributors may drop out. Where the dual does not show that enough clients contribute, they are counted first with
+        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum. The result is 0 where the channel does not
+        hide single clients, and where all sums have noise: that hides each client, whereas the count would be exact.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
@@ -186,17 +206,19 @@ class Channel:
 
 
 def whole_clients(fewest: float | None, clients: int) -> int:
-    """At least how many of so many clients contribute, as a whole number; 0 where nobody knows.
+    """A lower bound `fewest` on the number of contributing clients, rounded up and at most `clients`; 0 where it is None.
 
-    A mass of 9.2 times one client's is that of 10 clients or more; what is above a whole number by rounding only is that number.
+    It may be a ratio of masses: 9.2 times the largest mass of one client takes 10 clients. An excess of up to 1e-6 over a whole
+    number is taken as a rounding error.
     """
     return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
 
 
 def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
-    """A question by group, without noise, about those groups only of which `minimum` clients or more were sampled.
+    """A copy of `question` that leaves out groups of which fewer than `minimum` clients were sampled: these answer zeros.
 
-    Clients of the others answer zeros. The round is lost where no group has as many; other questions are returned as they are.
+    Only a `Statistic` whose part reads groups, without noise, is changed; any other question is returned as it is. Raises
+    `RoundLost` where no group has `minimum` clients in the cohort.
     """
     if not minimum or not question.by_group or question.mechanism.private:
         return question
@@ -209,7 +231,11 @@ def hide_small_groups(question: Any, cohort: Cohort, population: Any, minimum: i
 
 
 def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: str) -> None:
-    """Refuse, by name, what needs single rows where only sums are sent, or noise where nobody may see the exact sum."""
+    """Raise a ValueError where `channel` does not allow a question with this mechanism; `name` is the question's, for the text.
+
+    Refused are, where only sums are revealed, noise that the server adds to the exact sum and questions that gather single rows;
+    and noise that relies on more clients than the channel's `minimum`.
+    """
     kind = type(channel).__name__
     if mechanism.private and mechanism.reveals_exact_sum and not channel.reveals_rows:
         raise ValueError(f"{name} adds GaussianNoise on the server, to the exact sum, which {kind} is there to hide. Use "
@@ -223,12 +249,15 @@ def refuse_release(channel: Channel, mechanism: Mechanism, gathers: bool, name: 
 
 
 def adds_shares(mechanism: Mechanism) -> bool:
-    """Whether clients add the noise, a share each, before anything is sent."""
+    """Whether the clients add the noise of `mechanism`, a share each; False where the server does, or there is no noise."""
     return mechanism.private and not mechanism.reveals_exact_sum
 
 
 def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
-    """Lose the round where the noise relies on more clients than were sampled beside those of any one node."""
+    """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
+
+    If the clients add the noise, those of the node that holds most of the cohort are not included: it knows their shares.
+    """
     nodes = fleet.population.node if adds_shares(question.mechanism) else None
     known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
     if len(cohort.ids) - known < question.mechanism.minimum:
@@ -238,9 +267,11 @@ def lose_thin_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
 
 
 def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
-    """A question to which exactly as many clients as its noise relies on add a share of it: those with the smallest keys.
+    """A copy of `question` for which exactly `mechanism.minimum` clients add a share of the noise: those with the smallest keys.
 
-    The noise of the sum then has the same distribution for every cohort that is large enough.
+    The noise of the sum then has one distribution for every cohort that is large enough. The question is returned as it is where
+    `release` does not depend on how many add a share. Raises a ValueError where the next client has the same key as the last of
+    them.
     """
     if with_constant_noise(release) == release:
         return question
@@ -252,12 +283,16 @@ def with_fixed_shares(question: Any, cohort: Cohort, release: Release) -> Any:
 
 
 def largest_cohort(sampling: Sampling, population: Any) -> int:
-    """How many clients a cohort may have: all of them, unless its size is fixed."""
+    """How many clients a cohort can have: its size for `FixedSampling`, else the whole population."""
     return sampling.cohort if isinstance(sampling, FixedSampling) else len(population)
 
 
 def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Encoder) -> None:
-    """Lose the round where the sums would be divided by a weight that the encoding hardly resolves; zero is nobody's weight."""
+    """Raise `RoundLost` where the sums would be divided by a positive weight that the encoding hardly resolves.
+
+    The weight is sums[question.divisor]; nothing is checked where the divisor is None, and a weight of zero, when no client
+    contributed, is accepted. `bound` is the bound on entries that the rows were encoded with.
+    """
     if question.divisor is None or encoding.resolves(sums, bound, question.divisor):      # floats always do, so be quick
         return
     if sums[question.divisor] > 0:
@@ -268,12 +303,15 @@ def lose_rounding(question: Question, sums: Tensor, bound: Tensor, encoding: Enc
 
 
 def with_number(question: Any, number: int) -> Any:
-    """The question with its number in the round, by which its noise is drawn."""
+    """A copy of the question with its number in the round, from which its noise is drawn."""
     return replace(question, number=number)
 
 
 def server_noise(broadcast: Broadcast, number: int) -> Randomness:
-    """The server's noise for one of the round's questions: from a seed where that is simulated, else the operating system's."""
+    """The source of the server's noise for question `number` of the round.
+
+    It is seeded by `broadcast.noise_seed`, the round and the number; the operating system's randomness where that seed is None.
+    """
     if broadcast.noise_seed is None:
         return SystemRandomness()
     return SeededRandomness(broadcast.noise_seed, "server noise", broadcast.round, number)

@@ -26,6 +26,7 @@ class SparseGraph:
     correctness_bits: int = 20
 
     def __post_init__(self) -> None:
+        """Raise a ValueError where `corrupted` is not in [0, 1), `dropped` not in [0, 0.5), or a number of bits not in 1..256."""
         for name, least, most in (("corrupted", 0.0, 1.0), ("dropped", 0.0, 0.5)):
             if not least <= getattr(self, name) < most:
                 raise ValueError(f"{name} must be in [{least:g}, {most:g}), got {getattr(self, name):g}. It is a share of the "
@@ -36,22 +37,29 @@ class SparseGraph:
 
     @property
     def label(self) -> str:
-        """What a ledger says about sums by this graph."""
+        """A text that says which graph masks the sums, for the ledger."""
         return f"with few neighbours (up to {self.corrupted:.0%} corrupted, {self.dropped:.0%} dropped)"
 
     def requirements(self, names: Sequence[int]) -> dict[str, Any]:
-        """What clients in one process require of a session, as arguments of `LocalClients`."""
+        """`corrupted` and `security_bits`, which clients require of a session, as keyword arguments of `LocalClients`.
+
+        `names`, the clients, are not used here.
+        """
         return {"corrupted": self.corrupted, "security_bits": self.security_bits}
 
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
-        """A session of these members, whose sums are over `threshold` or more, and over all but the share of `dropped`."""
+        """A `SparseSession` of these members with as few neighbours as suffice; a `Session` where that takes every pair.
+
+        `name` is that of the run, and `queries` how many sums it has. Sums are over `threshold` clients or more, and over all but
+        the share of `dropped`.
+        """
         from fedtail.secure import sparse_session
 
         return sparse_session(name, round, members, threshold, self.corrupted, self.dropped, queries, self.security_bits,
                               self.correctness_bits)
 
     def threshold(self, clients: int, threshold: int) -> int:
-        """Over how many of so many clients sums are released."""
+        """The fewest of `clients` over which sums are released: `threshold`, or more where the graph's session requires it."""
         return self.session(b"threshold", 0, tuple(range(clients)), threshold).threshold
 
 
@@ -67,16 +75,20 @@ class SignedGraph:
     colluding: int = 0
 
     def __post_init__(self) -> None:
+        """Raise a ValueError where `colluding` is negative."""
         if self.colluding < 0:
             raise ValueError(f"colluding must be 0 or more, got {self.colluding}. It is a number of participants.")
 
     @property
     def label(self) -> str:
-        """What a ledger says about sums by this graph."""
+        """A text that says how the sums are protected, for the ledger: signatures, and how many participants may collude."""
         return f"signed against a server that departs from the protocol with up to {self.colluding} colluding participants"
 
     def requirements(self, names: Sequence[int]) -> dict[str, Any]:
-        """Identities of clients in one process, each pinned by all others, as arguments of `LocalClients`."""
+        """{"identities": an `Identity` for each client of `names`}, as a keyword argument of `LocalClients`, for one process.
+
+        Each has a new secret key, from the operating system's randomness, and pins the public keys of all.
+        """
         from fedtail.secure import Identity
         from fedtail.secure.primitives import KEY, system
 
@@ -85,9 +97,10 @@ class SignedGraph:
         return {"identities": {one: Identity(identity.secret, pinned, self.colluding) for one, identity in made.items()}}
 
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:
-        """A signed session of these members, whose sums are over `threshold` or more, and over as many as signatures need.
+        """A signed `Session` of n members, whose sums are over `threshold` or more, and over more than (n + colluding) / 2.
 
-        `TooFew` where all but one of the members may collude, so that no sum would hide anybody.
+        `name` is that of the run, and `queries` how many sums it has. Raises `TooFew` where all but one of the members may
+        collude, so that no sum would hide anybody.
         """
         from fedtail.secure import Session, TooFew
 
@@ -96,7 +109,7 @@ class SignedGraph:
         return Session(name, round, members, self.threshold(len(members), threshold), queries, signed=1)
 
     def threshold(self, clients: int, threshold: int) -> int:
-        """Over how many of so many clients sums are released."""
+        """The fewest of `clients` over which sums are released: `threshold`, and more than (clients + colluding) / 2."""
         from fedtail.secure import signed_threshold
 
         return max(threshold, signed_threshold(clients, self.colluding))

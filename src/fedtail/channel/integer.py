@@ -29,15 +29,19 @@ class IntegerChannel(Channel):
     modulus_bits: int = 62
 
     def __post_init__(self) -> None:
+        """Raise a ValueError where `modulus_bits` is not in 8..62."""
         check_modulus(self.modulus_bits)
 
     @property
     def label(self) -> str:
-        """What the server sees: sums, which nothing masks."""
+        """A text that says what the server sees, for ledgers and reports: sums of integers that are not masked."""
         return "sums of integers, not masked"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """Fixed point for sums of so many rows; `ValueError` where the modulus leaves too few bits for a row."""
+        """The fixed-point encoding for `clients` rows of clients of at most `mass`.
+
+        Raises a ValueError where too few bits are left for a row.
+        """
         return fixed_point(clients, mass, self.modulus_bits)
 
 
@@ -48,7 +52,10 @@ def check_modulus(modulus_bits: int) -> None:
 
 
 def fixed_point(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
-    """The code for so many clients; refused where it would be too coarse to be of use."""
+    """The fixed-point encoding modulo 2^modulus_bits for `clients` rows of clients of at most `mass` each.
+
+    Raises a ValueError where fewer than 12 bits are left for an entry of a row, which would be too coarse.
+    """
     code = FixedPoint(clients, mass, modulus_bits)
     if code.row_bits < FEWEST_BITS:
         needed = modulus_bits + FEWEST_BITS - code.row_bits
@@ -71,17 +78,21 @@ class FixedPoint:
 
     @property
     def row_bits(self) -> int:
-        """The bits of an entry of a row: as many as leave room for the sum of all clients; negative where there is none."""
+        """The bits of an entry of a row, such that the sum over all clients does not wrap; -1 where there is no room."""
         return (((1 << (self.modulus_bits - 1)) - 1) // max(self.clients, 1)).bit_length() - 1
 
     def scale(self, bound: Tensor) -> Tensor:
-        """The power of two that entries are multiplied by, as large as the bound allows: float64, in the shape of `bound`."""
+        """The largest power of two by which entries up to `bound` can be multiplied; float64, in the shape of `bound`."""
         mantissa, exponent = torch.frexp(bound.double())                       # bound = mantissa * 2^exponent, in [1/2, 1)
         smallest = exponent - (mantissa == 0.5).to(exponent.dtype)             # bound <= 2^smallest
         return torch.ldexp(torch.ones_like(mantissa), self.row_bits - smallest)
 
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
-        """Rows as integers in [0, M), int64; an entry beyond its bound is refused, since the sum could wrap."""
+        """round(rows * scale) modulo M, int64 in [0, M), (clients, width).
+
+        A positive weight, the entry at `divisor`, is rounded to one at least, so that it stays apart from zero. Raises a
+        ValueError for an entry beyond its bound, since the sum could wrap.
+        """
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound
         if bool(over.any()):
@@ -95,26 +106,29 @@ class FixedPoint:
         return steps.long() % (1 << self.modulus_bits)
 
     def missing_bits(self, bound: float) -> int:
-        """How many more bits whole numbers up to `bound` would take to be encoded without rounding; 0 where they are."""
+        """How many bits a row lacks to encode whole numbers up to `bound` without rounding; 0 where it has enough."""
         return max(0, (math.ceil(bound) - 1).bit_length() - min(self.row_bits, EXACT_BITS))
 
     def sum(self, rows: Tensor) -> Tensor:
-        """The sum of encoded rows, or of such sums, modulo M."""
+        """The sum over axis 0 of encoded rows, or of such sums, modulo M: int64 in [0, M), (width,)."""
         return rows.sum(0) % (1 << self.modulus_bits)      # int64 wraps modulo 2^64, a multiple of M: still right
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
-        """The sum as float64 numbers: residues from M/2 on are negative."""
+        """An encoded sum as real numbers, float64, (width,): residues of M/2 or more are negative, and the scale is divided out.
+
+        `bound` is the bound on entries that the rows were encoded with.
+        """
         half = 1 << (self.modulus_bits - 1)
         signed = torch.where(total >= half, total - (1 << self.modulus_bits), total)
         return signed.double() / self.scale(bound)
 
     def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """Whether sums, divided by the weight at `divisor`, are more than rounding.
+        """Whether dividing `sums` by the weight sums[divisor] gives more than rounding errors.
 
-        Rounding moves an entry of a row by half a step at most, and a weight by one, so a sum by so much times the number of
-        clients. Needed are a weight and some other sum that are `RESOLVED` times as large; errors of clients partly cancel, so
-        that mostly far less is rounding. Small sums will do where the updates are small: where the error of the ratio is
-        `NEGLIGIBLE`, or all weigh at least as much as one client may, which is what the modulus was chosen for.
+        Rounding moves an entry of a row by at most half a step and a weight by at most one, so a sum by that times the number of
+        clients. True where the weight is at least the bound of one client's. Else the weight must be `RESOLVED` times its largest
+        rounding error, and so must some other sum; or the error of every ratio must be `NEGLIGIBLE`, as where the updates are
+        small.
         """
         weight, whole = sums[divisor], bound.expand(len(sums))[divisor]
         rounding = self.clients / (2 * self.scale(bound)).expand(len(sums))
@@ -127,5 +141,5 @@ class FixedPoint:
         return bool(large.any()) or bool((rounding[others] / weight <= NEGLIGIBLE).all())
 
     def resolution(self, bound: float) -> float:
-        """The smallest difference in a sum that survives the encoding."""
+        """The size of one step of the encoding, 1 / scale, for entries up to `bound`: sums are multiples of it."""
         return 1 / float(self.scale(torch.tensor([bound])))

@@ -19,11 +19,11 @@ class PlainChannel(Channel):
 
     @property
     def label(self) -> str:
-        """What the server sees: every row."""
+        """A text that says what the server sees, for ledgers and reports: every row."""
         return "rows in the clear"
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """Numbers as they are, in float64."""
+        """The encoding of the rows of one round, `Plain`: float64 numbers as they are, from `clients` of at most `mass` each."""
         return Plain(clients, mass)
 
 
@@ -37,21 +37,21 @@ class Plain:
     mass: float
 
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
-        """Rows as float64; no bound is needed, and none is checked."""
+        """`rows` as float64, (clients, width); `bound` and `divisor` are not used."""
         return rows.double()
 
     def missing_bits(self, bound: float) -> int:
-        """How many bits beyond a float64's 53 it takes to add whole numbers up to `bound` exactly; 0 where none."""
+        """How many bits a float64 lacks to sum whole numbers up to `bound` over all clients exactly; 0 where its 53 suffice."""
         return max(0, (math.ceil(self.clients * bound) - 1).bit_length() - EXACT_BITS)
 
     def sum(self, rows: Tensor) -> Tensor:
-        """The sum over axis 0, rounded as float64 rounds."""
+        """The sum over axis 0 in float64, with its rounding."""
         return rows.sum(0)
 
     def decode(self, total: Tensor, bound: Tensor) -> Tensor:
-        """The sum as it came."""
+        """`total` itself, which is not encoded; `bound` is not used."""
         return total
 
     def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
-        """True: a float64 keeps its digits however small it is."""
+        """True: float64 keeps its relative precision for small sums too."""
         return True

@@ -54,6 +54,11 @@ class SecureChannel(Channel):
     graph: SparseGraph | SignedGraph | None = None
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a setting out of range.
+
+        `modulus_bits` must be in 8..62, `threshold` and `minimum_contributors` at least 2, `masks` "real" or "none", and
+        `dropout` in [0, 1).
+        """
         check_modulus(self.modulus_bits)
         if self.threshold < 2:
             raise ValueError(f"threshold must be at least 2, got {self.threshold}: the sum over one client is its row.")
@@ -67,22 +72,28 @@ class SecureChannel(Channel):
 
     @property
     def minimum(self) -> int:
-        """The smallest cohort of a round that is held: the threshold."""
+        """The smallest cohort with which a round is held: the threshold."""
         return self.threshold
 
     @property
     def label(self) -> str:
-        """What the server sees of a simulation: sums over the threshold, with masks or as if there were some."""
+        """A text that says what the server sees in a simulation, for ledgers: sums, their threshold, graph and masks.
+
+        It begins with "simulated" where `masks` is "none".
+        """
         seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return f"{seen}, masked, all in one process" if self.masks == "real" else f"simulated: {seen} as integers, without masks"
 
     def described(self, fleet: Fleet) -> str:
-        """What the server sees of a round over this fleet: the `label` in one process, else sums that nodes mask."""
+        """A text that says what the server sees in a round over this fleet, for the ledger.
+
+        It is the `label` where all clients are in one process; else it says that nodes mask their sums.
+        """
         seen = f"sums over at least {self.threshold} clients{self._graph_label()}"
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
     def _graph_label(self) -> str:
-        """What the graph adds to the description of the sums; nothing where every pair shares a mask unsigned."""
+        """The graph's part of the `label`, with a space before it; empty where `graph` is None."""
         return "" if self.graph is None else f" {self.graph.label}"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
@@ -90,14 +101,19 @@ class SecureChannel(Channel):
         return not self.dropout and super().all_answer(fleet)
 
     def encoding(self, clients: int, mass: float) -> Encoder:
-        """Fixed point for sums of so many rows; `ValueError` where the modulus leaves too few bits for a row."""
+        """The fixed-point encoding for `clients` rows of clients of at most `mass`.
+
+        Raises a ValueError where too few bits are left for a row.
+        """
         return fixed_point(clients, mass, self.modulus_bits)
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
-        """The encoded sums over those who stayed, by the nodes' own masks or by clients simulated here; see `Channel.collect`.
+        """For each question the encoded sum over the clients that stayed, int64, (width,).
 
-        Loses the round where fewer clients than the threshold or than `needed` stayed, or too many of them answered with zeros.
+        Nodes mask their own sums; where all clients are in one process, they are simulated here, with `masks` and `dropout` as
+        set. `again` charges the ledger before nodes are asked a second time. Raises `RoundLost` where fewer clients stayed than
+        the threshold, than `needed`, or than would be needed beside those who answered with zeros.
         """
         if not fleet.in_one_process:
             return fleet.collect_masked(questions, encoding, self.threshold, again, self.graph, needed)
@@ -113,7 +129,11 @@ class SecureChannel(Channel):
         return self._masked(questions, rows, gone, cohort, broadcast, needed)
 
     def refuse_fleet(self, cohort_size: float, fleet: Fleet) -> Iterator[str]:
-        """Why sums over this fleet cannot be secure: cohorts below the threshold, clients that cannot mask, one node only, ..."""
+        """Texts that say why sums over `fleet` cannot be secure with these settings, none where they can.
+
+        For example, `cohort_size` (the expected number of clients in a round) is below the threshold, clients cannot mask their
+        rows, one node holds all clients, or `masks` and `dropout` are set for nodes.
+        """
         if cohort_size < self.threshold:
             yield (f"about {cohort_size:g} clients are drawn a round, and sums are released over {self.threshold} or more. Lower "
                    "threshold, or draw more clients.")
@@ -137,9 +157,9 @@ class SecureChannel(Channel):
                    "two or more.")
 
     def _lose_silent(self, clients: int, needed: int, questions: tuple[Any, ...], fleet: Any) -> int:
-        """How many must answer, with one more for each client that was to contribute and answered with zeros.
+        """`needed`, plus one for each client that was expected to contribute to a question but answered with zeros.
 
-        Loses the round where there are not so many clients.
+        Raises `RoundLost` where this exceeds the number of `clients`. Where `needed` is 0 it is returned as it is.
         """
         silent = fleet.silent(questions) if needed else 0
         if clients < needed + silent:
@@ -148,11 +168,17 @@ class SecureChannel(Channel):
         return needed + silent
 
     def _vanished(self, cohort: Cohort, broadcast: Broadcast, number: int) -> Tensor:
-        """Who is gone before a row arrives, (clients,) bool."""
+        """Which clients of the cohort drop out of question `number` before their row arrives, by `dropout`: (clients,) bool.
+
+        The draw is a function of the seed, the round, the client's key and the number.
+        """
         return uniform(hash_bits(broadcast.seed, "dropout", broadcast.round, cohort.key, number)) < self.dropout
 
     def _unmasked(self, rows: Tensor, gone: Tensor, needed: int = 0) -> Tensor:
-        """The sum of the rows of those who stayed, modulo 2^modulus_bits; lost where fewer did than the masks would need."""
+        """The sum of `rows` over the clients that are not `gone`, modulo 2^modulus_bits, without masks: int64, (width,).
+
+        Raises `RoundLost` where fewer stayed than `needed`, or than the protocol with masks would need.
+        """
         stayed, needed = int((~gone).sum()), max(needed, self._threshold(len(gone)))
         if stayed < needed:
             raise RoundLost(f"{stayed} of {len(gone)} clients stayed, and sums are released over {needed}.")
@@ -160,9 +186,11 @@ class SecureChannel(Channel):
 
     def _masked(self, questions: tuple[Any, ...], rows: list[Tensor], gone: list[Tensor], cohort: Cohort,
                 broadcast: Broadcast, needed: int) -> list[Tensor]:
-        """Each question's sum by the whole protocol, between clients who know the round, the model, the question and each other.
+        """Each question's sum, int64, (width,), by the whole protocol of secure aggregation between clients in this process.
 
-        Nothing is unmasked, and the round is lost, where fewer rows came than the session's threshold, or than `needed`.
+        `rows` and `gone` (who drops out before its row arrives) are by question. The masks are bound to the round, the model, the
+        question and the cohort. Raises `RoundLost`, and unmasks nothing, where fewer rows arrived than the session's threshold or
+        than `needed`.
         """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
         from fedtail.secure.exchanges import refuse_few
@@ -185,7 +213,11 @@ class SecureChannel(Channel):
         return totals
 
     def _session(self, round: int, names: tuple[int, ...]) -> Session:
-        """A session of these clients, in increasing order, in the simulator; `TooFew` where they cannot hide anybody."""
+        """The `Session` of a simulated round of the clients `names`, which are in increasing order.
+
+        Its threshold is the larger of `self.threshold` and a majority, which `graph` may raise. Raises `TooFew` where a
+        `SignedGraph` allows all but one of them to collude.
+        """
         from fedtail.secure import Session
 
         threshold = max(self.threshold, len(names) // 2 + 1)
@@ -193,13 +225,16 @@ class SecureChannel(Channel):
         return make(RUN, round, names, threshold)
 
     def _threshold(self, clients: int) -> int:
-        """How many of so many clients must stay: the threshold, more than half of them, and what the graph takes."""
+        """How many of `clients` must stay: the larger of `self.threshold` and a majority, which `graph.threshold` may raise."""
         threshold = max(self.threshold, clients // 2 + 1)
         return threshold if self.graph is None else self.graph.threshold(clients, threshold)
 
 
 def context_digest(question: Any, broadcast: Broadcast, names: list[int]) -> bytes:
-    """The context digest, of all that clients received with a question: where it differs between clients, masks do not cancel."""
+    """The SHA-256 digest (32 bytes) of what all clients were sent: round, seed, model, `question` and the cohort `names`.
+
+    Masks are bound to it: where it differs between two clients, their masks do not cancel.
+    """
     from fedtail.wire import pack
 
     everything = pack((broadcast.round, broadcast.seed, broadcast.params, question, tuple(map(str, sorted(names)))))

@@ -34,13 +34,16 @@ class Surplus(StatisticPart):
     loss_bound: float
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: growth of its lambda at each trial shift, (clients, trials); zero for a client without mass."""
+        """Client: by how much its lambda would grow with each trial shift, (clients, trials); zero for a client without mass.
+
+        With lambda and loss F this is max(0, lambda + rate F - shift) - lambda.
+        """
         weight = _client_lambda(clients)[:, None]
         grown = (weight + self.rate * clients.losses[:, None] - trial).clamp(min=0) - weight
         return grown * (clients.mass > 0)[:, None]
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest entry of a row: all of lambda on one client, and a step at the loss bound."""
+        """The largest absolute entry of a row: `clients`, if one client has all of lambda, plus a step at the loss bound."""
         return clients + self.rate * self.loss_bound
 
 
@@ -63,23 +66,27 @@ class Ascent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Needs every client in every round, keeps lambda on clients that must not lose it, and cannot be private."""
+        """A `RiskDeclaration`: every client is needed in every round and must not lose its lambda; it cannot be private."""
         keeps = Keeps(LOST, may_be_lost=False)
         return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE,
                                not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss among clients with mass: what the ascent climbs to."""
+        """The largest loss among clients with mass, which the ascent tends to: a differentiable scalar in the losses' dtype."""
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Weights after one projected step from equal ones, as in the first round of training; without a gradient."""
+        """Weights after one projected step from equal ones, as after the first round of training; without a gradient.
+
+        In the shape and dtype of the losses, sum one. Of `mass` only matters who has some: the others have weight zero.
+        """
         return one_step_weights(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the range of losses, the number of clients, and the surplus at trial shifts until it is zero.
+        """Server: a generator that asks for the range of losses, the number of clients, and the surplus at trial shifts.
 
-        The dual is (shift, rate), with rate = step times the number of clients; that of an empty tail where nobody has a loss.
+        The dual is (shift, rate), float64: the shift of the projection, at which the surplus is zero, and step times the number
+        of clients. Where no client has a finite loss, it is (inf, inf, 0, 0). `previous` is not used.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -90,25 +97,25 @@ class Ascent(Risk):
         return torch.tensor([bracket.linear_crossing(0.0), rate], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: a row of one, or of zero for a client without mass; the sum is the number of clients."""
+        """Client: a row with a single one, or zero for a client without mass, (clients, 1); the sum is the number of clients."""
         return (clients.mass > 0).double()[:, None]
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """1: a client counts itself once."""
+        """1: the largest entry of the rows that count clients."""
         return 1.0
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: its lambda of before this round over its mass, so that its weight is lambda; zero without mass."""
+        """Client: lambda from before this round over its mass, (clients,), so that its weight is lambda; zero without mass."""
         return torch.where(clients.mass > 0, _client_lambda(clients) / clients.mass, 0.0)
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: lambda for the next round, one step up its loss less the projection's shift; unchanged without mass."""
+        """Client: lambda for the next round, max(0, lambda + rate F - shift), (clients,); unchanged for a client without mass."""
         shift, rate = dual[0], dual[1]
         weight = _client_lambda(clients)
         return torch.where(clients.mass > 0, (weight + rate * clients.losses - shift).clamp(min=0), weight)
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        """The number of clients, with room for rounding: one client may hold all of lambda."""
+        """The largest weight of one client, which may hold all of lambda: `clients`, plus a millionth for rounding."""
         return clients * (1 + 1e-6)      # one client may hold all of lambda, which is rounded
 
 
@@ -127,27 +134,32 @@ class GroupAscent(Risk):
     loss_bound: float = 1e3      # for channels that sum integers
 
     def __post_init__(self) -> None:
-        """Raise a ValueError unless the number of groups and the step are positive."""
+        """Raise a ValueError unless the number of groups and the step are positive and finite."""
         check_positive("groups", self.groups, "It is the number of groups in population.group.")
         check_positive("step", self.step, "It is the ascent's learning rate: 0.1, say.")
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Needs a group number for every client and cannot be private; everybody contributes."""
+        """A `RiskDeclaration`: every client needs a group number below `groups`; all contribute; it cannot be private."""
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss among clients with mass; here the losses are those of the groups."""
+        """The largest loss among groups with mass, whose losses these are: a differentiable scalar in the losses' dtype."""
         return largest_loss(self.present(losses, mass)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Weights of groups after one projected step from equal ones, as in the first round of training; without a gradient."""
+        """Weights of groups, whose losses these are, after one projected step from equal ones; without a gradient.
+
+        In the shape and dtype of the losses, sum one. Of `mass` only matters which groups have some: the others have weight zero.
+        """
         return one_step_weights(self.present(losses.detach(), mass), self.step)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask once for mass and loss by group, then take a projected step among the groups that are in the cohort.
+        """Server: a generator that asks once for mass and loss by group, then takes a projected step among groups in the cohort.
 
-        The dual is (density by group, the largest being one; lambda by group for the next round), 2 * groups numbers.
+        The dual, 2 * groups numbers in float64, is first the density of each group in this round, by its lambda before the step,
+        scaled so that the largest is one; then lambda of each group for the next round. Groups without mass in the cohort have
+        density zero and keep their lambda, which is read from `previous` (equal in the first round).
         """
         weight = torch.full((self.groups,), 1 / self.groups, dtype=torch.float64) if previous is None else previous[self.groups :]
         sums = yield Statistic(self, torch.zeros(0, dtype=torch.float64))
@@ -161,31 +173,39 @@ class GroupAscent(Risk):
         return torch.cat([density / density.max().clamp(min=1e-300), climbed])
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: its mass and its mass times loss, each in the column of its group; (clients, 2 * groups)."""
+        """Client: its mass in the column of its group, and its mass times loss in that column plus `groups`.
+
+        The rows are (clients, 2 * groups), zero elsewhere. Raises a ValueError where clients have no group.
+        """
         mine = torch.nn.functional.one_hot(_client_groups(clients), self.groups)                # (clients, groups)
         return torch.cat([clients.mass[:, None] * mine, (clients.mass * clients.losses)[:, None] * mine], 1)
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest entry of a row: a client's mass at the loss bound."""
+        """The largest absolute entry of a row: the largest mass of a client times the loss bound."""
         return mass * self.loss_bound
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the density of its group."""
+        """Client: the density of its group, from the first half of the dual; (clients,)."""
         return dual[_client_groups(clients)]
 
 
 def largest_loss(present: Present) -> Tensor:
-    """The largest loss among clients with mass, a differentiable scalar."""
+    """The largest loss among the clients present, a differentiable scalar; for one set of clients."""
     return present.losses.max()
 
 
 def one_step_weights(present: Present, step: float) -> Weights:
-    """Weights of all clients after one projected step of length `step` from equal ones; zero for whoever has no mass."""
+    """Weights of all clients after a projected step from equal ones, 1/n + step * losses, in the dtype of the losses.
+
+    n is the number of clients with mass; whoever has no mass has weight zero. For one set of clients.
+    """
     return present.spread(project_to_simplex(1 / len(present.losses) + step * present.losses))
 
 
 def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
-    """The nearest point with entries at least zero that sum to `total`, in the dtype of `values`, found in float64. One sort.
+    """The point nearest to `values` whose entries are at least zero and sum to `total`.
+
+    One sort in float64; the result has the dtype of `values`.
 
     >>> project_to_simplex(torch.tensor([1.0, 0.5, -1.0]))
     tensor([0.7500, 0.2500, 0.0000])
@@ -198,12 +218,12 @@ def project_to_simplex(values: Tensor, total: float = 1.0) -> Tensor:
 
 
 def _client_lambda(clients: ClientStatistics) -> Tensor:
-    """Each client's own lambda, relative to equal weights, (clients,); one for a client that keeps none yet."""
+    """Each client's lambda as it keeps it, relative to equal weights, (clients,); one for a client that keeps none yet."""
     return torch.ones_like(clients.mass) if clients.memory is None else clients.memory.nan_to_num(nan=1.0)
 
 
 def _client_groups(clients: ClientStatistics) -> Tensor:
-    """The group number of each client, (clients,); a ValueError where the population has none."""
+    """The group number of each client, (clients,); raises a ValueError where the clients have none."""
     if clients.group is None:
         raise ValueError(NEEDS_GROUP)
     return clients.group

@@ -36,9 +36,10 @@ class Risk(StatisticPart):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Check the class of a new risk: a TypeError where it defines members that belong in its declaration since version 0.2.
+        """Check the class of a new risk; raises a TypeError where it defines members that belong in its declaration since 0.2.
 
-        A class that changes its density does not inherit `fewest_contributors`, which was about another density.
+        Where the class defines `density`, `inner_dual` or `inner_clients` but not `fewest_contributors`, that is set back to the
+        default (None: not known), since an inherited bound was about another density.
         """
         super().__init_subclass__(**options)
         own = vars(cls)
@@ -53,32 +54,35 @@ class Risk(StatisticPart):
 
     @property
     def declares(self) -> RiskDeclaration:
-        """What this risk needs, reveals, keeps and bounds. By default nothing is known; the unknown is refused or measured."""
+        """A `RiskDeclaration`: what this risk needs, reveals, keeps and bounds.
+
+        By default nothing is declared; what is not known is refused, or measured, where it matters.
+        """
         return RiskDeclaration()
 
     @property
     def reads_memory(self) -> bool:  # type: ignore[override]
-        """Whether its rows depend on what clients keep between rounds; it follows from the declaration."""
+        """Whether clients keep something between rounds for this risk (`declares.keeps`), so that its rows depend on it."""
         return self.declares.keeps is not None
 
     @property
     def by_group(self) -> bool:  # type: ignore[override]
-        """Whether the rows that answer `fit` are read group by group, as of a risk that needs groups."""
+        """Whether this risk needs groups of clients (`declares.needs_groups`); the rows that answer `fit` are then by group."""
         return self.declares.needs_groups is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
         """The risk of these losses over the last axis, differentiable: a scalar, or (...) for a batch.
 
-        In the dtype of the losses. `mass` (one number for each loss) defaults to equal. A TypeError where a risk of your own does
-        not define it.
+        It has the dtype of the losses. `mass` has one number for each loss, by default equal ones. Raises a TypeError for a risk
+        of your own that does not define it.
         """
         raise TypeError(f"{type(self).__name__} has no value of its own. Define value(losses, mass).")
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """How much each loss contributes: in the shape and dtype of the losses, sum one over the last axis.
+        """How much each loss contributes: in the shape and dtype of the losses, sum one over the last axis, without a gradient.
 
-        By default from the federated form, with losses rounded to float32 and all clients answering here. `mass` defaults to
-        equal.
+        By default `fit` is run with all clients here, on losses rounded to float32, and weights are mass times `density`; that
+        takes one set of clients, (clients,), else a ValueError. `mass` defaults to equal masses.
         """
         present = self.present(losses, mass, self.declares.not_batched or NO_WEIGHTS)
         clients = ClientStatistics(present.losses.detach().float().double(), present.mass)
@@ -86,9 +90,11 @@ class Risk(StatisticPart):
         return present.spread(weights / weights.sum())
 
     def present(self, losses: Losses, mass: Mass | None, not_batched: str | None = None) -> Present:
-        """Losses and masses of the clients with positive mass, for `value` and `weights`.
+        """The losses and masses of the clients with positive mass, checked and in float64, for `value` and `weights`.
 
-        A ValueError for several sets of clients where this risk takes one; `not_batched` overrides the declared reason.
+        Raises a ValueError for losses with leading axes where this risk takes one set of clients; `not_batched` (the reason,
+        empty where a batch is fine) overrides the declared one. Raises a TypeError or ValueError for losses or masses that do not
+        fit.
         """
         if losses.ndim != 1:
             reason = self.declares.not_batched if not_batched is None else not_batched
@@ -98,30 +104,39 @@ class Risk(StatisticPart):
         return Present.of(losses, mass, batched=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a conversation of questions about the losses that returns the dual (flat, float64); by default it is empty.
+        """Server: a generator that yields questions about the losses, is sent their sums, and returns the dual (flat, float64).
 
-        `previous` is the dual of the last round, None in the first.
+        `previous` is the dual of the last round, None in the first. By default nothing is asked and the dual is empty.
         """
         return torch.zeros(0, dtype=torch.float64)
         yield
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: the rows, (clients, width), that answer the question of `fit` with these trial numbers."""
+        """Client: the rows, (clients, width), that answer a question of `fit` at the numbers `trial`.
+
+        The server gets only their sum. Raises a TypeError by default, as for a risk that asks nothing.
+        """
         raise TypeError(f"{type(self).__name__} asks nothing about the losses.")
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: how much of each client's mass contributes, (clients,), float64; by default all of it."""
+        """Client: the factor by which each client's mass contributes, (clients,), float64; by default ones.
+
+        `dual` is what `fit` returned; a client's weight is its mass times its density.
+        """
         return torch.ones_like(clients.mass)
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: derivative of the density in the loss, (clients,), for aggregators that use curvature.
+        """Client: the derivative of each client's density in its loss, (clients,), for aggregators that use curvature.
 
-        Only for risks that declare `has_slope`; others raise a TypeError.
+        Only risks that declare `has_slope` have it; others raise a TypeError.
         """
         raise TypeError(f"{type(self).__name__} does not give the slope of its density.")
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: what to keep for the next round, one row per client; only for risks that declare `keeps`."""
+        """Client: what each client keeps for the next round, one row per client; it comes back as `clients.memory`.
+
+        Only risks that declare `keeps` have it; others raise a TypeError.
+        """
         raise TypeError(f"{type(self).__name__} remembers nothing.")
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
@@ -132,7 +147,10 @@ class Risk(StatisticPart):
         return None
 
     def released_weight(self, dual: Tensor) -> float:
-        """The sum of all weights, read from the dual, by which sums of updates may be divided; declared as `releases_weight`."""
+        """The sum of all clients' weights, read from the dual, by which sums of updates may be divided.
+
+        Only risks that declare `releases_weight` have it; others raise a TypeError.
+        """
         raise TypeError(f"{type(self).__name__} does not release what its weights sum to.")
 
     def tail_start(self, dual: Tensor) -> float | None:
@@ -169,48 +187,48 @@ class RiskWrapper(Risk):
     risk: Risk
 
     def inner_dual(self, dual: Tensor) -> Tensor:
-        """The part of this risk's dual that is the inner risk's; by default all of it."""
+        """The part of this risk's dual that is the inner risk's dual; by default all of it."""
         return dual
 
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
-        """The client statistics that the inner risk computes with; by default the statistics as they are."""
+        """The client statistics that the inner risk is given in place of `clients`; by default `clients` itself."""
         return clients
 
     @property
     def declares(self) -> RiskDeclaration:
-        """What the inner risk declares; a wrapper that changes something replaces those fields."""
+        """The declaration of the inner risk; a wrapper overrides this where it changes some of the fields."""
         return self.risk.declares
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: the inner risk's conversation, which is given the inner part of the previous dual."""
+        """Server: the inner risk's generator of questions, which returns its dual; it is given the inner part of `previous`."""
         return (yield from self.risk.fit(None if previous is None else self.inner_dual(previous)))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The inner risk's value of these losses."""
+        """The inner risk's value of these losses over the last axis: a scalar, or (...) for a batch, in their dtype."""
         return self.risk.value(losses, mass)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The inner risk's weights of these losses."""
+        """The inner risk's weights of these losses: in their shape and dtype, sum one over the last axis."""
         return self.risk.weights(losses, mass)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the inner risk's density, from the inner statistics and dual."""
+        """Client: the inner risk's density, (clients,), of `inner_clients(clients)` under `inner_dual(dual)`."""
         return self.risk.density(self.inner_clients(clients), self.inner_dual(dual))
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: the slope of the inner risk's density, from the inner statistics and dual."""
+        """Client: the slope of the inner risk's density, (clients,), at `inner_clients(clients)` and `inner_dual(dual)`."""
         return self.risk.slope(self.inner_clients(clients), self.inner_dual(dual))
 
     def remember(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
-        """Client: what the inner risk keeps for the next round."""
+        """Client: what the inner risk keeps for the next round, one row per client, from `inner_clients` and `inner_dual`."""
         return self.risk.remember(self.inner_clients(clients), self.inner_dual(dual))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """The inner risk's lower bound on contributing clients, from the inner dual; None where it has none."""
+        """The inner risk's lower bound on how many clients contribute, where none has more than `mass`; None if it has none."""
         return self.risk.fewest_contributors(self.inner_dual(dual), mass)
 
     def released_weight(self, dual: Tensor) -> float:
-        """The sum of weights that the inner risk releases in its dual."""
+        """The sum of all weights that the inner risk reads from its dual; raises a TypeError where it releases none."""
         return self.risk.released_weight(self.inner_dual(dual))
 
     def tail_start(self, dual: Tensor) -> float | None:
@@ -218,22 +236,31 @@ class RiskWrapper(Risk):
         return self.risk.tail_start(self.inner_dual(dual))
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """The whole dual where the inner risk keeps its own for the next round; None where it keeps nothing."""
+        """What the next round is given as its previous dual after a round in which no client contributed under `dual`.
+
+        All of `dual`, or None where the inner risk's `unused` gives None.
+        """
         return None if self.risk.unused(self.inner_dual(dual)) is None else dual
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        """The inner risk's bound on the weight of one client."""
+        """The inner risk's bound on the weight of one client among `clients`, none of more mass than `mass`."""
         return self.risk.weight_bound(clients, mass)
 
     def check(self, population: Any, sample: Any) -> None:
-        """Raise what the inner risk raises about this population and sampler."""
+        """Raise a ValueError, before training starts, where `population` or `sample` do not suit the inner risk."""
         self.risk.check(population, sample)
 
 
 def fit_locally(conversation: Conversation[T], clients: ClientStatistics) -> T:
-    """Hold a risk's conversation with clients that are all here, and give what it returns, the dual."""
+    """Run a risk's generator of questions with clients that are all here, and return its result, the dual.
+
+    Questions are answered by the sums of `statistic` over `clients`, without noise.
+    """
     def ask(question: Any) -> Any:
-        """The sum of the clients' rows for each single question, arranged as the question was joined."""
+        """The sum over `clients` of their rows for a question, (width,).
+
+        A tuple, nested as its questions are, for a `Joint` one.
+        """
         single: Iterator[Any] = single_questions(question)
         return arrange_answers(question, (one.part.statistic(clients, one.trial).sum(0) for one in single))
     return converse(conversation, ask)
@@ -254,10 +281,11 @@ class Present:
 
     @classmethod
     def of(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
-        """Check losses and masses, and leave out, or mask in a batch, whoever has mass zero; no mass means equal masses.
+        """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
 
-        Without `batched` leading axes are refused: a caller that computes along the last axis says so. A TypeError or ValueError
-        for losses or masses that do not fit.
+        Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay with the smallest loss of
+        their set. Leading axes are a ValueError unless `batched`: a caller that computes along the last axis says so. Raises a
+        TypeError or ValueError for losses or masses that do not fit.
         """
         if losses.ndim == 0 or (losses.ndim > 1 and not batched):
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
@@ -272,9 +300,9 @@ class Present:
         return cls(torch.where(here, wide, smallest), share, here, losses.dtype)
 
     def spread(self, weights: Tensor) -> Weights:
-        """Weights of all clients in the dtype of the losses, from `weights` of the clients with mass: zero for the others.
+        """The weights of all clients, in the shape and dtype of the losses, from `weights` of those present; zero for the others.
 
-        All are NaN where the loss of a client with mass is NaN.
+        All weights of a set are NaN where the loss of one of its clients with mass is NaN.
         """
         weights = weights.masked_fill(self.losses.isnan().any(-1, keepdim=True), float("nan")).to(self.dtype)
         if self.here is None:
@@ -285,29 +313,30 @@ class Present:
 
     @property
     def divisor(self) -> Tensor:
-        """The masses with one in place of zero: weights may be divided by them, as those of absent clients are zero."""
+        """The masses, in a batch with one in place of zero: weights can be divided by them, those of absent clients too."""
         return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
 
     def mass_of(self, chosen: Tensor) -> Tensor:
-        """The total mass, (..., 1), of the clients that are `chosen` by a mask of the shape of `mass`."""
+        """The total mass of the clients that the boolean mask `chosen`, in the shape of `mass`, selects, (..., 1)."""
         if self.mass.ndim == 1:
             return self.mass[chosen].sum(0, keepdim=True)       # rounded as they would be alone
         return self.mass.masked_fill(~chosen, 0.0).sum(-1, keepdim=True)
 
 
 def normalised_mass(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one over the last axis, in the dtype of the losses; equal where `mass` is None.
+    """Masses that sum to one over the last axis, in the shape and dtype of the losses; equal where `mass` is None.
 
-    A TypeError or ValueError for losses or masses that do not fit, or are all zero.
+    Raises a TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape,
+    negative, not finite or all zero.
     """
     return _mass_shares(losses, mass).to(losses.dtype)
 
 
 def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
-    """Masses that sum to one over the last axis, float64; equal where `mass` is None.
+    """Masses that sum to one over the last axis, float64, in the shape of the losses; equal where `mass` is None.
 
-    A TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape, negative,
-    not finite or all zero.
+    Raises a TypeError for losses that are not floating point; a ValueError without losses, and for masses of another shape,
+    negative, not finite or all zero.
     """
     if not losses.is_floating_point():
         raise TypeError(f"losses must be floating-point numbers, got {losses.dtype}. Write losses.float().")
@@ -327,7 +356,7 @@ def _mass_shares(losses: Tensor, mass: Tensor | None) -> Tensor:
 
 
 def check_tail_fraction(tail_fraction: float) -> None:
-    """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; it suggests a fraction where a percentage came."""
+    """Raise a ValueError unless `tail_fraction` (theta) is in (0, 1]; its text suggests a fraction for a percentage."""
     if not 0 < tail_fraction <= 1:
         hint = tail_fraction / 100 if 1 < tail_fraction <= 100 else 0.2
         raise ValueError(f"tail_fraction (theta) must be in (0, 1], got {tail_fraction:g}. It is a fraction: for the worst "
@@ -335,6 +364,6 @@ def check_tail_fraction(tail_fraction: float) -> None:
 
 
 def check_positive(name: str, value: float, hint: str) -> None:
-    """Raise a ValueError unless `value` is positive and finite; `name` and `hint` are for its text."""
+    """Raise a ValueError unless `value` is positive and finite; `name` and `hint` only word its text."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value:g}. {hint}")

@@ -30,7 +30,10 @@ class Binned(RiskWrapper):
     histogram: NoisyHistogram
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a risk that cannot be private, reads no losses, or needs more than their distribution."""
+        """Raise a ValueError for a risk that cannot be private, reads no losses, or needs more than their distribution.
+
+        The last are risks that keep memory on clients, need groups, or release the sum of weights themselves.
+        """
         name = type(self.risk).__name__
         declared = self.risk.declares
         if declared.not_private:
@@ -43,17 +46,20 @@ class Binned(RiskWrapper):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """The inner risk's declaration, with the noisy histogram as its only release; it releases the sum of weights."""
+        """The inner risk's declaration with the noisy histogram as its only release, and `releases_weight` set.
+
+        The mechanism and the planned number of clients are the histogram's.
+        """
         mechanism, planned = self.histogram.mechanism, self.histogram.expected_clients
         released = Statistic(self.histogram, torch.zeros(0), mechanism=mechanism).release(0)
         return replace(self.risk.declares, releases=(released,), mechanism=mechanism, releases_weight=True,
                        planned_clients=planned)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for one noisy histogram, and fit the inner risk's dual from it without further questions.
+        """Server: a generator that asks for one noisy histogram, from which it fits the inner risk's dual.
 
-        The dual is (sum of weights, inner dual). The sum comes from the histogram, and is clamped between half of what is
-        expected (one at least) and the expected number of clients.
+        The dual is (sum of weights, inner dual), float64. The sum is estimated from the histogram. It is at least 1 and half of
+        the sum that the inner risk declares for the expected number of clients, and at most that number. `previous` is not used.
         """
         clients = yield from self.histogram.ask()
         dual = fit_locally(self.risk.fit(None), clients)
@@ -63,16 +69,16 @@ class Binned(RiskWrapper):
         return torch.cat([torch.tensor([public], dtype=torch.float64), dual])
 
     def inner_dual(self, dual: Tensor) -> Tensor:
-        """The dual without its first number, the sum of weights."""
+        """The inner risk's dual: all of `dual` but its first number, the sum of weights."""
         return dual[1:]
 
     def inner_clients(self, clients: ClientStatistics) -> ClientStatistics:
-        """The statistics with each loss replaced by the one that stands for its bin."""
+        """A copy of the client statistics with each loss replaced by the middle of its bin."""
         return replace(clients, losses=self.histogram.binned(clients.losses))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> None:
-        """None: a histogram with noise may show a tail in which nobody is."""
+        """None, not known: a noisy histogram may show a tail in which there is no client."""
 
     def released_weight(self, dual: Tensor) -> float:
-        """The sum of weights as estimated from the noisy histogram: the first number of the dual."""
+        """The sum of all clients' weights, as estimated from the noisy histogram: the first number of the dual."""
         return float(dual[0])

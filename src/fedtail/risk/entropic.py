@@ -35,6 +35,11 @@ class TiltedMoments(StatisticPart):
     """
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
+        """Client: its mass, then for each trial tilt t its mass times exp(t (F - end)), (clients, 1 + tilts).
+
+        `trial` is (low, high, t, ...); losses F outside [low, high] are clamped to it, and `end` is `high` for t > 0, else `low`.
+        Where |t| (high - low) < 1 the factor is (1 - exp(t (F - end))) / (|t| (high - low)) instead, which keeps its digits.
+        """
         low, high, tilts = trial[0], trial[1], trial[2:]
         exponent = (tilts * (clients.losses[:, None].clamp(low, high) - torch.where(tilts > 0, high, low))).clamp(max=0)
         steep = tilts.abs() * (high - low)
@@ -43,7 +48,10 @@ class TiltedMoments(StatisticPart):
 
 
 def tilted_losses(sums: Tensor, low: float, high: float, tilts: Tensor) -> Tensor:
-    """The tilted loss R(t) at each of the trial tilts, from the sums of `TiltedMoments`; NaN where the sums underflow."""
+    """The tilted loss R(t) at each of `tilts`, float64, from the sums of `TiltedMoments` over [low, high].
+
+    NaN where the sums underflow.
+    """
     steep, entries = tilts.abs() * (high - low), sums[1:] / sums[0]
     log = torch.where(steep < 1, torch.log1p(-(steep * entries).clamp(max=1)), entries.log())
     found = torch.where(tilts > 0, high, low) + log / tilts
@@ -63,22 +71,36 @@ class LeastOverTilts(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """A `RiskDeclaration`: all clients contribute; it cannot be private and takes one set of clients only."""
         return RiskDeclaration(contributing=1.0, not_private="a little noise at the largest losses moves its tilt far",
                                not_batched="its tilt is searched for with one set of clients")
 
     def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
-        """What each tilt gives, by its tilted loss; infinite where it gives nothing. Differentiable in the tilted loss."""
+        """The number that each of `tilts` gives, from its tilted loss in `tilted`; infinite where it gives none.
+
+        The risk is the least of these numbers, which must be differentiable in the tilted loss. A subclass must define it: here
+        it raises a NotImplementedError.
+        """
         raise NotImplementedError
 
     def tilts(self, place: Tensor, width: float) -> Tensor:
-        """The tilts to try at places in [0, 1], for losses in an interval so wide."""
+        """The tilts to try at each `place` in [0, 1], increasing with it, for losses in an interval of this width.
+
+        A subclass must define it: here it raises a NotImplementedError.
+        """
         raise NotImplementedError
 
     def range(self, low: float, high: float) -> tuple[float, float]:
-        """The interval that holds every loss, from the smallest and the largest."""
+        """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given."""
         return low, high
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The risk of losses of one set of clients, (clients,): a differentiable scalar in their dtype.
+
+        The best tilt is searched for without a gradient, which by the envelope theorem does not change the gradient of the value.
+        NaN where a loss is NaN, and the mean where no tilt is found, as for an interval of width zero. `mass` defaults to equal
+        masses.
+        """
         present = self.present(losses, mass)
         wide, share = present.losses, present.mass
         tilt, low, high = self._fit_here(ClientStatistics(wide.detach(), share)).tolist()
@@ -95,30 +117,47 @@ class LeastOverTilts(Risk):
         return self.bound(torch.tensor(tilt, dtype=torch.float64), end + log / tilt).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """alpha_k exp(t F_k) with the best tilt t, scaled to sum to one: in the shape and dtype of the losses, no gradient.
+
+        For one set of clients, (clients,); `mass` (alpha up to a factor) defaults to equal masses.
+        """
         present = self.present(losses.detach(), mass)
         dual = self._fit_here(ClientStatistics(present.losses, present.mass))
         tilt, end = dual[0], dual[2] if dual[0] > 0 else dual[1]
         return present.spread((present.mass.log() + tilt * (present.losses - end)).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: a generator that asks for the smallest and the largest loss together, then for sums at grids of tilts.
+
+        The dual is (tilt, low, high), float64: the best tilt and the interval of losses; (0, inf, inf) where no client has a
+        finite loss. `previous` is not used.
+        """
         low, high = yield from join_conversations([extreme_loss(largest=False), extreme_loss(largest=True)])
         if low is None or high is None:
             return torch.tensor([0.0, math.inf, math.inf], dtype=torch.float64)
         return (yield from self._search(*self.range(low, high)))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: exp(t (F - end)), at most one, (clients,), with `end` the dual's `high` for a positive tilt t, else `low`.
+
+        Zeros where `end` is not finite, as in a round without losses.
+        """
         tilt, end = dual[0], dual[2] if dual[0] > 0 else dual[1]
         return (tilt * (clients.losses - end)).clamp(max=0).exp() if end.isfinite() else torch.zeros_like(clients.mass)
 
     def _fit_here(self, clients: ClientStatistics) -> Tensor:
-        """The dual of losses that are all here; NaN where one of them is."""
+        """The dual (tilt, low, high), float64, of clients that are all here; three NaNs where one of the losses is NaN."""
         low, high = clients.losses.min().item(), clients.losses.max().item()
         if math.isnan(low + high):
             return torch.full((3,), torch.nan, dtype=torch.float64)
         return fit_locally(self._search(*self.range(low, high)), clients)
 
     def _search(self, low: float, high: float) -> Conversation[Tensor]:
-        """The tilt with the least bound, for losses in [low, high]: a grid, and finer ones around its best."""
+        """Server: a generator that returns the dual (tilt, low, high), float64, with the tilt whose `bound` is least.
+
+        The losses are in [low, high]. It asks for sums at a grid of 65 tilts, eight times, each grid between the neighbours of
+        the best tilt of the last one. The tilt is 0 where low = high, without questions, and where no bound is finite.
+        """
         first, last, best, least = 0.0, 1.0, 0.0, math.inf
         width = high - low
         for _ in range(QUESTIONS if width > 0 else 0):
@@ -148,12 +187,15 @@ class EntropicValueAtRisk(LeastOverTilts):
     tail_fraction: float
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1]."""
         check_tail_fraction(self.tail_fraction)
 
     def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
+        """Chernoff's bound on the value at risk at each tilt, R(t) - log(theta) / t, where `tilted` is R(t)."""
         return tilted - math.log(self.tail_fraction) / tilts
 
     def tilts(self, place: Tensor, width: float) -> Tensor:
+        """Positive tilts from 1e-7 to 1e9, divided by `width`, evenly spaced in their logarithms, at each `place` in [0, 1]."""
         return _between(place) / width
 
 
@@ -174,18 +216,27 @@ class TiltedValueAtRisk(LeastOverTilts):
     loss_floor: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1], and for a loss floor that is not finite."""
         check_tail_fraction(self.tail_fraction)
         if not math.isfinite(self.loss_floor):
             raise ValueError(f"loss_floor must be finite, got {self.loss_floor:g}. It is a number that no loss is below; most "
                              "losses have 0.")
 
     def range(self, low: float, high: float) -> tuple[float, float]:
+        """(loss_floor, high): the interval that is taken to hold every loss, from the smallest loss `low` and the largest `high`.
+
+        Raises a ValueError where `low` is below `loss_floor`.
+        """
         if low < self.loss_floor:
             raise ValueError(f"a loss of {low:g} is below loss_floor={self.loss_floor:g}: the bound does not hold. Lower "
                              "loss_floor to a number that no loss is below.")
         return self.loss_floor, high
 
     def bound(self, tilts: Tensor, tilted: Tensor) -> Tensor:
+        """F0 + (1/t) log((exp(t (R(t) - F0)) - (1 - theta)) / theta) at each tilt, where `tilted` is R(t) and F0 the loss floor.
+
+        Infinite where the argument of the logarithm is not positive, beyond rounding.
+        """
         theta, exponent = self.tail_fraction, tilts * (tilted - self.loss_floor)
         large = exponent > 30
         ratio = torch.expm1(torch.where(large, 0.0, exponent)) / theta
@@ -194,10 +245,14 @@ class TiltedValueAtRisk(LeastOverTilts):
         return (self.loss_floor + found / tilts).where(ratio > RESOLVED - 1, math.inf)
 
     def tilts(self, place: Tensor, width: float) -> Tensor:
+        """Tilts at each `place` in [0, 1]: negative below 0.5, positive from there on, of size 1e-7 to 1e9 divided by `width`.
+
+        They are evenly spaced in the logarithm of their size, with the smallest size at 0.5.
+        """
         below = place < 0.5
         return torch.where(below, -_between(1 - 2 * place), _between(2 * place - 1)) / width
 
 
 def _between(place: Tensor) -> Tensor:
-    """Numbers between the smallest and the largest tilt, evenly by their logarithms, at places in [0, 1]."""
+    """Numbers from SMALLEST (at 0) to LARGEST (at 1), evenly spaced in their logarithms, at each `place`, clamped to [0, 1]."""
     return (math.log(SMALLEST) + place.clamp(0, 1) * math.log(LARGEST / SMALLEST)).exp()

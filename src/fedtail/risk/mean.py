@@ -25,23 +25,23 @@ class Mean(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Reads no losses, releases nothing, and may be private; everybody contributes, it takes batches and has a slope."""
+        """A `RiskDeclaration`: reads no losses and releases nothing; may be private, takes batches and has a slope."""
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Mean loss by mass, over the last axis."""
+        """The mean loss by mass over the last axis, differentiable: a scalar, or (...) for a batch, in the losses' dtype."""
         present = self.present(losses, mass)
         return (present.mass * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The masses, scaled to sum to one."""
+        """The masses, scaled to sum to one over the last axis, in the dtype of the losses; equal where `mass` is None."""
         return normalised_mass(losses, mass)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """Infinity: everybody contributes, each by its whole mass."""
+        """Infinity, which stands for the whole cohort: every client contributes, with its whole mass."""
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Zeros: the density does not depend on the loss."""
+        """Client: zeros, (clients,), since the density does not depend on the loss."""
         return torch.zeros_like(clients.mass)

@@ -40,40 +40,56 @@ class PowerFair(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Reveals the largest loss unless q = 0, and cannot be private; it takes batches and has a slope."""
+        """A `RiskDeclaration`: the largest loss is released unless q = 0; it cannot be private, takes batches, has a slope."""
         return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True, not_batched="",
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """sum_k alpha_k F_k^(q+1) / (q + 1), with negative losses as zero unless q = 0."""
+        """sum_k alpha_k F_k^(q+1) / (q + 1) over the last axis, differentiable; for q > 0 negative losses are taken as zero.
+
+        A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor) defaults to equal masses.
+        """
         present = self.present(losses, mass)
         lifted = present.losses.clamp(min=0) ** (self.power + 1) if self.power > 0 else present.losses
         return ((present.mass * lifted).sum(-1) / (self.power + 1)).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """alpha_k (F_k / largest)^q, scaled to sum to one; without a gradient."""
+        """alpha_k F_k^q, scaled to sum to one over the last axis: in the shape and dtype of the losses, without a gradient.
+
+        By mass where no loss is positive. `mass` (alpha up to a factor) defaults to equal masses.
+        """
         present = self.present(losses.detach(), mass)
         weights = present.mass * self._relative_power(present.losses, present.losses.amax(-1, keepdim=True))
         return present.spread(weights / weights.sum(-1, keepdim=True))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the largest loss (nothing for q = 0), which is the dual; 0 where no loss is positive."""
+        """Server: a generator that asks for the largest loss, in four questions, and returns it as the dual, (1,) float64.
+
+        It is 0 where no loss is positive. For q = 0 nothing is asked, and the dual is 1. `previous` is not used.
+        """
         largest = (yield from extreme_loss()) if self.power > 0 else 1.0
         return torch.tensor([max(largest or 0.0, 0.0)], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: (F / largest)^q, at most one; one for everybody where no loss is positive."""
+        """Client: (F / largest)^q, at most one, (clients,), where the dual is the largest loss; ones if that is not positive."""
         return self._relative_power(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: q (F / largest)^(q-1) / largest; zero where the density is constant at one."""
+        """Client: the derivative of the density in the loss, q (F / largest)^(q-1) / largest; (clients,).
+
+        Zero where the density is constant: for losses beyond the largest, and where no loss is positive. Losses below 1e-10 are
+        taken as 1e-10, to keep it finite for q < 1.
+        """
         largest = dual[0].clamp(min=FLOOR)
         steepness = self.power * (clients.losses.clamp(min=FLOOR).minimum(largest) / largest) ** (self.power - 1) / largest
         constant = (clients.losses > largest) | (dual[0] <= 0)      # beyond it, and where no loss is positive, the density is one
         return torch.where(constant, 0.0, steepness)
 
     def _relative_power(self, losses: Tensor, largest: Tensor) -> Tensor:
-        """(F / largest)^q, at most one and with negative losses as zero; one for everybody where `largest` is not positive."""
+        """(F / largest)^q for tensors that broadcast, at most one, and with negative losses taken as zero.
+
+        It is one everywhere for q = 0, and where `largest` is not positive.
+        """
         if self.power == 0:
             return torch.ones_like(losses)
         return torch.where(largest <= 0, 1.0, (losses.clamp(min=0).minimum(largest) / largest) ** self.power)

@@ -23,16 +23,17 @@ class Refreshed(RiskWrapper):
     every: int
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for `every` below 1, and for a risk with memory, whose dual cannot be used again."""
+        """Raise a ValueError for `every` below 1, and for a risk that keeps memory on clients, whose dual cannot be reused."""
         if self.every < 1:
             raise ValueError(f"every must be at least 1, got {self.every}. 1 fits the dual every round.")
         if self.risk.declares.keeps:
             raise ValueError(f"{type(self.risk).__name__} keeps memory that changes every round, so its dual cannot be reused.")
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: reuse the previous dual, its age one higher, or fit the inner risk's anew once it is `every` rounds old.
+        """Server: a generator that returns the previous dual, one round older, or asks the inner risk's questions for a new one.
 
-        The dual is (age in rounds, inner dual). One that is not finite, as after a round without losses, is fitted anew too.
+        The dual is (age in rounds, inner dual). It is fitted anew in the first round, once it is `every` rounds old, and where it
+        is not finite, as after a round without losses.
         """
         if previous is not None and previous[0] + 1 < self.every and bool(previous.isfinite().all()):
             return torch.cat([previous[:1] + 1, previous[1:]])
@@ -40,14 +41,20 @@ class Refreshed(RiskWrapper):
         return torch.cat([torch.zeros(1, dtype=torch.float64), dual])
 
     def inner_dual(self, dual: Tensor) -> Tensor:
-        """The dual without its first number, its age."""
+        """The inner risk's dual: all of `dual` but its first number, the age."""
         return dual[1:]
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """The inner risk's bound in the round in which the dual was fitted; None later, when the losses have changed."""
+        """The inner risk's lower bound on how many clients contribute, where none has more than `mass`.
+
+        None where the dual is from an earlier round, as the losses have changed since, or where the inner risk has no bound.
+        """
         return super().fewest_contributors(dual, mass) if dual[0] == 0 else None      # a stale dual shows nothing
 
     def unused(self, dual: Tensor) -> Tensor | None:
-        """The dual marked as due, so that the next round fits it anew; None where the inner risk keeps nothing."""
+        """What the next round is given as its previous dual after a round in which no client contributed under `dual`.
+
+        `dual` with the age `every`, so that it is fitted anew; None where the inner risk's `unused` gives None.
+        """
         inner = self.risk.unused(self.inner_dual(dual))
         return None if inner is None else torch.cat([torch.full((1,), float(self.every), dtype=torch.float64), inner])

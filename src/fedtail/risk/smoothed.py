@@ -37,33 +37,41 @@ class SmoothedSuperquantile(Risk):
     smoothing: float
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tail fraction outside (0, 1] and for a smoothing that is not positive."""
+        """Raise a ValueError for a tail fraction outside (0, 1], and for a smoothing that is not positive and finite."""
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Weights sum to about theta of the cohort; the risk may be private, takes batches, and has a slope."""
+        """A `RiskDeclaration`: weights sum to about theta of the cohort; may be private, takes batches, has a slope."""
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta),
                                has_slope=True)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The smoothed superquantile: weighted losses less nu times the divergence of the weights from the masses."""
+        """sum_k pi_k F_k - nu sum_k pi_k log(pi_k / alpha_k) over the last axis, at its maximising weights pi.
+
+        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor)
+        defaults to equal masses.
+        """
         present = self.present(losses, mass)
         weights = self._weights(present)
         divergence = torch.special.xlogy(weights, weights / present.divisor).sum(-1)
         return ((weights * present.losses).sum(-1) - self.smoothing * divergence).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The maximising weights pi, exact; zero for whoever has no mass."""
+        """The maximising weights pi, exact: in the shape and dtype of the losses, sum one over the last axis, without a gradient.
+
+        Zero for whoever has no mass; `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(self._weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the range of losses, then for density sums at trial levels, until one is theta of the mass.
+        """Server: a generator that asks for the range of losses, then for sums of mass times density at trial levels c.
 
-        The dual is that level c, or that of an empty tail where no client has a finite loss.
+        It returns the level, (1,) float64, at which that sum is theta of the mass; (inf, inf, 0, 0) where no client has a finite
+        loss. `previous` is not used.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -74,24 +82,24 @@ class SmoothedSuperquantile(Risk):
         return torch.tensor([self._interpolate(bracket, target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: mass times density at each trial level, (clients, trials)."""
+        """Client: its mass times min(1, theta exp((F - c) / nu)) for each level c of `trial`, (clients, trials)."""
         return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: min(1, theta exp((F - c) / nu)), with c the dual."""
+        """Client: min(1, theta exp((F - c) / nu)), (clients,), where the level c is the first number of the dual."""
         return self._density_at(clients.losses, dual[0])
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: density / nu below the cap, zero where the density is one."""
+        """Client: the derivative of the density in the loss: density / nu, and zero where the density is one; (clients,)."""
         counted = self._density_at(clients.losses, dual[0])
         return torch.where(counted < 1, counted / self.smoothing, 0.0)
 
     def tail_start(self, dual: Tensor) -> float:
-        """The loss from which on the density is one: c - nu log theta."""
+        """The smallest loss at which the density is one, c - nu log theta, where the level c is the first number of the dual."""
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
     def _weights(self, present: Present) -> Tensor:
-        """The maximising weights of the clients with mass, float64, (..., present), sum one."""
+        """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
@@ -102,9 +110,10 @@ class SmoothedSuperquantile(Risk):
         return (self.tail_fraction * ((losses - level) / self.smoothing).exp()).clamp(max=1.0)
 
     def _interpolate(self, bracket: Bracket, target: float) -> float:
-        """The level within `bracket` at which the density sum is `target`.
+        """The level within `bracket` at which the sum of mass times density is `target`.
 
-        Exact where no client reaches or leaves the cap inside: there the sum is capped + free * exp(-level / nu).
+        Exact where no client reaches or leaves the cap of one inside the bracket: there the sum is a constant, of those at the
+        cap, plus a multiple of exp(-level / nu).
         """
         low, high, at_low, at_high = bracket
         falling = -math.expm1(-(high - low) / self.smoothing)
@@ -131,39 +140,50 @@ class QuadraticSuperquantile(Risk):
     smoothing: float
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tail fraction outside (0, 1] and for a smoothing that is not positive."""
+        """Raise a ValueError for a tail fraction outside (0, 1], and for a smoothing that is not positive and finite."""
         check_tail_fraction(self.tail_fraction)
         check_positive("smoothing (nu)", self.smoothing, "For no smoothing use Superquantile.")
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Weights sum to about theta of the cohort; the risk may be private and takes batches, but has no slope."""
+        """A `RiskDeclaration`: weights sum to about theta of the cohort; may be private, takes batches, has no slope."""
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Weighted losses less the quadratic penalty, plus nu / (2 theta)."""
+        """sum_k pi_k F_k - (nu theta/2) sum_k pi_k^2 / alpha_k + nu/(2 theta) over the last axis, at its maximising weights pi.
+
+        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor)
+        defaults to equal masses.
+        """
         present = self.present(losses, mass)
         weights = self._weights(present)
         spent = self.tail_fraction * (weights.square() / present.divisor).sum(-1) - 1 / self.tail_fraction
         return ((weights * present.losses).sum(-1) - self.smoothing / 2 * spent).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The maximising weights pi, exact; zero for whoever has no mass."""
+        """The maximising weights pi, exact: in the shape and dtype of the losses, sum one over the last axis, without a gradient.
+
+        Zero for whoever has no mass; `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(self._weights(present))
 
     def threshold(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The exact minimiser eta over the last axis (the eta-step, [LPMH21, Property 9]); of several the smallest."""
+        """The exact minimiser eta over the last axis (the eta-step, [LPMH21, Property 9]); the smallest where there are several.
+
+        A scalar, or (...) for a batch, in the dtype of the losses, without a gradient. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         excess, boundary = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         return (boundary + threshold)[..., 0].to(losses.dtype)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the range of losses, then for density sums at trial thresholds, until one is theta of the mass.
+        """Server: a generator that asks for the range of losses, then for sums of mass times density at trial thresholds eta.
 
-        The dual is that threshold eta, or that of an empty tail where no client has a finite loss.
+        It returns the threshold, (1,) float64, at which that sum is theta of the mass; (inf, inf, 0, 0) where no client has a
+        finite loss. `previous` is not used.
         """
         ends = yield from loss_range()
         if ends is None:
@@ -174,19 +194,19 @@ class QuadraticSuperquantile(Risk):
         return torch.tensor([bracket.linear_crossing(target)], dtype=torch.float64)
 
     def statistic(self, clients: ClientStatistics, trial: Tensor) -> Tensor:
-        """Client: mass times density at each trial threshold, (clients, trials)."""
+        """Client: its mass times clip((F - eta) / nu, 0, 1) for each threshold eta of `trial`, (clients, trials)."""
         return clients.mass[:, None] * self._density_at(clients.losses[:, None], trial)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: clip((F - eta) / nu, 0, 1), with eta the dual."""
+        """Client: clip((F - eta) / nu, 0, 1), (clients,), where eta is the first number of the dual."""
         return self._density_at(clients.losses, dual[0])
 
     def tail_start(self, dual: Tensor) -> float:
-        """The loss from which on the density is one: eta + nu."""
+        """The smallest loss at which the density is one, eta + nu, where eta is the first number of the dual."""
         return float(dual[0]) + self.smoothing
 
     def _weights(self, present: Present) -> Tensor:
-        """The maximising weights of the clients with mass, float64, (..., present), sum one."""
+        """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * self._density_at(excess, threshold)
@@ -198,9 +218,9 @@ class QuadraticSuperquantile(Risk):
 
 
 def excess_over_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
-    """(losses less the one at the boundary of the tail, that loss), (..., present) and (..., 1), without gradients.
+    """(excess, boundary): losses minus the loss at the boundary of the tail, (..., present), and that loss, (..., 1).
 
-    Weights computed from the differences are accurate near the boundary, however large the losses are.
+    Both are without gradients. Weights computed from the excess are accurate near the boundary, however large the losses are.
     """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
@@ -208,9 +228,10 @@ def excess_over_boundary(present: Present, tail_fraction: float) -> tuple[Tensor
 
 
 def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
-    """The level c of [PLMH23, eq. (15)], exact, (..., 1), by one sort over the last axis.
+    """The level c of [PLMH23, eq. (15)], exact, (..., 1): sum_k alpha_k min(1/theta, exp((F_k - c)/nu)) = 1.
 
-    With the k largest losses capped, c follows in closed form; c is that of the k which agrees with its own caps.
+    `losses` are F, `mass` is alpha up to a factor, `tail_fraction` theta and `smoothing` nu. One sort over the last axis: if the
+    k largest losses are at the cap 1/theta, c has a closed form; the right k is the first whose c agrees with who is capped.
     """
     ranked, order = losses.sort(descending=True)
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
@@ -225,9 +246,10 @@ def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: floa
 
 
 def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: float) -> Tensor:
-    """The root eta of h'(eta) = 1 - (1/theta) sum alpha_k clip((x_k - eta)/nu, 0, 1), (..., 1); `losses` are x, `mass` is alpha.
+    """The root eta, (..., 1), of h'(eta) = 1 - (1/theta) sum_k alpha_k clip((x_k - eta)/nu, 0, 1): `losses` are x, `mass` alpha.
 
-    h' is piecewise linear with knots x_k - nu and x_k. Where the minimisers are an interval, its lower end.
+    `tail_fraction` is theta and `smoothing` nu; masses are scaled to sum to one. h' is piecewise linear with knots at x_k - nu
+    and x_k. Where h' is zero on an interval, its lower end.
     """
     ranked, order = losses.sort()
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)
@@ -242,7 +264,10 @@ def quadratic_threshold(losses: Tensor, mass: Tensor, tail_fraction: float, smoo
 
 
 def _smoothed_tail_mass(thresholds: Tensor, ranked: Tensor, mass: Tensor, smoothing: float) -> Tensor:
-    """sum_k alpha_k clip((x_k - eta)/nu, 0, 1) for each eta of `thresholds`, by prefix sums over ascending losses `ranked`."""
+    """sum_k alpha_k clip((x_k - eta)/nu, 0, 1) for each eta of `thresholds`, in their shape, by prefix sums.
+
+    `ranked` are the losses x in ascending order, `mass` is alpha in the same order and `smoothing` nu.
+    """
     zero = torch.zeros_like(mass[..., :1])
     below, weighted = (torch.cat([zero, each.cumsum(-1)], -1) for each in (mass, mass * ranked))
     start, full = torch.searchsorted(ranked, thresholds), torch.searchsorted(ranked, thresholds + smoothing)

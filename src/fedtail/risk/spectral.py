@@ -35,6 +35,11 @@ class Spectral(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Make tuples of floats of `tail_fractions` and `shares`, and check them.
+
+        Raises a ValueError unless there is a share for each tail fraction, fractions are in (0, 1], and shares are positive and
+        sum to one; raises a TypeError where `quantile` is not a `Quantile`.
+        """
         object.__setattr__(self, "tail_fractions", tuple(map(float, self.tail_fractions)))
         object.__setattr__(self, "shares", tuple(map(float, self.shares)))
         if not self.tail_fractions or len(self.tail_fractions) != len(self.shares):
@@ -48,37 +53,59 @@ class Spectral(Risk):
 
     @property
     def _heights(self) -> list[float]:
-        """What each tail adds to the density of its members, so that those in all tails have a density of one."""
+        """What each tail adds to the density of the clients in it: share_j / theta_j, scaled to sum to one."""
         raw = [share / fraction for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]
         return [height / sum(raw) for height in raw]
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """A `RiskDeclaration`: the largest tail fraction of the cohort contributes; it may be private and takes batches."""
         weight = sum(height * fraction for height, fraction in zip(self._heights, self.tail_fractions, strict=True))
         return RiskDeclaration(contributing=max(self.tail_fractions), weight=weight, not_private="", not_batched="",
                                dynamic_range=-math.log(weight))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The mixture of superquantiles of the losses over the last axis; its gradient is `weights`.
+
+        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """The mixture, by `shares`, of the weights that attain each superquantile.
+
+        In the shape and dtype of the losses, sum one over the last axis, without a gradient. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(self._weights_of(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: the boundary of each tail, four numbers, one after the other."""
+        """Server: a generator of questions that returns the dual: (low, high, share, tail mass) of each tail, joined, float64.
+
+        They are found by `quantile`, all tails together, and in the order of `tail_fractions`. `previous` is not used.
+        """
         return torch.cat((yield from join_conversations([self.quantile.fit(fraction, None) for fraction in self.tail_fractions])))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: the sum over tails j of its density in tail j times share_j / theta_j, scaled to at most one; (clients,).
+
+        Its density in a tail is one, at the boundary the tail's share from the dual, and zero outside.
+        """
         tails = (height * tail_density(clients.losses, one) for height, one in zip(self._heights, dual.view(-1, 4), strict=True))
         return torch.stack(list(tails)).sum(0).clamp(max=1)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """By the mass of the largest tail: each client has at most `mass` of it."""
+        """A lower bound on how many clients contribute, where none has more than `mass`: the largest tail's mass over `mass`.
+
+        The mass of each tail is the last of its four numbers in the dual.
+        """
         return float(dual.view(-1, 4)[:, 3].max()) / mass
 
     def _weights_of(self, present: Present) -> Tensor:
-        """Weights of those present, float64, sum one along the last axis."""
+        """The mixture, by `shares`, of the superquantile weights of the clients present: (..., present) float64, sum one.
+
+        They are without a gradient.
+        """
         return torch.stack([share * tail_weights(present, fraction)
                             for share, fraction in zip(self.shares, self.tail_fractions, strict=True)]).sum(0)

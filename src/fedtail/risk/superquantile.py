@@ -34,40 +34,54 @@ class Superquantile(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError for something that is no quantile."""
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError where `quantile` is not a `Quantile`."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Theta of the cohort contributes, with weights that sum to theta; the risk may be private and takes batches."""
+        """A `RiskDeclaration`: theta of the cohort contributes, with weights that sum to theta; may be private, takes batches."""
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Mean loss of the worst `tail_fraction` of the mass, over the last axis."""
+        """The mean loss of the worst `tail_fraction` of the mass over the last axis; its gradient is `weights`.
+
+        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return (tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Weights that attain the superquantile: alpha_k / theta above the boundary, a part of that for whoever is tied at it."""
+        """Weights that attain the superquantile: alpha_k / theta above the boundary, and less for clients tied at it, by mass.
+
+        In the shape and dtype of the losses, sum one over the last axis, without a gradient. `mass` (alpha up to a factor)
+        defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(tail_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: hold the conversation of `quantile`. The dual is (low, high, share, tail mass) as `Quantile` describes it."""
+        """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
+
+        Clients with a loss of `high` or more are in the tail; those in [low, high) contribute by `share`. `previous` is the dual
+        of the last round, None in the first.
+        """
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one from `high` on, the boundary's share in [low, high), zero below."""
+        """Client: one for a loss of `high` or more, `share` in [low, high), zero below; (clients,). The dual is that of `fit`."""
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """The mass of the tail, the last number of the dual, over the largest mass of one client."""
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+
+        The mass of the tail is dual[3].
+        """
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
-        """The loss at which the tail begins: `low` of the dual."""
+        """The loss at which the tail begins: `low`, the first number of the dual."""
         return float(dual[0])
 
 
@@ -84,39 +98,51 @@ class TailFilter(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError for something that is no quantile."""
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError where `quantile` is not a `Quantile`."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """About theta of the cohort is expected to contribute; the risk may be private and takes batches."""
+        """A `RiskDeclaration`: theta of the cohort is expected to contribute; it may be private and takes batches."""
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """Mean loss, by mass, of the clients at or above the exact lower quantile."""
+        """The mean loss by mass of the clients at or above the exact lower quantile, over the last axis.
+
+        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return (_filter_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below."""
+        """The masses of the clients at or above the exact lower quantile, scaled to sum to one over the last axis; zero below it.
+
+        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(_filter_weights(present, self.tail_fraction))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: hold the conversation of `quantile`; its dual begins with the threshold and ends with the tail's mass."""
+        """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
+
+        Of these `low` is the threshold of the filter. `previous` is the dual of the last round, None in the first.
+        """
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one at or above the threshold, zero below."""
+        """Client: one for a loss at or above `low`, the first number of the dual, zero below; (clients,)."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """The mass of the tail, the last number of the dual, over the largest mass of one client."""
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+
+        The mass of the tail is dual[3].
+        """
         return float(dual[3]) / mass
 
     def tail_start(self, dual: Tensor) -> float:
-        """The threshold: the first number of the dual."""
+        """The loss at which the tail begins: `low`, the first number of the dual."""
         return float(dual[0])
 
 
@@ -126,7 +152,7 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
     Solves  max_pi sum_k pi_k F_k  s.t.  sum_k pi_k = 1,  0 <= pi_k <= alpha_k / theta
     with `losses` (F), `mass` (alpha up to a positive factor) and `tail_fraction` (theta). One sort.
     theta = 1 is the mean; theta -> 0 the largest loss. Clients tied at the boundary share it by mass. Losses and mass may have
-    leading axes, (..., clients).
+    leading axes, (..., clients); the weights have their shape and the dtype of `mass`, and sum to one over the last axis.
 
     >>> superquantile_weights(torch.tensor([0., 1., 2., 3.]), torch.tensor([0.25] * 4), 0.4)
     tensor([0.0000, 0.0000, 0.3750, 0.6250])
@@ -137,20 +163,29 @@ def superquantile_weights(losses: Losses, mass: Mass, tail_fraction: float) -> W
 
 
 def tail_density(losses: Tensor, dual: Tensor) -> Density:
-    """One for losses above the boundary of a tail, its share for those in it, zero below; the dual is a quantile part's."""
+    """The density of each loss under the dual (low, high, share, tail mass) of a `Quantile`, in the shape of `losses`.
+
+    It is one from `high` on, `share` in [low, high), and zero below.
+    """
     low, high, share, _ = dual
     return torch.where(losses >= high, 1.0, share * (losses >= low))
 
 
 def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
-    """The loss at the boundary of the worst `tail_fraction` of masses that sum to one, (..., 1)."""
+    """The smallest loss in the worst `tail_fraction` of the mass, (..., 1); it may be in it only in part.
+
+    `mass` must sum to one over the last axis.
+    """
     ranked, order = losses.sort(descending=True)
     last = (mass.gather(-1, order).cumsum(-1) < tail_fraction).sum(-1, keepdim=True).clamp(max=mass.shape[-1] - 1)
     return ranked.gather(-1, last)
 
 
 def tail_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Superquantile weights of the clients with mass, (..., present) float64, sum one, without a gradient; ties share by mass."""
+    """Weights of the clients present that attain the superquantile, (..., present) float64, sum one over the last axis.
+
+    They are without a gradient; clients tied at the boundary share what is left of the tail by mass.
+    """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)
     above, tied = losses > boundary, losses == boundary
@@ -159,9 +194,9 @@ def tail_weights(present: Present, tail_fraction: float) -> Tensor:
 
 
 def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor:
-    """The largest loss with more than `tail_fraction` of the mass, which sums to one, at or above it, (..., 1).
+    """The largest loss with more than `tail_fraction` of the mass at or above it, (..., 1); the smallest loss for 1.
 
-    For `tail_fraction` = 1 that is the smallest loss.
+    `mass` must sum to one over the last axis; an excess below 1e-12 is taken as a rounding error.
     """
     ranked, order = losses.sort(descending=True)
     heaped = mass.gather(-1, order).cumsum(-1)
@@ -170,7 +205,7 @@ def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
 
 
 def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Weights, by mass, of clients at or above the lower quantile, zero for others; float64, (..., present), sum one."""
+    """Weights by mass of the clients at or above the lower quantile, zero for others; (..., present) float64, sum one."""
     losses = present.losses.detach()
     kept = present.mass * (losses >= lower_quantile(losses, present.mass, tail_fraction))
     return kept / kept.sum(-1, keepdim=True)

@@ -36,7 +36,10 @@ class Tilted(Risk):
     loss_bound: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a tilt that is not finite, and for a loss bound that is not positive or makes exp underflow."""
+        """Raise a ValueError for a tilt that is not finite, a loss bound that is not positive and finite, and |t| * bound > 80.
+
+        Beyond 80 the exponential underflows in float32.
+        """
         if not math.isfinite(self.tilt):
             raise ValueError(f"tilt (t) must be finite, got {self.tilt:g}. For the worst client use Worst.")
         if self.loss_bound is not None:
@@ -47,13 +50,20 @@ class Tilted(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Reveals an extreme loss unless there is a loss bound or no tilt; may be private, takes batches, has a slope."""
+        """A `RiskDeclaration`: an extreme loss is released, unless there is a loss bound or no tilt; all contribute.
+
+        It may be private, takes batches and has a slope.
+        """
         asks = self.loss_bound is None and self.tilt != 0
         return RiskDeclaration(releases=None if asks else (), contributing=1.0, not_private="", has_slope=True,
                                not_batched="", dynamic_range=abs(self.tilt) * (self.loss_bound or 0.0))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """(1/t) log sum_k alpha_k exp(t F_k) over the last axis; the mean for t = 0, and accurate for t near 0."""
+        """(1/t) log sum_k alpha_k exp(t F_k) over the last axis, differentiable; the mean for t = 0, and accurate near it.
+
+        A scalar, or (...) for a batch, in the dtype of the losses. `mass` (alpha up to a factor) defaults to equal masses;
+        `loss_bound` plays no role.
+        """
         present = self.present(losses, mass)
         extreme, lifted = self._shifted_exponents(present)
         spread = -lifted.detach().amin(-1)
@@ -64,12 +74,19 @@ class Tilted(Risk):
         return torch.where(is_mean, (present.mass * present.losses).sum(-1), tilted).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """alpha_k exp(t F_k), scaled to sum to one; without a gradient."""
+        """alpha_k exp(t F_k), scaled to sum to one over the last axis: in the shape and dtype of the losses, without a gradient.
+
+        `mass` (alpha up to a factor) defaults to equal masses; `loss_bound` plays no role.
+        """
         present = self.present(losses.detach(), mass)
         return present.spread((present.mass.log() + self._shifted_exponents(present)[1]).softmax(-1))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the loss that weighs most, or take that end of [0, loss_bound] instead; it is the dual, one number."""
+        """Server: a generator that returns the dual, (1,) float64: the shift, the largest loss for t > 0, the smallest for t < 0.
+
+        With a `loss_bound`, or t = 0, nothing is asked, and the shift is `loss_bound` for t > 0, else 0. It is 0 too where no
+        client has a finite loss. `previous` is not used.
+        """
         if self.loss_bound is not None or self.tilt == 0:
             shift: float | None = self.loss_bound if self.tilt > 0 else 0.0
         else:
@@ -77,16 +94,19 @@ class Tilted(Risk):
         return torch.tensor([shift or 0.0], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: exp(t (F - shift)), at most one."""
+        """Client: exp(t (F - shift)), at most one, (clients,), where the shift is the first number of the dual."""
         return (self.tilt * (clients.losses - dual[0])).clamp(max=0).exp()
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: t times the density; zero where the density stays at one."""
+        """Client: the derivative of the density in the loss, (clients,): t times the density, zero where it is capped at one."""
         beyond = self.tilt * (clients.losses - dual[0]) > 0      # where the density stays at one
         return torch.where(beyond, 0.0, self.tilt * self.density(clients, dual))
 
     def _shifted_exponents(self, present: Present) -> tuple[Tensor, Tensor]:
-        """(extreme, exponents): the loss that weighs most, (..., 1), and t (F - extreme), at most zero and differentiable."""
+        """(extreme, exponents): the loss that weighs most, (..., 1), without a gradient, and t (F - extreme), (..., present).
+
+        The exponents are at most zero and differentiable.
+        """
         losses = present.losses.detach()
         extreme = losses.amax(-1, keepdim=True) if self.tilt > 0 else losses.amin(-1, keepdim=True)
         return extreme, self.tilt * (present.losses - extreme)

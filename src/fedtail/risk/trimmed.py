@@ -31,46 +31,68 @@ class TrimmedMean(Risk):
     quantile: Quantile
 
     def __post_init__(self) -> None:
+        """Raise a TypeError where `quantile` is not a `Quantile`."""
         check_quantile(self.quantile)
 
     @property
     def kept(self) -> float:
-        """The share of the mass that is averaged."""
+        """The share of the mass that is averaged: 1 - leave_best - leave_worst."""
         return 1 - self.leave_best - self.leave_worst
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """A `RiskDeclaration`: the share `kept` of the cohort contributes; it may be private and takes batches."""
         kept = self.kept
         return RiskDeclaration(contributing=kept, weight=kept, not_private="", not_batched="", dynamic_range=-math.log(kept))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The mean loss without the worst and the best share of the mass, over the last axis; its gradient is `weights`.
+
+        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """The masses of the clients that are not left out, over `kept`; less for those at a boundary, zero for those left out.
+
+        In the shape and dtype of the losses, sum one over the last axis, without a gradient. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(self._weights_of(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: the boundaries of those who stay and of those left out, four numbers each; a tail of nobody has none."""
+        """Server: a generator of questions that returns the dual: a tail of all but the best, then the tail of the worst.
+
+        Each is (low, high, share, tail mass), float64, as found by `quantile`; both are asked for together. The second is missing
+        where `leave_worst` is 0; the first is (-inf, -inf, 1, nan), without questions, where `leave_best` is 0. `previous` is not
+        used.
+        """
         shares = [share for share in (1 - self.leave_best, self.leave_worst) if 0 < share < 1]
         found = yield from join_conversations([self.quantile.fit(share, None) for share in shares])
         inside = found[0] if self.leave_best else EVERYBODY
         return torch.cat([inside, found[-1]]) if self.leave_worst else inside
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: its density in the tail of all but the best, less that in the tail of the worst; (clients,), in [0, 1]."""
         inside = tail_density(clients.losses, dual[:4])
         return (inside - tail_density(clients.losses, dual[4:])).clamp(min=0) if self.leave_worst else inside
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """By the mass that stays: each client has at most `mass` of it."""
+        """A lower bound on how many clients contribute, where none has more than `mass`: the mass that is kept over `mass`.
+
+        The mass that is kept follows from the tail masses in the dual. Infinity where nothing is left out, as all contribute.
+        """
         if not self.leave_worst and not self.leave_best:
             return math.inf                                # everybody, each by its whole mass
         total = float(dual[7]) / self.leave_worst if self.leave_worst else float(dual[3]) / (1 - self.leave_best)
         return self.kept * total / mass
 
     def _weights_of(self, present: Present) -> Tensor:
-        """Weights of those present, float64, sum one along the last axis."""
+        """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
+
+        A client's weight is its mass over `kept`; less of it at a boundary, and zero for those left out.
+        """
         worst, most = self.leave_worst, 1 - self.leave_best
         inside = most * tail_weights(present, most)
         outside = worst * tail_weights(present, worst) if worst else 0.0
@@ -93,6 +115,10 @@ class IntervalSuperquantile(TrimmedMean):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError unless both shares are in [0, 1) and sum to less than 1.
+
+        Raises a TypeError where `quantile` is not a `Quantile`.
+        """
         super().__post_init__()
         for name, share in (("leave_worst", self.leave_worst), ("leave_best", self.leave_best)):
             if not 0 <= share < 1:
@@ -117,16 +143,17 @@ class InverseSuperquantile(TrimmedMean):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside [0, 1), a TypeError where `quantile` is not a `Quantile`."""
         super().__post_init__()
         if not 0 <= self.tail_fraction < 1:
             raise ValueError(f"tail_fraction (theta) must be in [0, 1), got {self.tail_fraction:g}. It is left out.")
 
     @property
     def leave_worst(self) -> float:  # type: ignore[override]
-        """The share of the mass that is left out: the worst."""
+        """The share of the mass with the largest losses that is left out: `tail_fraction`."""
         return self.tail_fraction
 
     @property
     def leave_best(self) -> float:  # type: ignore[override]
-        """Nobody is left out at the other end."""
+        """The share of the mass with the smallest losses that is left out: 0."""
         return 0.0

@@ -33,34 +33,50 @@ class ValueAtRisk(Risk):
     quantile: Quantile = ExactQuantile()
 
     def __post_init__(self) -> None:
+        """Raise a ValueError for a tail fraction outside (0, 1], a TypeError where `quantile` is not a `Quantile`."""
         check_tail_fraction(self.tail_fraction)
         check_quantile(self.quantile)
 
     @cached_property
     def declares(self) -> RiskDeclaration:
+        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be private; it takes batches."""
         return RiskDeclaration(contributing=0.0, not_private="only those at the quantile contribute, mostly one client",
                                not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The lower quantile of the losses over the last axis: a scalar, or (...) for a batch, in the dtype of the losses.
+
+        Its gradient goes to the clients tied at the quantile, by mass. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """A weight of one, shared by mass among the clients whose loss is the quantile, zero for the others.
+
+        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(self._weights_of(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
+        """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
+
+        The quantile is in [low, high). `previous` is the dual of the last round, None in the first.
+        """
         return (yield from self.quantile.fit(self.tail_fraction, previous))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
+        """Client: one for a loss in [low, high), the first two numbers of the dual, zero for others; (clients,)."""
         at_quantile = (clients.losses >= dual[0]) & (clients.losses < dual[1])
         return at_quantile.to(clients.mass.dtype)
 
     def tail_start(self, dual: Tensor) -> float:
+        """The loss at which the tail begins: `low`, the first number of the dual."""
         return float(dual[0])
 
     def _weights_of(self, present: Present) -> Tensor:
-        """Weights of those present, float64, sum one along the last axis: of those tied at the quantile, by mass."""
+        """Weights of the clients present, float64, sum one over the last axis: by mass among those tied at the quantile."""
         losses = present.losses.detach()
         tied = present.mass * (losses == lower_quantile(losses, present.mass, self.tail_fraction))
         return tied / tied.sum(-1, keepdim=True)

@@ -25,32 +25,44 @@ class Worst(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """Reveals the largest loss, cannot be private, and takes batches; as few as one client may contribute."""
+        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be private; it takes batches."""
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it", not_batched="")
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss among clients with mass, over the last axis."""
+        """The largest loss among clients with mass, over the last axis: a scalar, or (...) for a batch, in the losses' dtype.
+
+        Its gradient is `weights`.
+        """
         present = self.present(losses, mass)
         return (_worst_weights(present) * present.losses).sum(-1).to(losses.dtype)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """A weight of one, shared by mass among those with the largest loss; zero for the rest."""
+        """A weight of one, shared by mass among the clients with the largest loss; zero for the others.
+
+        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
+        """
         present = self.present(losses, mass)
         return present.spread(_worst_weights(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: ask for the largest loss, which is the dual; infinity where no client has a finite loss."""
+        """Server: a generator of up to four questions that returns the dual, (1,) float64: the largest loss of clients with mass.
+
+        Infinity where no client has a finite loss, so that none contributes. `previous` is not used.
+        """
         largest = yield from extreme_loss()
         return torch.tensor([float("inf") if largest is None else largest], dtype=torch.float64)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Client: one for whoever has the largest loss, zero for others."""
+        """Client: one for a loss that is at least the dual, the largest loss, zero for others; (clients,)."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
 
 def _worst_weights(present: Present) -> Tensor:
-    """Weights, by mass, of the clients with the largest loss, zero for others; (..., present), sum one, without a gradient."""
+    """Weights of the clients present, (..., present) float64, sum one: by mass among those with the largest loss, else zero.
+
+    They are without a gradient.
+    """
     losses = present.losses.detach()
     tied = present.mass * (losses == losses.amax(-1, keepdim=True))
     return tied / tied.sum(-1, keepdim=True)

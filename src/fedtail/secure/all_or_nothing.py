@@ -30,6 +30,7 @@ class Missing(TooFew):
     """Some members did not answer, so there is no sum; `missing` names them."""
 
     def __init__(self, missing: tuple[int, ...]):
+        """`missing`: the members whose rows did not arrive, in increasing order."""
         super().__init__(f"no row came from {', '.join(map(str, missing))}, and all are needed: nothing is released. Rows with "
                          "fresh noise may be asked for again, from the rest.")
         self.missing = missing
@@ -57,6 +58,10 @@ class AllOrNothingClient:
 
     def __init__(self, run: Run, me: int, minimum: int = 2, repetitions: int = 0, identity: Identity | None = None,
                  random: Randomness = system):
+        """Client number `me` of `run`, with a secret key drawn from `random`.
+
+        `minimum` is taken as 2 at least. Raises `Refused` where it is no member, or `identity` does not suit the run.
+        """
         if me not in run.members:
             raise Refused(f"client {me} is not among the {len(run.members)} members of the run.")
         self.state = AllOrNothingState(run, me, max(minimum, 2), repetitions, random(KEY))
@@ -64,27 +69,35 @@ class AllOrNothingClient:
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None) -> AllOrNothingClient:
-        """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
+        """The client that `save` wrote; `identity` is not saved and is given anew.
+
+        Keep one copy only: an older one would answer again what was answered already. Raises `Refused` where `saved` does not
+        decode, or the run does not suit the identity.
+        """
         client = cls.__new__(cls)
         client.state = decode(AllOrNothingState, saved)
         client._identity = checked_identity(client.state.run, identity)
         return client
 
     def save(self) -> bytes:
-        """The whole state, the secret included."""
+        """The state as bytes, for `restore`, with the secret key, without the identity: store it where only this client reads."""
         return encode(self.state)
 
     def keys(self) -> bytes:
-        """The message with this client's public key, in answer to the invitation."""
+        """The message with this client's public key, in answer to the invitation; the same at every call."""
         return wrap(self.state.run.id, self._keys())
 
     def _keys(self) -> RunKeys:
-        """This client's public key, signed where it has an identity."""
+        """The `RunKeys` of this client: its public key for the run, and a signature where it has an identity."""
         keys = RunKeys(self.state.me, public_key(self.state.secret))
         return keys if self._identity is None else self._identity.signed(self.state.run.id, keys)
 
     def hear(self, message: bytes) -> None:
-        """Take the list of keys; there is nothing to answer. The list may be repeated, another one is refused."""
+        """Store the list of all clients' public keys; there is no answer, and the same list may come again.
+
+        Raises `Refused` for another list than before, for one without this client's key as it sent it, with clients that are no
+        members, or, in a signed run, without valid signatures.
+        """
         heard, run = unwrap(RunKeyList, message, self.state.run.id, self.state.run.most_bytes), self.state.run
         entries = {one.sender: one for one in heard.entries}
         if self.state.key_list.entries and heard != self.state.key_list:
@@ -96,13 +109,17 @@ class AllOrNothingClient:
         self.state = replace(self.state, key_list=heard)
 
     def asked(self, message: bytes) -> AskAll:
-        """The query of a message, refused where this client may not answer it: call it before computing the row."""
+        """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
         asked = unwrap(AskAll, message, self.state.run.id, self.state.run.most_bytes)
         self._check_ask(asked)
         return asked
 
     def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
-        """Answer a query: the row under masks with each of the other members; see `Client.masked`."""
+        """Answer a query: the message with `row`, a vector of integers, under masks shared with each of the other members.
+
+        `context` is what the server broadcast besides; only its digest is sent. The query is recorded as the last one answered.
+        Raises `Refused` for a query that this client may not answer, and for a row of another width than asked.
+        """
         state, asked = self.state, self.asked(message)
         values, ask, me = residues(row, asked.ask.modulus_bits), asked.ask, state.me
         if len(values) != ask.width:
@@ -117,7 +134,11 @@ class AllOrNothingClient:
         return wrap(state.run.id, MaskedForAll(asked.round, asked.attempt, masked))
 
     def _check_ask(self, asked: AskAll) -> None:
-        """Refuse a query not for this client, with too few members or unknown ones, in the past, or not to be retried."""
+        """Raise `Refused` for a query that this client may not answer, and `TooFew` for one with fewer than `minimum` members.
+
+        It refuses a query that does not name it, has a member whose keys never arrived, or precedes the last one it answered; and
+        a retry of any query but the last, out of turn, over no fewer members, or beyond `repetitions`.
+        """
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):
             raise Refused("a query is not for this client, or has a member whose keys never came.")
@@ -139,6 +160,7 @@ class AllOrNothingServer:
     """
 
     def __init__(self, run: Run):
+        """A server that expects the public keys of the members of `run`; nothing is sent yet."""
         self.run = run
         self._keys: dict[int, RunKeys] = {}
         self._list: RunKeyList | None = None
@@ -147,11 +169,15 @@ class AllOrNothingServer:
 
     @property
     def known(self) -> tuple[int, ...]:
-        """The clients that sent keys: the possible members of a query."""
+        """The clients that sent keys, in increasing order: the possible members of a query."""
         return tuple(sorted(self._keys))
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take a client's answer; `sender` is who sent it according to the transport."""
+        """Take the answer `message` of a client: its keys until the list of keys is out, then its row.
+
+        `sender` is the client it came from by the transport. Raises `Refused`, without any change, for a message that is not
+        expected now, is repeated, does not fit what was asked, or names another sender.
+        """
         if self._list is None:
             keys = unwrap(RunKeys, message, self.run.id, self.run.most_bytes)
             if keys.sender != sender or sender not in self.run.members or sender in self._keys:
@@ -163,11 +189,14 @@ class AllOrNothingServer:
         self._masked_came(sender, unwrap(MaskedForAll, message, self.run.id, self.run.most_bytes + self._asked.ask.row_bytes))
 
     def invite(self) -> Contents:
-        """The invitation, to each member of the run."""
+        """For each member of the run, the message that invites it to send its public key."""
         return self._to(self.run.members, self.run)
 
     def key_list(self) -> Contents:
-        """The list of all public keys, to each client that sent its own; from now on no other client can join."""
+        """For each client that sent keys, the message with all public keys; from now on no other client can join.
+
+        Raises `TooFew` where fewer than 2 sent keys, and at a second call.
+        """
         if self._list is not None or len(self._keys) < 2:
             raise TooFew(f"{len(self._keys)} clients sent keys, or the list is out already; it goes out once, to 2 or more.")
         self._list = RunKeyList(tuple(self._keys[one] for one in sorted(self._keys)))
@@ -175,19 +204,30 @@ class AllOrNothingServer:
 
     def ask(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",
             members: tuple[int, ...] | None = None) -> Contents:
-        """A query to all clients that sent keys, or to `members`."""
+        """For each member, the message of a query of this round: a row of `width` entries modulo 2^modulus_bits.
+
+        `members` are all clients that sent keys, unless given, in increasing order; `context` must be what was broadcast to them.
+        It ends a query under way. Raises `TooFew` for fewer than 2 members, or one without keys.
+        """
         members = tuple(sorted(self._keys)) if members is None else members
         return self._ask(AskAll(round, 0, Ask(query, members, width, modulus_bits)), context)
 
     def again(self, context: bytes = b"") -> Contents:
-        """Retry the query with the members that answered, whose rows must have fresh noise; `context` is broadcast anew."""
+        """For each member that answered, the message of a retry over these members, whose rows must have fresh noise.
+
+        `context` must be what is broadcast with the retry. The rows that arrived are discarded. Raises `Refused` where no query
+        is under way or no member is missing; raises `TooFew` where fewer than 2 answered.
+        """
         if self._asked is None or not self.missing:
             raise Refused("there is nothing to retry: no query is under way, or no member is missing.")
         ask = replace(self._asked.ask, members=tuple(sorted(self._alive)))
         return self._ask(replace(self._asked, attempt=self._asked.attempt + 1, ask=ask), context)
 
     def _ask(self, asked: AskAll, context: bytes) -> Contents:
-        """Begin a query or a retry, which ends the one before: its message for each member."""
+        """For each member, the message of the query or retry `asked`; begins it with a total of zero, which ends the one before.
+
+        Raises `TooFew` for fewer than 2 members, or one that is not on the list of keys.
+        """
         if self._list is None or not self._keys.keys() >= set(asked.ask.members) or len(asked.ask.members) < 2:
             raise TooFew("2 or more members are needed, each with its keys on the list.")
         self._asked, self._context = asked, run_mask_context(self.run, self._list, asked, context)
@@ -195,7 +235,11 @@ class AllOrNothingServer:
         return self._to(asked.ask.members, asked)
 
     def _masked_came(self, sender: int, came: MaskedForAll) -> None:
-        """Add a member's masked row to the total; refused where it answers something else, or has another context."""
+        """Add a member's masked row to the total.
+
+        Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender, or has
+        another context than the server.
+        """
         asked, masked = self._asked, came.masked
         if asked is None or (came.round, masked.query, came.attempt) != (*place(asked), asked.attempt):
             raise Refused(f"client {sender} answers another query or attempt.")
@@ -208,11 +252,14 @@ class AllOrNothingServer:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Members that have not answered the query under way."""
+        """The members that have not answered the current query, in increasing order; empty where there is no query."""
         return () if self._asked is None else tuple(one for one in self._asked.ask.members if one not in self._alive)
 
     def total(self) -> Sum:
-        """The sum over all members of the query; `Missing` where one has not answered."""
+        """The `Sum` over all members of the query, which ends it.
+
+        Raises `Missing` where a row has not arrived, and the query goes on; raises `Refused` where no query is under way.
+        """
         if self._asked is None:
             raise Refused("no query is under way. Ask first.")
         if self.missing:
@@ -222,10 +269,10 @@ class AllOrNothingServer:
         return Sum((self._total & mask).astype(np.int64), asked.ask.members)
 
     def _to(self, names: Any, message: Any) -> Contents:
-        """One message for each of these clients."""
+        """For each client of `names` the bytes of `message`, the same for all."""
         return dict.fromkeys(names, wrap(self.run.id, message))
 
 
 def place(asked: AskAll) -> tuple[int, int]:
-    """The round and the number of a query."""
+    """(round, query number) of a query, by which queries of a run are ordered."""
     return asked.round, asked.ask.query

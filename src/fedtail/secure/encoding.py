@@ -34,17 +34,21 @@ class Reader:
     """Bytes that are read from the front; reading beyond their end is refused."""
 
     def __init__(self, data: bytes | memoryview):
+        """Read `data` from its first byte; what has not been read yet is in `rest`."""
         self.rest = memoryview(data)
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Remove the next `size` bytes from `rest` and return them; raises `Refused` where fewer are left."""
         if size > len(self.rest):
             raise Refused(f"a message ends {size - len(self.rest)} bytes too early.")
         taken, self.rest = self.rest[:size], self.rest[size:]
         return bytes(taken)
 
     def number(self, size: int) -> int:
-        """The next integer, of `size` bytes."""
+        """Remove the next `size` bytes and return them as a non-negative integer, the most significant byte first.
+
+        Raises `Refused` where fewer are left.
+        """
         return int.from_bytes(self.take(size), "big")
 
 
@@ -52,11 +56,11 @@ class Code(Protocol):
     """How one kind of value is written and read."""
 
     def write(self, value: Any, out: list[bytes]) -> None:
-        """Append the bytes of a value."""
+        """Append the bytes of `value` to `out`; raises `Refused` where it cannot be written."""
         ...
 
     def read(self, data: Reader) -> Any:
-        """Read a value."""
+        """The value at the front of `data`, whose bytes are taken off; raises `Refused` where they are malformed or too few."""
         ...
 
 
@@ -64,23 +68,27 @@ class Whole:
     """A non-negative integer in a fixed number of bytes, the most significant first."""
 
     def __init__(self, size: int):
+        """`size` is the number of bytes of each integer."""
         self.size = size
 
     def write(self, value: int, out: list[bytes]) -> None:
-        """Append the integer, refused where it does not fit."""
+        """Append the integer to `out` in `size` bytes; raises `Refused` where it is negative or too large."""
         if not 0 <= value < 1 << 8 * self.size:
             raise Refused(f"{value} does not fit in {self.size} bytes.")
         out.append(int(value).to_bytes(self.size, "big"))
 
     def several(self, values: tuple[int, ...]) -> bytes:
-        """Integers one after the other; lists of members are long, so they are written and read at once."""
+        """The bytes of several integers, joined, by one call, as lists of members are long.
+
+        Raises `Refused` where one does not fit.
+        """
         try:
             return struct.pack(f">{len(values)}{LETTERS[self.size]}", *values)
         except struct.error as why:
             raise Refused(f"a list of integers of {self.size} bytes cannot be written: {why}.") from why
 
     def read(self, data: Reader) -> int:
-        """Read the integer."""
+        """The integer in the next `size` bytes of `data`; raises `Refused` where fewer are left."""
         return data.number(self.size)
 
 
@@ -88,16 +96,17 @@ class Fixed:
     """A fixed number of bytes."""
 
     def __init__(self, size: int):
+        """`size` is the number of bytes of each value."""
         self.size = size
 
     def write(self, value: bytes, out: list[bytes]) -> None:
-        """Append the bytes, refused where their number is another."""
+        """Append the bytes to `out`; raises `Refused` where they are not `size` bytes."""
         if len(value) != self.size:
             raise Refused(f"{len(value)} bytes came where {self.size} are needed.")
         out.append(value)
 
     def read(self, data: Reader) -> bytes:
-        """Read the bytes."""
+        """The next `size` bytes of `data`; raises `Refused` where fewer are left."""
         return data.take(self.size)
 
 
@@ -105,11 +114,11 @@ class Lengthy:
     """Bytes after their number."""
 
     def write(self, value: bytes, out: list[bytes]) -> None:
-        """Append the length and the bytes."""
+        """Append to `out` the length in 4 bytes, then the bytes."""
         out += [len(value).to_bytes(4, "big"), value]
 
     def read(self, data: Reader) -> bytes:
-        """Read the length, then the bytes."""
+        """The bytes behind a length of 4 bytes at the front of `data`; raises `Refused` where fewer are left."""
         return data.take(data.number(4))
 
 
@@ -117,10 +126,11 @@ class Many:
     """Values of one kind after their number."""
 
     def __init__(self, one: Code):
+        """`one` writes and reads each value of the tuple."""
         self.one = one
 
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
-        """Append the number of values and each of them."""
+        """Append to `out` the number of values in 4 bytes, then each value."""
         out.append(len(value).to_bytes(4, "big"))
         if isinstance(self.one, Whole):
             out.append(self.one.several(value))
@@ -129,7 +139,10 @@ class Many:
             self.one.write(each, out)
 
     def read(self, data: Reader) -> tuple[Any, ...]:
-        """Read the number of values, then each of them."""
+        """The tuple at the front of `data`: the number of its values in 4 bytes, then each value.
+
+        Raises `Refused` where the bytes do not suffice.
+        """
         count = data.number(4)
         if count > len(data.rest):                    # every value has at least a byte: do not begin what cannot end
             raise Refused(f"a message announces {count} values and has {len(data.rest)} bytes left.")
@@ -142,22 +155,26 @@ class Record:
     """The fields of a dataclass, in order; it checks itself when it is built."""
 
     def __init__(self, kind: type):
+        """Find the code of each field of the dataclass `kind` from its annotation."""
         self.kind, hints = kind, get_type_hints(kind, include_extras=True)
         self.fields = [(one.name, _code(hints[one.name])) for one in fields(kind)]
 
     def write(self, value: Any, out: list[bytes]) -> None:
-        """Append the fields in order."""
+        """Append to `out` the fields of the dataclass `value`, in the order in which the class defines them."""
         for name, code in self.fields:
             code.write(getattr(value, name), out)
 
     def read(self, data: Reader) -> Any:
-        """Read the fields in order and build the record."""
+        """An instance of the dataclass `kind`, its fields read from `data` in order.
+
+        Raises `Refused` where the bytes do not suffice, or the dataclass refuses their values.
+        """
         return self.kind(*[code.read(data) for _, code in self.fields])
 
 
 @cache
 def _code(hint: Any) -> Code:
-    """How values with this annotation are written and read."""
+    """The `Code` of values with this annotation: a dataclass, a tuple of one kind, or `Annotated` int or bytes with a size."""
     if is_dataclass(hint) and isinstance(hint, type):
         return Record(hint)
     if get_origin(hint) is tuple:
@@ -169,7 +186,10 @@ def _code(hint: Any) -> Code:
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a frozen dataclass."""
+    """The bytes of an instance of a dataclass whose fields are annotated with sizes.
+
+    Raises `Refused` where a value does not fit.
+    """
     out: list[bytes] = []
     code: Code = _code(type(value))      # type: ignore[arg-type]
     code.write(value, out)
@@ -177,7 +197,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[T], data: bytes | memoryview) -> T:
-    """The value that was encoded; anything but exactly its bytes is `Refused`."""
+    """The instance of the dataclass `kind` that `encode` wrote as `data`.
+
+    Raises `Refused` for too few bytes, too many or wrong ones.
+    """
     reader = Reader(data)
     value = _code(kind).read(reader)      # type: ignore[arg-type]
     if len(reader.rest):
@@ -186,6 +209,9 @@ def decode(kind: type[T], data: bytes | memoryview) -> T:
 
 
 def decode_first(kind: type[T], data: bytes) -> tuple[T, bytes]:
-    """The value at the front, and the bytes behind it."""
+    """(value, rest): the instance of the dataclass `kind` at the front of `data`, and the bytes behind it.
+
+    Raises `Refused` where the bytes do not suffice, or the dataclass refuses their values.
+    """
     reader = Reader(data)
     return _code(kind).read(reader), bytes(reader.rest)      # type: ignore[arg-type]

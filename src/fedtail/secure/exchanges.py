@@ -23,26 +23,35 @@ Check = Callable[[tuple[int, ...]], None]                 # refuses a sum over t
 
 
 def set_up(server: Server) -> Steps[None]:
-    """Make a session ready for queries, in two exchanges: all clients' public keys; their list, and encrypted shares."""
+    """Server: a generator, messages out and answers in, that makes a session ready for queries in two exchanges.
+
+    Clients send public keys, then sealed shares of their secrets; both are given to `server`. Raises `TooFew` where fewer clients
+    than the threshold send keys.
+    """
     take(server, server.session.id, (yield one_message_each(server.invite())))
     take(server, server.session.id, (yield one_message_each(server.key_list())))
 
 
 def accept_any(members: tuple[int, ...]) -> None:
-    """Unmask the sum over whichever members answered; the session's threshold holds besides."""
+    """Accept the sum over any `members`: a `check` for `query` that never raises. The session's threshold still applies."""
 
 
 def refuse_few(clients: Mapping[int, int], needed: int, members: tuple[int, ...]) -> None:
-    """Raise `TooFew` where the members that answered hold fewer clients than are needed; `clients` is how many each holds."""
+    """Raise `TooFew` where the `members` whose rows arrived hold fewer than `needed` clients in all.
+
+    `clients` is how many clients each member holds: a node masks the sum of several.
+    """
     held = sum(clients[one] for one in members)
     if held < needed:
         raise TooFew(f"{held} of {sum(clients.values())} clients answered, and {needed} are needed: nothing is unmasked.")
 
 
 def query(server: Server, width: int, modulus_bits: int, context: bytes, check: Check = accept_any) -> Steps[Sum]:
-    """Rows, then shares to unmask their sum: two exchanges, three where lists are signed.
+    """Server: a generator, messages out and answers in, that asks for rows, then for the shares that unmask their sum.
 
-    `check` is called in between, with the members whose rows came: what it raises leaves the sum masked for good.
+    Two exchanges, three in a signed session. Returns the `Sum` over the members whose rows arrived. `check` is called with those
+    members before anything is unmasked: if it raises, the sum stays masked for good. Raises `TooFew` where fewer clients than the
+    threshold answer.
     """
     take(server, server.session.id, (yield one_message_each(server.ask(width, modulus_bits, context))))
     check(server.answered_members)
@@ -53,12 +62,15 @@ def query(server: Server, width: int, modulus_bits: int, context: bytes, check: 
 
 
 def one_message_each(contents: Contents) -> Messages:
-    """Each message as the only one of its exchange."""
+    """`contents`, a message for each client, with each message as a list of one."""
     return {one: [message] for one, message in contents.items()}
 
 
 def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages) -> None:
-    """Give a server the answers of its session; a client whose message is refused has not answered (`server.refused`)."""
+    """Give `server` those `answers` (lists of messages, by sender) that belong to the session with digest `session`.
+
+    A message that the server refuses counts as not sent; it is added to `server.refused`, with its sender.
+    """
     for sender, messages in answers.items():
         for message in messages:
             try:
@@ -69,7 +81,10 @@ def take(server: Server | AllOrNothingServer, session: bytes, answers: Messages)
 
 
 def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
-    """Steps whose refusal is their result, so that it does not end what runs beside them."""
+    """A generator that runs `steps`, but returns the `Refused` that they raise instead of raising it.
+
+    So the refusal of one does not end other generators that run `side_by_side` with it.
+    """
     try:
         return (yield from steps)
     except Refused as why:
@@ -77,7 +92,11 @@ def with_refusal_as_result(steps: Steps[T]) -> Steps[T | Refused]:
 
 
 def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
-    """Several conversations at once, in as many exchanges as the longest takes."""
+    """A generator that runs several of this kind at once, messages out and answers in; returns the list of their results.
+
+    It takes as many exchanges as the longest. The messages of all of them for a client go into one exchange, and each is sent all
+    answers: `take` picks those of its session.
+    """
     results: dict[int, Any] = {}
     answers: Any = None
     while True:
@@ -94,7 +113,10 @@ def side_by_side(*running: Steps[Any]) -> Steps[list[Any]]:
 
 
 def carry(steps: Steps[T], exchange: Exchange) -> T:
-    """Run steps to their end over an exchange. An answer that is no bundle of messages is ignored."""
+    """Run the generator `steps` to its end over `exchange`, and return its result; what it raises is raised.
+
+    The messages for a client are bundled, and its answer is unbundled; an answer that is not a bundle is ignored.
+    """
     try:
         contents = next(steps)
         while True:
@@ -118,11 +140,19 @@ class Rounds:
     """
 
     def __init__(self, exchange: Exchange):
+        """Use `exchange` to reach the clients: it takes a bundle of messages for each, and returns the bundles that answer.
+
+        Nothing is sent yet, and no round is open.
+        """
         self.server: Server | None = None
         self._exchange, self._ahead = exchange, dict[bytes, tuple[Server, Refused | None]]()
 
     def open(self, session: Session) -> None:
-        """Begin a round, which ends the one before. `TooFew` where fewer keys or shares than the threshold came."""
+        """Begin a round with a new `server`, which ends the one before: two exchanges, or none where `session` was set up ahead.
+
+        Raises `TooFew` where fewer clients than the threshold sent keys; that too few sent shares is found at the first `sum`.
+        Where `session` was set up ahead and that was refused, the refusal is raised here.
+        """
         prepared = self._ahead.pop(session.id, None)
         self.server, refused = prepared or (Server(session), None)
         if refused is not None:
@@ -132,9 +162,12 @@ class Rounds:
 
     def sum(self, width: int, modulus_bits: int, context: bytes = b"", ahead: Session | None = None,
             check: Check = accept_any) -> Sum:
-        """The sum over the clients that stay, as the session's next query; `TooFew` where fewer than the threshold stay.
+        """Hold the next query of the open session and return the `Sum` over the clients whose rows arrived.
 
-        `check` may refuse the sum over those whose rows came, before any of it is unmasked.
+        Rows have `width` entries modulo 2^modulus_bits. `context` is what was broadcast with the query. The session `ahead` is
+        set up in the same exchanges, for a later `open`. `check` is called with the members whose rows arrived and may raise,
+        before anything is unmasked. Raises `TooFew` where fewer clients than the threshold answer; raises `Refused` where no
+        round is open.
         """
         if self.server is None:
             raise Refused("no round is open. Write rounds.open(session) first.")
@@ -158,27 +191,43 @@ class AllOrNothingRounds:
     """
 
     def __init__(self, exchange: Exchange, run: Run):
+        """Make the server of `run` and collect the members' public keys over `exchange`, in one exchange.
+
+        Raises `TooFew` where fewer than 2 members sent keys.
+        """
         self.server, self._exchange, self._unheard = AllOrNothingServer(run), exchange, Messages()
         carry(self._exchange_keys(), exchange)
 
     def sum(self, round: int, query: int, width: int, modulus_bits: int, context: bytes = b"",
             members: tuple[int, ...] | None = None) -> Sum:
-        """The sum over all clients that sent keys, or over `members`."""
+        """The `Sum` of the rows of `members`, by default of all clients that sent keys, for one query of a round: one exchange.
+
+        Rows have `width` entries modulo 2^modulus_bits; `context` is what was broadcast with the query. Raises `Missing` where a
+        row did not arrive.
+        """
         return carry(self._exchange_rows(self.server.ask(round, query, width, modulus_bits, context, members)), self._exchange)
 
     def again(self, context: bytes = b"") -> Sum:
-        """Retry the query with the members that answered, whose rows must have fresh noise."""
+        """After `Missing`: ask the members that answered for new rows, with fresh noise, and return their `Sum`; one exchange.
+
+        `context` is what is broadcast with the retry. Raises `Missing` where a row did not arrive this time; raises `Refused`
+        where there is nothing to retry.
+        """
         return carry(self._exchange_rows(self.server.again(context)), self._exchange)
 
     def _exchange_keys(self) -> Steps[None]:
-        """Invite the members and take their keys; the list of them travels with the first query."""
+        """A generator of one exchange: invite the members and take their public keys.
+
+        Sets `_unheard`, the messages with the list of keys that each client has yet to receive.
+        """
         take(self.server, self.server.run.id, (yield one_message_each(self.server.invite())))
         self._unheard = one_message_each(self.server.key_list())
 
     def _exchange_rows(self, contents: Contents) -> Steps[Sum]:
-        """Ask for rows and add them up; `Missing` where one does not come.
+        """A generator of one exchange: send the query `contents`, take the rows, and return their `Sum`.
 
-        The list of keys travels along until a client has answered.
+        Raises `Missing` where a row does not arrive. The list of keys travels along to each client until it has answered once
+        (`_unheard`).
         """
         answers = yield {one: [*self._unheard.get(one, []), message] for one, message in contents.items()}
         take(self.server, self.server.run.id, answers)

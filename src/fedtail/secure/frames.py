@@ -49,13 +49,19 @@ HEAD, CHECKSUM = len(MAGIC) + 2 + 32, 16
 
 
 def wrap(session: bytes, message: Any) -> bytes:
-    """A message in its frame."""
+    """The bytes of `message`, a dataclass of `KINDS`, in its frame: magic, version, kind, `session`, the body and a checksum.
+
+    `session` is the digest (32 bytes) of the session or run it belongs to.
+    """
     whole = MAGIC + bytes([VERSIONS[type(message)], NUMBERS[type(message)]]) + session + encode(message)
     return whole + hashlib.sha256(whole).digest()[:CHECKSUM]
 
 
 def peek(data: bytes) -> tuple[type, bytes]:
-    """The kind of a message and the digest of its session; neither is checked any further."""
+    """(class, session): the class of the framed message `data`, and the digest (32 bytes) of the session it claims.
+
+    The rest is not checked. Raises `Refused` where the magic bytes, the version or the kind are not known.
+    """
     if not isinstance(data, bytes) or len(data) < HEAD + CHECKSUM or data[:3] != MAGIC or data[3] not in VERSIONS.values():
         raise Refused(f"this is no message of version {VERSION} or {SPARSE_VERSION} of the protocol.")
     kind = KINDS.get(data[4])
@@ -65,7 +71,11 @@ def peek(data: bytes) -> tuple[type, bytes]:
 
 
 def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -> T:
-    """A message of the expected kind and session; anything else is refused. A session of None is not compared."""
+    """The message of class `kind` in the frame `data`; a `session` of None is not compared.
+
+    Raises `Refused` for a message of another class or session, of more than `most_bytes`, with a wrong checksum, or that does not
+    decode.
+    """
     came, of = peek(data)
     if len(data) > most_bytes:
         raise Refused(f"a message has {len(data)} bytes where at most {most_bytes} are needed.")
@@ -80,7 +90,11 @@ def unwrap(kind: type[T], data: bytes, session: bytes | None, most_bytes: int) -
 
 @lru_cache(maxsize=4)
 def invitation(kind: type[T], data: bytes) -> T:
-    """The session or run that a server invites to; its digest must be its own. Clients in one process share the result."""
+    """The `Session`, `SparseSession` or `Run` (by `kind`) that a server's message invites to.
+
+    Raises `Refused` if its digest does not fit. The last four results are cached by `data`, so that clients in one process share
+    one object.
+    """
     opened: Any = unwrap(kind, data, None, 1024 + 16 * MOST_MEMBERS)
     if peek(data)[1] != opened.id:
         raise Refused("an invitation does not fit its own digest.")
@@ -88,10 +102,10 @@ def invitation(kind: type[T], data: bytes) -> T:
 
 
 def bundled(messages: list[bytes]) -> bytes:
-    """Several messages as the content of one exchange."""
+    """The bytes of one exchange: all `messages`, which are in their frames already, encoded as one `Bundle`."""
     return encode(Bundle(tuple(messages)))
 
 
 def unbundled(content: bytes) -> tuple[bytes, ...]:
-    """The messages of an exchange; each has still to be unwrapped."""
+    """The messages in the bytes of one exchange, each still in its frame; raises `Refused` where `content` is not a bundle."""
     return decode(Bundle, content).messages

@@ -25,27 +25,36 @@ class Identity:
     colluding: int = 0
 
     def __post_init__(self) -> None:
+        """Raise a ValueError where `colluding` is negative."""
         if self.colluding < 0:
             raise ValueError(f"colluding must be 0 or more, got {self.colluding}. It is a number of clients.")
 
     @property
     def public(self) -> bytes:
-        """The public key, which the other clients pin."""
+        """This client's Ed25519 public key (32 bytes), which the other clients pin."""
         return identity_public_key(self.secret)
 
     def signed(self, session: bytes, keys: Any) -> Any:
-        """Keys with this client's signature, for one session."""
+        """A copy of `keys` (`Keys` or `RunKeys`) with this client's Ed25519 signature of it, bound to `session`.
+
+        `session` is the digest of the session or run.
+        """
         return replace(keys, signature=sign(self.secret, _signed_text(session, keys)))
 
     def check(self, session: bytes, entries: Iterable[Any]) -> None:
-        """Refuse a list of keys unless each was signed for this session by the identity pinned for its owner."""
+        """Raise `Refused` unless each of `entries` (`Keys` or `RunKeys`) is signed for this session by a pinned identity.
+
+        Where keys are pinned by client number, it must be the one pinned for its sender; else each entry must be signed by
+        another one.
+        """
         self.with_numbers(session, entries, check=True)
 
     def with_numbers(self, session: bytes, entries: Iterable[Any], check: bool = False) -> Identity:
-        """This identity with keys pinned by number, as a list of keys shows whose number is whose.
+        """This identity with `pinned` as a mapping from client number to public key, found from who signed each of `entries`.
 
-        Where they are pinned by number already, the list is read only to `check` it. Keys that nobody pinned signed, or two
-        of one identity, are refused.
+        `entries` are `Keys` or `RunKeys`, signed for `session`. Raises `Refused` for an entry that no identity pinned for it
+        signed; where `pinned` is a tuple, also for a second one by the same identity. Where `pinned` is a mapping already, this
+        identity is returned at once unless `check`.
         """
         if isinstance(self.pinned, Mapping) and not check:
             return self
@@ -63,11 +72,14 @@ class Identity:
         return replace(self, pinned=found)
 
     def sign(self, text: bytes) -> bytes:
-        """This client's signature of a text."""
+        """The Ed25519 signature (64 bytes) of `text` under this client's secret key; `vouches` verifies it."""
         return sign(self.secret, text)
 
     def vouches(self, sender: int, signature: bytes, text: bytes) -> bool:
-        """Whether the client pinned as `sender` signed this text; nobody did where keys are not pinned by number."""
+        """Whether `signature` is one of `text` by the client pinned as number `sender`.
+
+        False where that number is not pinned, or where `pinned` is a tuple of keys without numbers.
+        """
         return isinstance(self.pinned, Mapping) and sender in self.pinned and signed_by(self.pinned[sender], signature, text)
 
 
@@ -84,9 +96,10 @@ def signed_threshold(members: int, colluding: int = 0) -> int:
 
 
 def checked_identity(session: Session | Run, identity: Identity | None) -> Identity | None:
-    """The identity to sign with in a session or run, None in an unsigned one.
+    """The identity to sign with in a session or run: `identity` itself, or None in an unsigned one.
 
-    A client with an identity refuses what is not signed, and a threshold that is too low for the clients that may collude.
+    Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; and where the threshold of a
+    `Session` is below the `signed_threshold` of its members and of `identity.colluding`.
     """
     if identity is None:
         if session.signed:
@@ -103,5 +116,5 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
 
 
 def _signed_text(session: bytes, keys: Any) -> bytes:
-    """The digest that a client signs: its keys, without the signature, for one session."""
+    """The digest (32 bytes) that a client signs: of `session` and of `keys` (`Keys` or `RunKeys`) without a signature."""
     return digest("fedtail secure: signed keys", session, encode(replace(keys, signature=b"")))

@@ -30,6 +30,10 @@ class LocalClients:
     def __init__(self, names: Any, name: bytes, minimum: int = 2, vanish: Absent | None = None, lose: Absent | None = None,
                  repetitions: int = 0, identities: Mapping[int, Identity] | None = None, random: Randomness = system,
                  corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
+        """Make a `Participant` of the run `name` for each client of `names`.
+
+        `minimum`, `repetitions`, `random`, `corrupted` and `security_bits` are passed on to each; `identities` are by client.
+        """
         known = identities or {}
         self.participants = {one: Participant(one, name, minimum, repetitions, known.get(one), random, corrupted, security_bits)
                              for one in names}
@@ -40,18 +44,29 @@ class LocalClients:
         self.refused: list[tuple[int, Refused]] = []
 
     def __call__(self, contents: Contents) -> Contents:
+        """One exchange: give each client its message of `contents` and return the answers, both by client.
+
+        A client in `vanish` does not receive the message, and the answer of one in `lose` is left out. Counts `exchanges` up by
+        one, and appends what clients refused to `refused`.
+        """
         now, self.exchanges = self.exchanges, self.exchanges + 1
         heard = {one: self._answer(one, content) for one, content in contents.items() if now not in self.vanish.get(one, ())}
         return {one: answer for one, answer in heard.items() if now not in self.lose.get(one, ())}
 
     def _answer(self, one: int, content: bytes) -> bytes:
-        """One client's answer to an exchange; what it refuses is noted."""
+        """The answer of client `one` to the bundle of messages `content`, as a bundle.
+
+        Messages it refuses are added to `self.refused`.
+        """
         answer, refused = self.participants[one].answer(content, lambda round, ask: self._row(one, ask))
         self.refused += [(one, why) for why in refused]
         return answer
 
     def _row(self, one: int, ask: Ask) -> tuple[Any, bytes]:
-        """The row that is set for a client, and the context."""
+        """The row and the context with which client `one` answers a query: `self.rows[one]` and `self.context`.
+
+        `ask` is not used.
+        """
         return self.rows[one], self.context
 
 
@@ -59,9 +74,10 @@ def secure_sum(rows: Any, threshold: int, modulus_bits: int = 62, vanish: Absent
                context: bytes = b"", random: Randomness = system, corrupted: float | None = None, dropped: float = 0.1) -> Sum:
     """The sum of integer rows, (clients, width), modulo 2^modulus_bits, by the whole protocol in one process.
 
-    `vanish` names the exchanges a client misses, of KEYS, SHARES, ROW and UNMASK; `lose` those whose answer is lost. The sum is
-    over those whose row came; fewer than `threshold` at any step raise `TooFew`. Where a share of `corrupted` clients is given,
-    each client shares masks with few others, and a share of `dropped` may drop out: see `sparse_session`.
+    `vanish` maps a client to the exchanges it misses, of KEYS, SHARES, ROW and UNMASK; `lose` maps it to those whose answer is
+    lost. The sum is over the clients whose row arrived; `TooFew` is raised where fewer than `threshold` answer at any step. With
+    `corrupted` (a share of the clients), each client shares masks with a few others only, and a share of `dropped` clients may
+    drop out: see `sparse_session`.
 
     >>> secure_sum([[1, 2], [3, 4], [5, 6]], threshold=2, vanish={1: range(ROW, 9)})
     Sum(total=array([6, 8]), survivors=(0, 2))

@@ -43,50 +43,74 @@ class MaskContext:
 
     @cached_property
     def digest(self) -> bytes:
-        """The context digest, sent with every row."""
+        """The SHA-256 digest (32 bytes) of the protocol version and all fields; clients send it with every row."""
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
     def label(self, purpose: str, *names: int) -> bytes:
-        """Version, purpose, round, query, attempt and whom it concerns, for HKDF; the digest goes in as its salt."""
+        """The `info` input of HKDF, as bytes: version and `purpose`, then round, query, attempt and `names` as 8 bytes each.
+
+        `names` are the numbers of the clients that the key is for. The digest of the whole context is HKDF's salt.
+        """
         numbers = (self.round, self.query, self.attempt, *names)
         return f"fedtail secure {VERSION}: {purpose}".encode() + b"".join(n.to_bytes(8, "big") for n in numbers)
 
 
 def pair_key(shared: bytes, context: MaskContext, one: int, other: int) -> bytes:
-    """The key of the mask between two clients, from what their key pairs share."""
+    """The key (32 bytes) of the mask between clients `one` and `other` in this context; their order does not matter.
+
+    `shared` is the X25519 secret of the two.
+    """
     return derive(shared, context.digest, context.label("mask of a pair", min(one, other), max(one, other)))
 
 
 def self_key(seed: bytes, context: MaskContext, one: int) -> bytes:
-    """The key of the mask that a client adds alone, which protects its row if it comes too late."""
+    """The key (32 bytes) of the mask that client `one` adds alone in this context, from its `seed`.
+
+    It protects the row if it arrives after the client was declared dropped and its pairwise masks were removed.
+    """
     return derive(seed, context.digest, context.label("mask of one", one))
 
 
 def commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:
-    """A commitment to a seed: it fixes the seed and, a seed being 32 random bytes, reveals nothing of it."""
+    """The SHA-256 digest (32 bytes) by which client `sender` commits to its `seed` of a query of this session.
+
+    It fixes the seed and, as a seed is 32 random bytes, reveals nothing of it.
+    """
     return digest("fedtail secure: seed", session.id, sender.to_bytes(8, "big"), query.to_bytes(2, "big"), seed)
 
 
 def key_digest(session: Session, keys: KeyList) -> bytes:
-    """A digest of the public keys of all clients."""
+    """The SHA-256 digest (32 bytes) of all clients' public keys, bound to the session.
+
+    Of `NeighbourKeys` it is not computed: it is the digest that the server sent along.
+    """
     return keys.digest(session.id)
 
 
 def box_key(shared: bytes, about: bytes, sender: int, to: int) -> bytes:
-    """The key of the boxes from one client to another, for one list of keys; the query is the number of the box."""
+    """The key (32 bytes) that client `sender` seals shares with for client `to`, from `shared`, the X25519 secret of the two.
+
+    `about` is the digest of all public keys. The boxes of several queries use this one key, with the query as the nonce.
+    """
     names = sender.to_bytes(8, "big") + to.to_bytes(8, "big")
     return derive(shared, about, f"fedtail secure {VERSION}: sealed shares".encode() + names)
 
 
 def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> MaskContext:
-    """The context of a query in a session; `context` is what was broadcast with it."""
+    """The `MaskContext` of query `ask` in a session.
+
+    `context` is what was broadcast with the query, and only its digest enters.
+    """
     said = digest("fedtail secure: context", context)
     heard = key_digest(session, keys)
     return MaskContext(session.id, heard, ask.members, session.round, ask.query, 0, ask.width, ask.modulus_bits, said)
 
 
 def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) -> MaskContext:
-    """The context of an all-or-nothing query, with its round and attempt; `context` is what was broadcast with it."""
+    """The `MaskContext` of an all-or-nothing query `asked`, with its round and attempt.
+
+    `context` is what was broadcast with the query, and only its digest enters.
+    """
     heard = digest("fedtail secure: list of keys", run.id, encode(keys))
     said = digest("fedtail secure: context", context)
     return MaskContext(run.id, heard, asked.ask.members, asked.round, asked.ask.query, asked.attempt, asked.ask.width,
@@ -94,19 +118,22 @@ def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) 
 
 
 def word(modulus_bits: int) -> np.dtype:
-    """The words that rows modulo 2^modulus_bits are held in: they wrap modulo a multiple of M."""
+    """The dtype in which rows modulo 2^modulus_bits are held: little-endian uint32 up to 32 bits, uint64 above.
+
+    Their overflow is harmless, since 2^modulus_bits divides 2^32 or 2^64.
+    """
     return np.dtype("<u4" if modulus_bits <= 32 else "<u8")
 
 
 def add_masks(row: np.ndarray, plus: Iterable[bytes], minus: Iterable[bytes]) -> None:
-    """Add and subtract the masks of these keys, in place; `row` is of `word`s."""
+    """Add the masks of the keys `plus` to `row`, and subtract those of `minus`, in place; `row` has the dtype of `word`."""
     todo = [(key, np.add) for key in plus] + [(key, np.subtract) for key in minus]
     for first in range(0, len(todo), STREAMS):
         _add_streams(row, [(key_stream(key), change) for key, change in todo[first:first + STREAMS]])
 
 
 def _add_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
-    """Add the key streams of these keys to a row, or subtract them, in place and block by block."""
+    """Apply np.add or np.subtract of each key stream to `row`, in place and block by block; the streams are used up by it."""
     step = min(BLOCK // row.itemsize, len(row)) or 1
     buffer, zeros = np.empty(step, row.dtype), np.zeros(step, row.dtype)
     for start in range(0, len(row), step):
@@ -118,7 +145,10 @@ def _add_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]])
 
 
 def residues(row: Any, modulus_bits: int) -> np.ndarray:
-    """A vector of integers as words modulo M; negative ones are -x = M - x. Always a copy."""
+    """A vector of integers modulo M = 2^modulus_bits, in the dtype of `word`; -x becomes M - x. Always a copy.
+
+    Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
+    """
     row = np.asarray(row)
     if row.ndim != 1 or row.dtype.kind not in "iu":
         raise TypeError(f"a row must be a vector of integers, got {row.dtype} of shape {row.shape}. Encode it first.")
@@ -128,7 +158,7 @@ def residues(row: Any, modulus_bits: int) -> np.ndarray:
 
 
 def centred(total: np.ndarray, modulus_bits: int) -> np.ndarray:
-    """Residues modulo M as integers in [-M/2, M/2), int64.
+    """`total`, integers in [0, M) with M = 2^modulus_bits, as the signed integers in [-M/2, M/2) they stand for; int64.
 
     >>> centred(np.array([1, 255]), 8)
     array([ 1, -1])
@@ -138,19 +168,22 @@ def centred(total: np.ndarray, modulus_bits: int) -> np.ndarray:
 
 
 def entry_bytes(modulus_bits: int) -> int:
-    """Bytes of one entry on the wire."""
+    """How many bytes an entry modulo 2^modulus_bits has on the wire: modulus_bits / 8, rounded up."""
     return -(-modulus_bits // 8)
 
 
 def to_wire(row: np.ndarray, modulus_bits: int) -> bytes:
-    """Entries modulo M, each in the fewest whole bytes, the least significant first."""
+    """The bytes of `row`, an array in the dtype of `word`: entries modulo M in `entry_bytes` bytes each, little-endian."""
     row = row & row.dtype.type((1 << modulus_bits) - 1)
     size = entry_bytes(modulus_bits)
     return row.tobytes() if size == row.itemsize else row.view(np.uint8).reshape(-1, row.itemsize)[:, :size].tobytes()
 
 
 def from_wire(data: bytes, width: int, modulus_bits: int) -> np.ndarray:
-    """The row of a message, as words; another length, or an entry of M or more, is refused."""
+    """The row of `width` entries in `data`, in the dtype of `word`: the inverse of `to_wire`. The array may be read-only.
+
+    Raises `Refused` where the length is not that of `width` entries, or an entry is M = 2^modulus_bits or more.
+    """
     size, kind = entry_bytes(modulus_bits), word(modulus_bits)
     if len(data) != width * size:
         raise Refused(f"a row has {len(data)} bytes where {width} entries modulo 2^{modulus_bits} have {width * size}.")

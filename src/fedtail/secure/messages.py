@@ -25,7 +25,7 @@ BOX = PAIR + TAG                # those two, sealed
 
 
 def increasing(names: Any, what: str) -> None:
-    """Refuse names that are not sorted, or not distinct: there is one way to write a list."""
+    """Raise `Refused` unless `names`, client numbers, are strictly increasing; `what` names them in the error text."""
     if any(map(ge, names, islice(names, 1, None))):
         raise Refused(f"{what} must be in increasing order, each once.")
 
@@ -47,6 +47,11 @@ class Session:
     signed: U8 = 0
 
     def __post_init__(self) -> None:
+        """Raise `Refused` for members that are not strictly increasing, and for fields out of range.
+
+        The name has 1..64 bytes, there are 2..2^14 members and 1..2^8 queries, `signed` is 0 or 1, and the threshold is at least
+        2 and more than half of the members, but at most all of them.
+        """
         count = len(self.members)
         increasing(self.members, "members")
         if not 1 <= len(self.name) <= 64 or not 1 <= self.queries <= MOST_QUERIES or self.signed not in (0, 1):
@@ -60,53 +65,66 @@ class Session:
 
     @cached_property
     def id(self) -> bytes:
-        """A digest of all of it, in every message."""
+        """The SHA-256 digest (32 bytes) of the protocol version and all fields; every message of this session carries it."""
         return digest("fedtail secure: session", bytes([VERSION]), encode(self))
 
     @cached_property
     def points(self) -> dict[int, int]:
-        """Where the polynomials are evaluated for each member."""
+        """For each member its position in `members`, counted from 1: where the Shamir polynomials are evaluated for it."""
         return {one: place for place, one in enumerate(self.members, 1)}
 
     @property
     def most_bytes(self) -> int:
-        """The longest message, a row apart."""
+        """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
 
     @property
     def shares_needed(self) -> int:
-        """So many shares restore a secret."""
+        """How many Shamir shares restore a secret of a client: the threshold."""
         return self.threshold
 
     def holders(self, one: int, heard: bytes) -> dict[int, int]:
-        """Who holds shares of a client's secrets, and at which point: everybody, also itself. `heard`: the digest of the keys."""
+        """The clients that hold shares of client `one`'s secrets, itself included, with their points of evaluation: all members.
+
+        `heard`, the digest of all public keys, plays no role here; a `SparseSession` derives the neighbours from it.
+        """
         return self.points
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
-        """Those `among` the clients, who are in order, that hold shares of a client's secrets: all of them."""
+        """The clients of `among`, which are in increasing order, that hold shares of client `one`'s secrets: here all of `among`.
+
+        `heard`, the digest of all public keys, plays no role here; a `SparseSession` derives the neighbours from it.
+        """
         return among
 
     def agree_to(self, corrupted: float, security_bits: int) -> None:
-        """Refuse a session in which rows are not secret enough; where every pair shares a mask, the threshold decides alone."""
+        """Client: check that rows stay secret if a share of `corrupted` clients colludes. Here nothing is checked.
+
+        Where every pair of clients shares a mask, the threshold alone decides, and `Client` checks that. A `SparseSession` raises
+        `Refused` where rows would be disclosed with a probability above 2^-security_bits.
+        """
 
     def sent(self, message: Any) -> Any:
-        """A message as it is sent in this session."""
+        """The message that is put on the wire for `message`, a dataclass of this module: here `message` itself."""
         return message
 
     def kind_sent(self, kind: type) -> type:
-        """What a kind of message is sent as."""
+        """The class of what `sent` returns for a message of class `kind`: here `kind` itself."""
         return kind
 
     def read(self, message: Any) -> Any:
-        """A message that was sent, as it was."""
+        """The inverse of `sent`: the message to compute with, from the one on the wire; here `message` itself."""
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:
-        """What each client is sent of the list of keys: all of it."""
+        """What the server sends to each client that sent keys, by client: here all of `keys`, the same object for everybody."""
         return dict.fromkeys([one.sender for one in keys.entries], keys)
 
     def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
-        """What a client answers a list of keys with, 32 bytes: the digest of all keys, among which it has found its own."""
+        """The 32 bytes with which a client confirms the keys it received: here `heard`, the digest of all public keys.
+
+        `own` are the keys that the client sent and `received` is the list it received; only a `SparseSession` uses them.
+        """
         return heard
 
 
@@ -121,6 +139,7 @@ class Keys:
     signature: Blob = b""           # of the rest, in a signed session
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless there is a commitment for each mask key, and the signature has 64 bytes or none."""
         if len(self.masking) != len(self.commitments) or len(self.signature) not in (0, SIGNATURE):
             raise Refused("a client's keys need a commitment for each mask key, and a signature of 64 bytes or none.")
 
@@ -132,10 +151,11 @@ class KeyList:
     entries: tuple[Keys, ...]
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless the senders are strictly increasing."""
         increasing([one.sender for one in self.entries], "senders in a list of keys")
 
     def digest(self, session: bytes) -> bytes:
-        """A digest of the public keys of all clients."""
+        """The SHA-256 digest (32 bytes) of `session`, itself the digest of a session, and of all keys on this list."""
         return digest("fedtail secure: list of keys", session, encode(self))
 
 
@@ -158,6 +178,7 @@ class Ask:
     modulus_bits: U8
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless members strictly increase, the modulus has 1..62 bits and the width is at most 2^28."""
         increasing(self.members, "members")
         if not 1 <= self.modulus_bits <= MOST_BITS or self.width > MOST_ENTRIES:
             raise Refused(f"rows may have up to {MOST_ENTRIES} entries modulo 2^1..2^{MOST_BITS}; the query is for "
@@ -165,7 +186,7 @@ class Ask:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes of one row on the wire: `width` entries, each in the fewest whole bytes that hold `modulus_bits`."""
         return self.width * entry_bytes(self.modulus_bits)
 
 
@@ -188,13 +209,14 @@ class Lists:
     dropped: tuple[U64, ...]
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless both lists are strictly increasing and have no client in common."""
         increasing(self.alive, "survivors")
         increasing(self.dropped, "dropped")
         if not set(self.alive).isdisjoint(self.dropped):
             raise Refused("somebody is listed both as alive and as dropped: that would ask for both halves of a secret.")
 
     def digest(self, context_digest: bytes) -> bytes:
-        """A digest of the lists of one query."""
+        """The SHA-256 digest (32 bytes) of `context_digest` and these lists: clients sign it, and send it with their shares."""
         return digest("fedtail secure: survivors", context_digest, encode(self))
 
 
@@ -224,6 +246,7 @@ class Unmask:
     signatures: tuple[Signed, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless the senders of the signatures are strictly increasing."""
         increasing([one.sender for one in self.signatures], "signers")
 
 
@@ -246,6 +269,10 @@ class Run:
     signed: U8 = 0
 
     def __post_init__(self) -> None:
+        """Raise `Refused` for members that are not strictly increasing, and for fields out of range.
+
+        The name has 1..64 bytes, there are 2..2^14 members, and `signed` is 0 or 1.
+        """
         increasing(self.members, "members")
         if not 1 <= len(self.name) <= 64 or not 2 <= len(self.members) <= MOST_MEMBERS or self.signed not in (0, 1):
             raise Refused(f"a run needs a name of 1..64 bytes and 2..{MOST_MEMBERS} members; got {len(self.name)} bytes and "
@@ -253,12 +280,12 @@ class Run:
 
     @cached_property
     def id(self) -> bytes:
-        """A digest of all of it, in every message."""
+        """The SHA-256 digest (32 bytes) of the protocol version and all fields; every message of this run carries it."""
         return digest("fedtail secure: run", bytes([VERSION]), encode(self))
 
     @property
     def most_bytes(self) -> int:
-        """The longest message, a row apart."""
+        """An upper bound on the bytes of a message of this run, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) * 256
 
 
@@ -271,6 +298,7 @@ class RunKeys:
     signature: Blob = b""
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless the signature has 64 bytes or none."""
         if len(self.signature) not in (0, SIGNATURE):
             raise Refused("a signature has 64 bytes, or there is none.")
 
@@ -282,6 +310,7 @@ class RunKeyList:
     entries: tuple[RunKeys, ...]
 
     def __post_init__(self) -> None:
+        """Raise `Refused` unless the senders are strictly increasing."""
         increasing([one.sender for one in self.entries], "senders in a list of keys")
 
 

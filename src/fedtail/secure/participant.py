@@ -50,6 +50,10 @@ class Participant:
 
     def __init__(self, me: int, name: bytes, minimum: int = 2, repetitions: int = 0, identity: Identity | None = None,
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
+        """Client number `me` of the run `name`, in no session yet; draws keys from `random` when it joins one.
+
+        `repetitions` is how many retries of an all-or-nothing query it answers, whose rows must then carry fresh noise.
+        """
         self.me, self.name, self.minimum, self.repetitions = me, name, minimum, repetitions
         self.corrupted, self.security_bits = corrupted, security_bits
         self._identity, self._random, self._next_round = identity, random, 0
@@ -59,9 +63,11 @@ class Participant:
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system, corrupted: float = CORRUPTED,
                 security_bits: int = SECURITY_BITS) -> Participant:
-        """A participant that was saved. Restoring an older state would forget what was answered: keep only one copy.
+        """The participant that `save` wrote.
 
-        Sessions that it may not be in with this identity, or without one, are left.
+        `identity`, `random`, `corrupted` and `security_bits` are not saved and are given anew. Sessions and runs that it may not
+        be in with this identity (or without one) are dropped. Keep one copy only: an older one would answer again what was
+        answered already.
         """
         state, rest = decode_first(ParticipantState, saved)
         one = cls(state.me, state.name, state.minimum, state.repetitions, identity, random, corrupted, security_bits)
@@ -75,7 +81,7 @@ class Participant:
         return one
 
     def save(self) -> bytes:
-        """The whole state, secrets included: for a place that only this client reads."""
+        """The state as bytes, for `restore`, with secrets but without the identity: store it where only this client reads."""
         clients = self._clients.values()
         sparse = tuple(one.save() for one in clients if isinstance(one.state, SparseState))
         state = ParticipantState(self.me, self.name, self.minimum, self.repetitions, self._next_round,
@@ -84,7 +90,11 @@ class Participant:
         return encode(state) + (encode(SparseStates(sparse)) if sparse else b"")
 
     def answer(self, content: bytes, row_for: RowFor) -> tuple[bytes, list[Refused]]:
-        """The answer to one exchange, and what was refused; a refused message does not keep the others from an answer."""
+        """(answer, refused): the bundle of answers to the bundle `content`, and a `Refused` for each message it did not answer.
+
+        `row_for(round, ask)` gives the row and the context for a query; it is called only for queries that may be answered.
+        `Refused` is raised only where `content` is no bundle.
+        """
         answers, refused = [], []
         for message in unbundled(content):
             try:
@@ -94,7 +104,10 @@ class Participant:
         return bundled([one for one in answers if one]), refused
 
     def _step(self, message: bytes, row_for: RowFor) -> bytes:
-        """The answer to one message, empty where none is due; what is not for this participant is refused."""
+        """The answer to one framed message, b"" where none is due; joins a session or run where it is an invitation.
+
+        Raises `Refused` for a message of a session or run that this participant is not in, and where the step itself refuses.
+        """
         kind, session = peek(message)
         if kind in (Session, SparseSession):
             return self._invited(invitation(kind, message))
@@ -107,7 +120,11 @@ class Participant:
         return self._step_dropout_tolerant(self._clients[session], kind, message, row_for)
 
     def _step_dropout_tolerant(self, client: Client, kind: type, message: bytes, row_for: RowFor) -> bytes:
-        """The answer to a message of a session: to a query the masked row, whose round is then over for other sessions."""
+        """The answer of `client`, in one session, to a message of class `kind`: keys, a query, lists to sign or to unmask.
+
+        After a query is answered, invitations to its round or an earlier one are refused (`_next_round`). Raises `Refused` for a
+        class that no server sends, and where the client refuses.
+        """
         session = client.state.session
         if kind in (Ask, SparseAsk):
             answer = client.masked(message, *row_for(session.round, client.checked_query(message)))
@@ -120,7 +137,7 @@ class Participant:
         return steps[kind](message)
 
     def _step_all_or_nothing(self, client: AllOrNothingClient, kind: type, message: bytes, row_for: RowFor) -> bytes:
-        """The answer to a message of a run: to a query the masked row, to the list of keys nothing."""
+        """The answer of `client`, in a run, to a message of class `kind`: the masked row to a query, b"" to the list of keys."""
         if kind is RunKeyList:
             client.hear(message)
             return b""
@@ -128,7 +145,11 @@ class Participant:
         return client.masked(message, *row_for(asked.round, asked.ask))
 
     def _invited(self, session: Session) -> bytes:
-        """Join a session and give the keys for it. One of the same round is forgotten, and the oldest beyond LIVE."""
+        """Join `session` and return the message with this client's public keys for it.
+
+        A session of the same round is dropped, and so are finished ones and the oldest beyond `LIVE`. Raises `Refused` for
+        another run, for a session it is in, and for a round in which it sent a row already.
+        """
         if session.name != self.name or session.id in self._clients or session.round < self._next_round:
             raise Refused(f"an invitation to round {session.round} is for another run, came already, or is for a round in which "
                           "this client has sent a row.")
@@ -138,7 +159,11 @@ class Participant:
         return client.keys()
 
     def _invited_to_run(self, run: Run) -> bytes:
-        """Join an all-or-nothing run, one at most, and give the key for it; the same key where the list of keys never came."""
+        """Join an all-or-nothing run, one at most, and return the message with this client's public key for it.
+
+        Invited again before the list of keys arrived, it returns the same key. Raises `Refused` for another run or a second one.
+        With an identity it answers no retries.
+        """
         known = self._all_or_nothing.get(run.id)
         if known is not None and not known.state.key_list.entries:      # it was never completed: these keys again
             return known.keys()
@@ -151,7 +176,7 @@ class Participant:
 
 
 def may_join(session: Session | Run, identity: Identity | None) -> bool:
-    """Whether a client with this identity, or without one, may be in a session or run, by `checked_identity`."""
+    """Whether a client with this identity, or with None, may be in a session or run: False where `checked_identity` refuses."""
     try:
         checked_identity(session, identity)
     except Refused:

@@ -33,7 +33,7 @@ SIGNATURE = 64
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """SHA-256 of a label and parts, each after its length, so that no two lists of parts run together."""
+    """SHA-256 (32 bytes) of a label and parts, each preceded by its length so that different lists never have the same bytes."""
     whole = hashlib.sha256()
     for part in (label.encode(), *parts):
         whole.update(len(part).to_bytes(8, "big"))
@@ -42,15 +42,22 @@ def digest(label: str, *parts: bytes) -> bytes:
 
 
 def public_key(secret: bytes) -> bytes:
-    """The X25519 public key of a secret."""
+    """The X25519 public key (32 bytes) of a secret key of 32 bytes."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def agreement(secret: bytes) -> Callable[[bytes], bytes]:
-    """From a public key to what two X25519 pairs share; never used without `derive`. A key of small order is refused."""
+    """A function from another's X25519 public key to the 32 bytes that it shares with `secret`.
+
+    They are not uniform: derive keys from them with `derive`. The function raises `Refused` for a public key of small order.
+    """
     own = X25519PrivateKey.from_private_bytes(secret)      # made once: it costs as much as an exchange
 
     def agree(public: bytes) -> bytes:
+        """The 32 bytes that the secret key shares with `public`.
+
+        Raises `Refused` for a key of small order, which gives zero with everybody.
+        """
         try:
             return own.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
@@ -60,32 +67,41 @@ def agreement(secret: bytes) -> Callable[[bytes], bytes]:
 
 
 def derive(shared: bytes, salt: bytes, label: bytes, size: int = KEY) -> bytes:
-    """HKDF with SHA-256: a key for one purpose, which the label names."""
+    """HKDF with SHA-256: a key of `size` bytes from the secret `shared`, with `salt`, for the one purpose that `label` names."""
     return HKDF(hashes.SHA256(), size, salt, label).derive(shared)
 
 
 def key_stream(key: bytes, start: bytes = bytes(16)) -> CipherContext:
-    """The stream of AES-256 in counter mode. A key has one stream, from zero, so it is derived for one use."""
+    """An AES-256 encryptor in counter mode, from the counter `start`; encrypting zeros with it gives the key stream.
+
+    From the same start a key gives the same stream, so derive a key for one use only.
+    """
     return Cipher(AES(key), CTR(start)).encryptor()
 
 
 def fill(stream: CipherContext, buffer: np.ndarray, zeros: np.ndarray) -> None:
-    """The next bytes of a stream, written over a buffer; `zeros` are as many."""
+    """Overwrite `buffer` with the next bytes of the key stream, which advances; `zeros` is an array of zeros of the same size."""
     stream.update_into(_bytes(zeros), _bytes(buffer))
 
 
 def _bytes(array: np.ndarray) -> Any:
-    """The same memory as bytes, without a copy."""
+    """`array` as uint8, a view on the same memory."""
     return array.view(np.uint8)
 
 
 def seal(key: bytes, number: int, text: bytes, about: bytes) -> bytes:
-    """ChaCha20-Poly1305 of a text with what it is about; (key, number) is used once."""
+    """`text` encrypted by ChaCha20-Poly1305, with its tag of 16 bytes; `about` is authenticated along, but not contained.
+
+    `number` is the nonce: use each (key, number) once.
+    """
     return ChaCha20Poly1305(key).encrypt(number.to_bytes(12, "big"), text, about)
 
 
 def unseal(key: bytes, number: int, box: bytes, about: bytes) -> bytes:
-    """The sealed text; refused where anything was changed."""
+    """The text in `box`, which `seal` encrypted with the same key, number and `about`.
+
+    Raises `Refused` where one of them differs.
+    """
     try:
         return ChaCha20Poly1305(key).decrypt(number.to_bytes(12, "big"), box, about)
     except InvalidTag:
@@ -93,17 +109,17 @@ def unseal(key: bytes, number: int, box: bytes, about: bytes) -> bytes:
 
 
 def identity_public_key(identity: bytes) -> bytes:
-    """The Ed25519 public key of an identity, the one to pin."""
+    """The Ed25519 public key (32 bytes) of a secret identity key of 32 bytes; the other clients pin it."""
     return Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
 
 
 def sign(identity: bytes, text: bytes) -> bytes:
-    """An Ed25519 signature."""
+    """The Ed25519 signature (64 bytes) of `text` under the secret identity key; `signed_by` verifies it."""
     return Ed25519PrivateKey.from_private_bytes(identity).sign(text)
 
 
 def signed_by(public: bytes, signature: bytes, text: bytes) -> bool:
-    """Whether `signature` is one of `text` by the owner of the public key."""
+    """Whether `signature` is a valid Ed25519 signature of `text` under the public key; False for a malformed key too."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
     except (InvalidSignature, ValueError):

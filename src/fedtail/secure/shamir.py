@@ -20,7 +20,11 @@ SECRET = 32
 
 
 def share(secret: bytes, threshold: int, points: Sequence[int], random: Randomness = system) -> list[bytes]:
-    """One share for each point; points are distinct and positive."""
+    """Shamir shares of a 32-byte secret, 33 bytes each, one for each of `points` and in their order; any `threshold` restore it.
+
+    Draws the coefficients of the polynomial from `random`. Raises a ValueError where the secret has another length, the threshold
+    is not in 1..len(points), or the points are not distinct and positive.
+    """
     if len(secret) != SECRET or not 1 <= threshold <= len(points):
         raise ValueError(f"needs a secret of {SECRET} bytes and a threshold in 1..{len(points)}, the number of shares; got "
                          f"{len(secret)} bytes and {threshold}.")
@@ -31,7 +35,7 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Randomne
 
 
 def _element(random: Randomness) -> int:
-    """A uniform element of the field, without bias."""
+    """A uniform integer in [0, PRIME); draws 33 bytes from `random`, again while they are too large."""
     while (drawn := int.from_bytes(random(SIZE), "big")) >= PRIME:
         pass
     return drawn
@@ -46,13 +50,16 @@ def _value(coefficients: list[int], x: int) -> int:
 
 
 def weights(points: Sequence[int]) -> dict[int, int]:
-    """Lagrange coefficients of the shares in the value at zero: prod_j x_j / (x_j - x_i)."""
+    """The Lagrange coefficient of each point's share in the value at zero, modulo PRIME, by point: prod_j x_j / (x_j - x_i)."""
     return _weights(tuple(points))
 
 
 @lru_cache(maxsize=16)
 def _weights(points: tuple[int, ...]) -> dict[int, int]:
-    """Lagrange coefficients at zero by point, for points that are remembered: sums of a session have the same ones."""
+    """The Lagrange coefficients at zero modulo PRIME, by point, with a single modular inverse.
+
+    The last 16 results are cached, as all sums of a session use the same points.
+    """
     below = [x * _product([other - x for other in points if other != x]) % PRIME for x in points]
     before = list(accumulate(below, lambda one, other: one * other % PRIME, initial=1))      # products of those before each
     rest, found = _product(points) * pow(before[-1], -1, PRIME) % PRIME, {}                  # one inverse for all of them
@@ -62,7 +69,7 @@ def _weights(points: tuple[int, ...]) -> dict[int, int]:
 
 
 def _product(factors: Sequence[int]) -> int:
-    """The product of integers modulo PRIME."""
+    """The product of `factors` modulo PRIME; one where there are none."""
     total = 1
     for first in range(0, len(factors), 64):      # small numbers: a division is worth it once in a while
         total = total * math.prod(factors[first:first + 64]) % PRIME
@@ -70,9 +77,11 @@ def _product(factors: Sequence[int]) -> int:
 
 
 def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None) -> bytes:
-    """The secret from as many shares as the threshold, by their points; `counts` are their `weights`, if known.
+    """The 32-byte secret from `shares`, by point; at least as many as the threshold.
 
-    Too few shares, or wrong ones, give something else or are refused: compare with a public key or a commitment.
+    `counts` are the points' Lagrange coefficients (`weights`), computed here if None. Too few or wrong shares give some other
+    secret, so compare it with a public key or a commitment. Raises `Refused` where it does not fit in 32 bytes, or a share is not
+    in the field.
     """
     counts = weights(list(shares)) if counts is None else counts
     total = sum(counts[x] * element(one) for x, one in shares.items()) % PRIME
@@ -82,7 +91,7 @@ def combine(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None
 
 
 def element(one: bytes) -> int:
-    """A share as an element of the field; anything else is refused."""
+    """A share as an integer in [0, PRIME); raises `Refused` where it has not 33 bytes or is too large."""
     value = int.from_bytes(one, "big")
     if len(one) != SIZE or value >= PRIME:
         raise Refused("a share is not a number of the field.")

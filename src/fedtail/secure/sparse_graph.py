@@ -31,7 +31,9 @@ CORRECTNESS_BITS = 20      # and sums are not lost but for one of 2^-20
 
 
 def tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
-    """The probability that of `drawn` clients, out of `others` of whom some are `marked`, `least` or more are marked.
+    """The probability, exact, that at least `least` of `drawn` clients are marked; hypergeometric.
+
+    The clients are drawn without replacement from `others` clients, `marked` of which are marked.
 
     >>> tail(4, 2, 2, 2)
     Fraction(1, 6)
@@ -43,9 +45,11 @@ def tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
 @lru_cache(maxsize=64)
 def disclosure_probability(clients: int, neighbours: int, share_threshold: int, corrupted: int, dropped: int,
                            queries: int = 1) -> Fraction:
-    """At most how likely a session does not keep rows secret (1 and 2 above), with so many corrupted and dropped.
+    """An upper bound, as a fraction, on the probability that a session discloses more than the sums of its queries.
 
-    Who drops out may differ from query to query, so 2 counts for each of them.
+    That happens where `share_threshold` or more of an honest client's `neighbours` are `corrupted` (a number of clients), or
+    where the honest clients that stay are not connected in the graph. `dropped` is how many may drop out. Who drops out may
+    differ from query to query, so the second event is counted `queries` times.
 
     >>> float(disclosure_probability(1000, 46, 26, corrupted=100, dropped=100)) < 2**-40
     True
@@ -56,23 +60,31 @@ def disclosure_probability(clients: int, neighbours: int, share_threshold: int, 
 
 
 def loss_probability(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int = 1) -> Fraction:
-    """At most how likely a sum of a session is lost though no more than `dropped` clients drop out."""
+    """An upper bound, as a fraction, on the probability that a sum of a session cannot be unmasked.
+
+    A sum is lost where so many of some client's `neighbours` drop out that fewer than `share_threshold` are left. At most
+    `dropped` of the `clients` drop out of each of the `queries`.
+    """
     return queries * clients * tail(clients - 1, dropped, neighbours, neighbours - share_threshold + 1)
 
 
 @lru_cache(maxsize=64)
 def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int = 1, security_bits: int = SECURITY_BITS,
                       correctness_bits: int = CORRECTNESS_BITS) -> tuple[int, int] | None:
-    """The fewest neighbours (k, even) that suffice, and how many of them restore a secret (t); None where all are needed.
+    """(k, t): the smallest even number of neighbours that suffices, and how many of them restore a secret. None if no k does.
 
-    More than half of a client's neighbours are needed for one of its secrets, so that no two groups of them can be asked for
-    different ones.
+    It suffices where rows are disclosed with probability at most 2^-security_bits, and sums lost with at most
+    2^-correctness_bits, when `corrupted` clients collude and `dropped` drop out. t is more than half of k, so that no two groups
+    of neighbours can be asked for different secrets. k is at most `clients` - 2: else every pair shares a mask.
 
     >>> fewest_neighbours(10_000, corrupted=1000, dropped=1000)
     (54, 30)
     """
     def threshold(half: int) -> int | None:
-        """The smallest t that keeps rows secret with 2 * half neighbours, where sums are then not lost either."""
+        """The smallest t, the shares that restore a secret, that keeps rows secret with 2 * half neighbours.
+
+        None if there is none, or if sums are then lost with a probability above 2^-correctness_bits.
+        """
         k = 2 * half
         secret = (t for t in range(half + 1, k + 1)
                   if disclosure_probability(clients, k, t, corrupted, dropped, queries) <= Fraction(1, 1 << security_bits))
@@ -92,13 +104,17 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
 
 
 def count_of(share: float, clients: int) -> int:
-    """A share of the clients as a number of them, rounded up but for the rounding of the share itself."""
+    """share * clients, rounded up to a whole number of clients; up to 1e-9 above a whole number is taken as a rounding error."""
     return math.ceil(share * clients - 1e-9)
 
 
 def check_graph(clients: int, neighbours: int, share_threshold: int, dropped: int, queries: int, corrupted: float,
                 security_bits: int) -> None:
-    """Refuse a graph under which rows are not secret enough with a share of `corrupted` clients on the server's side."""
+    """Raise `Refused` where rows may be disclosed with a probability above 2^-security_bits.
+
+    `corrupted` is a share of the `clients`, `dropped` a number of them; `share_threshold` of a client's `neighbours` restore its
+    secrets.
+    """
     captured = count_of(corrupted, clients)
     risk = disclosure_probability(clients, neighbours, share_threshold, captured, dropped, queries)
     if risk > Fraction(1, 1 << security_bits):
@@ -109,9 +125,10 @@ def check_graph(clients: int, neighbours: int, share_threshold: int, dropped: in
 
 @lru_cache(maxsize=4)
 def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Who stands at which place of the circle, and where each client stands; a uniform order, from a seed of 32 bytes.
+    """(order, place): the client at each place of the circle, and the place of each client; integer arrays, (clients,).
 
-    Clients are sorted by 128 bits each of the seed's key stream: two that are equal are less likely than 2^-100.
+    The order is a uniform permutation that follows from `seed` (32 bytes). Clients are sorted by 128 bits each of the seed's key
+    stream; the probability that two are equal is below 2^-100.
     """
     bits, zeros = np.empty((2, clients), "<u8"), np.zeros((2, clients), "<u8")
     fill(key_stream(seed), bits.reshape(-1), zeros.reshape(-1))
@@ -122,7 +139,9 @@ def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def neighbours_of(one: int, order: np.ndarray, place: np.ndarray, neighbours: int) -> list[int]:
-    """The neighbours of the client with this number: those before it on the circle, the farthest first, then those behind it.
+    """The `neighbours` / 2 clients before client `one` on the circle, the farthest first, then as many behind it, nearest first.
+
+    `order` and `place` are those of `circle_order`.
 
     >>> neighbours_of(3, np.arange(6), np.arange(6), 4)
     [1, 2, 4, 5]

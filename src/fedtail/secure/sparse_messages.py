@@ -35,6 +35,10 @@ class SparseSession(Session):
     needed: U16 = 0
 
     def __post_init__(self) -> None:
+        """Raise `Refused` for what a `Session` refuses, for `signed`, and for `neighbours` or `needed` out of range.
+
+        `neighbours` must be even and below the number of the others; `needed` more than half of `neighbours`, and at most all.
+        """
         super().__post_init__()
         if self.signed:
             raise Refused("a session with few neighbours cannot be signed: what signatures promise against a server that departs "
@@ -48,36 +52,50 @@ class SparseSession(Session):
 
     @cached_property
     def id(self) -> bytes:
-        """A digest of all of it, in every message."""
+        """The SHA-256 digest (32 bytes) of the protocol version (2) and all fields; every message of this session carries it."""
         return digest("fedtail secure: session", bytes([SPARSE_VERSION]), encode(self))
 
     @property
     def most_bytes(self) -> int:
-        """The longest message, a row apart."""
+        """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) // 4 + self.neighbours * (256 + (2 * 32 + BOX) * self.queries)
 
     @property
     def shares_needed(self) -> int:
-        """So many shares restore a secret."""
+        """How many Shamir shares restore a secret of a client: `needed` of its neighbours."""
         return self.needed
 
     def holders(self, one: int, heard: bytes) -> dict[int, int]:
-        """Who holds shares of a client's secrets, and at which point: its neighbours. `heard`: the digest of the keys."""
+        """The neighbours of client `one`, which hold shares of its secrets, each with its point of evaluation, from 1 on.
+
+        The order of the clients on the circle follows from `heard`, the digest of all public keys. The client is not among its
+        neighbours.
+        """
         order, place = circle_order(digest("fedtail secure: graph", self.id, heard), len(self.members))
         found = neighbours_of(self.points[one] - 1, order, place, self.neighbours)
         return {self.members[other]: point for point, other in enumerate(found, 1)}
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
-        """Those `among` the clients, who are in order, that hold shares of a client's secrets: its neighbours."""
+        """The neighbours of client `one` that are in `among`, in increasing order; `among` must be in increasing order too.
+
+        `heard`, the digest of all public keys, fixes the graph.
+        """
         return tuple(other for other in sorted(self.holders(one, heard)) if is_among(other, among))
 
     def agree_to(self, corrupted: float, security_bits: int) -> None:
-        """Refuse a session in which rows are not secret enough with a share of `corrupted` clients on the server's side."""
+        """Client: raise `Refused` where rows may be disclosed with a probability above 2^-security_bits in this session.
+
+        The probability is for a share of `corrupted` clients that collude with the server, while all but `threshold` members drop
+        out.
+        """
         count = len(self.members)
         check_graph(count, self.neighbours, self.needed, count - self.threshold, self.queries, corrupted, security_bits)
 
     def sent(self, message: Any) -> Any:
-        """A message as it is sent in this session."""
+        """The message that is put on the wire for `message`: a `SparseAsk` for an `Ask`, a `SparseUnmask` for an `Unmask`.
+
+        These have a bit for each member in place of lists of clients. Any other message is returned as it is.
+        """
         if isinstance(message, Ask):
             return SparseAsk(message.query, self.bits(message.members), message.width, message.modulus_bits)
         if isinstance(message, Unmask):
@@ -86,11 +104,17 @@ class SparseSession(Session):
         return message
 
     def kind_sent(self, kind: type) -> type:
-        """What a kind of message is sent as."""
+        """The class that is sent in place of `kind`, which is `kind` itself for most.
+
+        It is `SparseAsk` for `Ask`, `SparseUnmask` for `Unmask`, and `Neighbours` for `KeyList`.
+        """
         return {Ask: SparseAsk, Unmask: SparseUnmask, KeyList: Neighbours}.get(kind, kind)
 
     def read(self, message: Any) -> Any:
-        """A message that was sent, as it was."""
+        """The `Ask`, `Unmask` or `NeighbourKeys` that a `SparseAsk`, `SparseUnmask` or `Neighbours` from the wire stands for.
+
+        Any other message is returned as it is. Raises `Refused` for bits that do not fit the members, or keys that do not decode.
+        """
         if isinstance(message, SparseAsk):
             return Ask(message.query, named(self, message.members), message.width, message.modulus_bits)
         if isinstance(message, SparseUnmask):
@@ -101,38 +125,45 @@ class SparseSession(Session):
         return message
 
     def key_lists(self, keys: KeyList) -> dict[int, Any]:
-        """What each client is sent of the list of keys: those of its neighbours, and the digest of all."""
+        """What the server sends to each client that sent keys, by client: a `Neighbours` message.
+
+        It has the keys of the client's neighbours, and the digest of all keys.
+        """
         heard, written = keys.digest(self.id), {one.sender: encode(one) for one in keys.entries}
         everybody = tuple(written)
         partners = {one: self.partners(one, heard, everybody) for one in written}
         return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
 
     def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
-        """What a client answers a list of keys with, 32 bytes: a digest of the keys it sent and of those it received.
+        """The 32 bytes with which a client confirms the keys it received: a digest of the keys it sent (`own`) and of `received`.
 
-        It cannot compute the digest of keys that it does not have, and is not among its own neighbours: a key that was changed
-        on its way to the server or from there gives itself away here.
+        `received` is the `NeighbourKeys` or the `Neighbours` message itself. The client cannot compute `heard`, the digest of all
+        keys, nor find its own among its neighbours' keys: so this shows the server a key that was changed on its way in either
+        direction.
         """
         if isinstance(received, NeighbourKeys):
             received = Neighbours(received.heard, tuple(encode(one) for one in received.entries))
         return digest("fedtail secure: keys of neighbours", self.id, encode(own), encode(received))
 
     def bits(self, names: Iterable[int]) -> bytes:
-        """Some of the members, a bit for each member."""
+        """The clients `names` as bytes, a bit for each member in order, the most significant first; `named` is the inverse."""
         chosen = np.zeros(len(self.members), bool)
         chosen[[self.points[one] - 1 for one in names]] = True
         return np.packbits(chosen).tobytes()
 
 
 def is_among(one: int, names: tuple[int, ...]) -> bool:
-    """Whether a name is among others that are in order: there may be thousands, and few are looked for."""
+    """Whether `one` is in `names`, which is in increasing order, by bisection: there may be thousands of names."""
     place = bisect_left(names, one)
     return place < len(names) and names[place] == one
 
 
 @lru_cache(maxsize=16)
 def named(session: SparseSession, bits: bytes) -> tuple[int, ...]:
-    """The members that bits stand for. Clients in one process share the result."""
+    """The members that `bits` stand for, in increasing order: the inverse of `SparseSession.bits`.
+
+    Raises `Refused` where there is not a bit for each member. The last 16 results are cached, for clients in one process.
+    """
     count, size = len(session.members), -(-len(session.members) // 8)
     chosen = np.unpackbits(np.frombuffer(bits.ljust(size), np.uint8))
     if len(bits) != size or chosen[count:].any():
@@ -142,12 +173,12 @@ def named(session: SparseSession, bits: bytes) -> tuple[int, ...]:
 
 def sparse_session(name: bytes, round: int, members: tuple[int, ...], threshold: int, corrupted: float, dropped: float,
                    queries: int = 1, security_bits: int = 40, correctness_bits: int = 20) -> Session:
-    """A session in which each client shares masks with the fewest neighbours that suffice; with everybody where all are needed.
+    """A `SparseSession` with the fewest neighbours that suffice; a `Session`, where every pair shares a mask, if none suffices.
 
-    A share of `corrupted` members (gamma) may be on the side of a server that follows the protocol, and a share of `dropped`
-    ones (delta) may drop out, whoever they are, as long as it does not depend on the graph. Rows are then secret but for a
-    probability of 2^-security_bits, and sums are not lost but for one of 2^-correctness_bits. Sums are over `threshold`
-    clients or more, and over all but the share of `dropped`.
+    A share of `corrupted` members (gamma) may be on the side of a server that follows the protocol, and a share of `dropped` ones
+    (delta) may drop out, as long as who does is independent of the graph. Rows are then disclosed with a probability of at most
+    2^-security_bits, and sums lost with one of at most 2^-correctness_bits. Sums are over `threshold` clients or more, and over
+    all but the share of `dropped`. Raises a ValueError for shares out of range, `Refused` for what a `Session` refuses.
 
     >>> session = sparse_session(b"run", 0, tuple(range(1000)), threshold=501, corrupted=0.1, dropped=0.1)
     >>> session.neighbours, session.needed, session.threshold
@@ -172,7 +203,10 @@ class NeighbourKeys(KeyList):
     heard: Key = bytes(32)
 
     def digest(self, session: bytes) -> bytes:
-        """A digest of the public keys of all clients, as the server has it: a client with few of them cannot compute it."""
+        """The digest (32 bytes) of all clients' public keys, as the server sent it; `session` is not used.
+
+        A client that has only its neighbours' keys cannot compute it.
+        """
         return self.heard
 
 

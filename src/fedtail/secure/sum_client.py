@@ -104,6 +104,12 @@ class Client:
 
     def __init__(self, session: Session, me: int, minimum: int = 2, identity: Identity | None = None,
                  random: Randomness = system, corrupted: float = CORRUPTED, security_bits: int = SECURITY_BITS):
+        """Client number `me` in `session`; draws its keys and seeds for all queries from `random`.
+
+        Raises `Refused` where it is no member, the threshold is below `minimum`, `identity` does not suit the session, or, in a
+        `SparseSession`, its row may be disclosed with a probability above 2^-security_bits if a share of `corrupted` clients
+        colludes.
+        """
         if me not in session.points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
         if session.threshold < minimum:
@@ -116,35 +122,47 @@ class Client:
 
     @classmethod
     def restore(cls, saved: bytes, identity: Identity | None = None, random: Randomness = system) -> Client:
-        """A client that was saved. Restoring an older state would forget what was answered: keep only one copy."""
+        """The client that `save` wrote; `identity` and `random` are not saved and are given anew.
+
+        Keep one copy only: an older one would answer again what was answered already. Raises `Refused` where `saved` does not
+        decode, or the session does not suit the identity.
+        """
         client = cls.__new__(cls)
         client.state = decode(SparseState, saved[1:]) if saved[:1] == SPARSE else decode(ClientState, saved)
         client._identity, client._random = checked_identity(client.state.session, identity), random
         return client
 
     def save(self) -> bytes:
-        """The whole state as bytes, secrets included: for a place that only this client reads."""
+        """The state as bytes, for `restore`, with secrets but without the identity: store it where only this client reads."""
         return (SPARSE if isinstance(self.state, SparseState) else b"") + encode(self.state)
 
     @property
     def done(self) -> bool:
-        """Whether its last query is unmasked."""
+        """Whether this client has released its shares for the last query of the session, so that nothing is left to answer."""
         answered = self.state.answered
         return bool(answered and answered[-1].query == self.state.session.queries - 1 and answered[-1].unmasked)
 
     def keys(self) -> bytes:
-        """The message with this client's public keys, the first of a session; the same at every call."""
+        """The message with this client's public keys, in answer to the invitation; the same at every call."""
         return self._wrap(self._keys())
 
     def _keys(self) -> Keys:
-        """This client's public keys and the commitments to its seeds, signed where it has an identity."""
+        """The `Keys` of this client: public keys, commitments to its seeds, and a signature where it has an identity.
+
+        They are the same at every call.
+        """
         state = self.state
         committed = tuple(commitment(state.session, state.me, q, one.seed) for q, one in enumerate(state.secrets))
         keys = Keys(state.me, public_key(state.sealing), tuple(public_key(one.mask) for one in state.secrets), committed)
         return keys if self._identity is None else self._identity.signed(state.session.id, keys)
 
     def shares(self, message: bytes) -> bytes:
-        """Answer the list of keys: shares of the secrets of all queries, sealed for each of the others that is to hold some."""
+        """Answer the list of public keys: the message with shares of this client's secrets, sealed for each client to hold some.
+
+        Stores the list and this client's own shares, and draws from `random`. Raises `Refused` for a second list, and for one
+        with uninvited clients, with other keys of this client than it sent, or without valid signatures in a signed session;
+        `TooFew` for one with too few clients to restore a secret.
+        """
         state, heard = self.state, self._unwrap(KeyList, message)
         if state.key_list.entries:
             raise Refused("a second list of keys came; shares are given once.")
@@ -164,7 +182,11 @@ class Client:
         return self._wrap(Shares(state.me, state.session.key_answer(self._keys(), heard, about), boxes))
 
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
-        """Refuse a list that names strangers or too few clients, other keys for this one, or keys that are not signed."""
+        """Raise `Refused` unless the keys on the list are all of `holders`, for every query, and signed in a signed session.
+
+        Its own keys must be as it sent them, where it is among the holders. Raises `TooFew` where the list has fewer clients than
+        restore a secret.
+        """
         session, entries = self.state.session, {one.sender: one for one in heard.entries}
         if not entries.keys() <= holders.keys():
             raise Refused("a list of keys names somebody who was not invited, or is no neighbour of this client.")
@@ -179,26 +201,34 @@ class Client:
             self._identity.check(session.id, heard.entries)
 
     def _secret_shares(self, one: Secrets, points: list[int]) -> list[bytes]:
-        """For each point, a share of a query's seed and one of its mask key, as bytes one after the other."""
+        """For each point 66 bytes: a Shamir share of the seed of `one` (the secrets of a query), then one of its mask key.
+
+        Draws the polynomials from `random`.
+        """
         needed = self.state.session.shares_needed
         seeds, masks = (share(secret, needed, points, self._random) for secret in (one.seed, one.mask))
         return [seed + mask for seed, mask in zip(seeds, masks, strict=True)]
 
     def _sealed_boxes(self, to: int, shared: bytes, about: bytes, texts: list[bytes]) -> bytes:
-        """The boxes of one client, a text for each query, under the key that is shared with it alone."""
+        """The boxes for client `to`, joined: each query's text encrypted under a key that only the two clients can derive.
+
+        `shared` is their X25519 secret, and `about` the digest of all public keys, which is authenticated along.
+        """
         key = box_key(shared, about, self.state.me, to)
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
     def checked_query(self, message: bytes) -> Ask:
-        """The query of a message, refused where this client may not answer it: call it before computing the row."""
+        """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
         ask = self._unwrap(Ask, message)
         self._check_ask(ask)
         return ask
 
     def masked(self, message: bytes, row: Any, context: bytes = b"") -> bytes:
-        """Answer a query: the row, a vector of integers, under masks that are bound to the whole context.
+        """Answer a query: the message with `row`, a vector of integers, under masks that are bound to the whole context.
 
-        `context` is what the server broadcast besides: the question, the model, the dual. Only its digest is sent.
+        `context` is what the server broadcast besides: the question, the model, the dual; only its digest is sent. The query is
+        recorded as answered, and its members are fixed for the session. Raises `Refused` for a query that this client may not
+        answer, and for a row of another width than asked.
         """
         state, ask = self.state, self.checked_query(message)
         values = residues(row, ask.modulus_bits)
@@ -210,7 +240,12 @@ class Client:
         return self._wrap(Masked(state.me, ask.query, bound.digest, to_wire(values, ask.modulus_bits)))
 
     def _check_ask(self, ask: Ask) -> None:
-        """Refuse a query that was answered or skipped, or with other members than before, too few, or without keys."""
+        """Raise `Refused` for a query that this client may not answer.
+
+        It refuses a query that was answered or skipped, is beyond the session's number, does not name this client, has a partner
+        whose keys never arrived, or has other members than the last one. Raises `TooFew` where fewer members than the threshold
+        are left, or fewer of its partners than restore a secret.
+        """
         state, known = self.state, {one.sender for one in self.state.key_list.entries}
         if ask.query >= state.session.queries or (state.answered and ask.query <= state.answered[-1].query):
             raise Refused(f"query {ask.query} was answered or skipped, or is beyond the session's {state.session.queries}.")
@@ -224,24 +259,30 @@ class Client:
         self._check_partners(partners)
 
     def _partners(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the members who hold shares of this client's secrets, and it of theirs, in order."""
+        """The clients of `members` with which this client exchanges shares, in increasing order.
+
+        In a session where every pair shares a mask, these are all of `members`, itself included.
+        """
         return self.state.session.partners(self.state.me, self._all_keys_digest, members)
 
     @property
     def _all_keys_digest(self) -> bytes:
-        """The digest of the keys of all clients; a long list is hashed once."""
+        """The digest (32 bytes) of the public keys of all clients; computed once for a list of keys."""
         if self._digested[0] is not self.state.key_list:
             self._digested = self.state.key_list, key_digest(self.state.session, self.state.key_list)
         return self._digested[1]
 
     def _check_partners(self, partners: tuple[int, ...]) -> None:
-        """Raise `TooFew` where fewer of this client's neighbours are left than restore its secrets."""
+        """Raise `TooFew` where `partners` are fewer than the shares that restore a secret."""
         if len(partners) < self.state.session.shares_needed:
             raise TooFew(f"{len(partners)} of this client's neighbours are left, and {self.state.session.shares_needed} restore "
                          "its secrets.")
 
     def _mask_keys(self, context: MaskContext, ask: Ask) -> tuple[list[bytes], list[bytes]]:
-        """The keys of the masks it adds, its own first, and of those it subtracts."""
+        """(plus, minus): the keys of the masks that this client adds, its own one first, and of those that it subtracts.
+
+        Of a pair, the client with the smaller number adds.
+        """
         me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
         agree = agreement(secret.mask)
         pairs = {one: pair_key(agree(publics[one]), context, me, one) for one in self._partners(ask.members) if one != me}
@@ -249,11 +290,15 @@ class Client:
         return plus, [key for one, key in pairs.items() if me > one]
 
     def _public_keys(self, query: int) -> dict[int, bytes]:
-        """The mask keys of all clients of the list for a query, by client."""
+        """The public mask key of each client on the list of keys, for query number `query`, by client."""
         return {one.sender: one.masking[query] for one in self.state.key_list.entries}
 
     def confirm(self, message: bytes) -> bytes:
-        """Sign the lists of whose row arrived, once for a query, so that all clients unmask the same sum."""
+        """Answer the lists of survivors: the message with this client's signature of them, so that all unmask the same sum.
+
+        It signs once for a query, and records which lists. Raises `Refused` in an unsigned session, for a second signature, and
+        for lists that it would not unmask.
+        """
         lists = self._unwrap(Confirm, message).lists
         answered = self._check_lists(lists)
         if self._identity is None or answered.confirmed:
@@ -263,7 +308,11 @@ class Client:
         return self._wrap(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
     def _check_lists(self, lists: Lists) -> Answered:
-        """Refuse to unmask anything but a query that this client answered, once, with exactly the members it masked for."""
+        """The record of the query that `lists` are about; raises `Refused` where this client must not release shares for them.
+
+        It must have answered the query and not unmasked it yet, be alive itself, and find exactly the members it masked its row
+        for. Raises `TooFew` where fewer survivors than the threshold, or too few of its neighbours, are left.
+        """
         state = self.state
         answered = next((one for one in state.answered if one.query == lists.query), None)
         if answered is None or answered.unmasked:
@@ -276,9 +325,10 @@ class Client:
         return answered
 
     def unmask(self, message: bytes) -> bytes:
-        """Answer the lists: a share of the seed of each client alive, of the mask key of each that dropped; never both.
+        """Answer the lists of survivors: a share of each survivor's seed, and of the mask key of each client that dropped out.
 
-        It holds shares of its neighbours only, where there are few.
+        It never gives both of one client, and only gives those it holds. The query is recorded as unmasked. Raises `Refused` for
+        lists that it must not unmask, boxes that do not open, or, in a signed session, lists without enough valid signatures.
         """
         state, request = self.state, self._unwrap(Unmask, message)
         answered = self._check_lists(request.lists)
@@ -289,7 +339,10 @@ class Client:
         return self._wrap(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
-        """In a signed session, refuse lists that this client has not signed, or fewer clients than the threshold."""
+        """In a signed session, raise `Refused` unless this client signed the lists, and every signature of them is valid.
+
+        Raises `TooFew` where there are fewer signatures than the threshold. Without an identity nothing is checked.
+        """
         if self._identity is None:
             return
         text, session = request.lists.digest(answered.context_digest), self.state.session
@@ -302,7 +355,11 @@ class Client:
             raise TooFew(f"{len(request.signatures)} signed the lists, and the threshold is {session.threshold}.")
 
     def _held_shares(self, request: Unmask) -> dict[int, bytes]:
-        """This client's shares of the two secrets of each member whose it has, for the query, in order."""
+        """For each partner among the members, the shares of its seed and of its mask key that this client holds, joined.
+
+        Those of others are decrypted from the boxes of `request`; its own are in the state. Raises `Refused` where the boxes are
+        for another client, are not one for each other partner, or do not open.
+        """
         state, query = self.state, request.lists.query
         partners = self._partners(state.members)
         others = [one for one in partners if one != state.me]
@@ -316,15 +373,18 @@ class Client:
         return held
 
     def _put_answered(self, changed: Answered) -> None:
-        """Put a query's entry in the place of the one before it in the state."""
+        """Replace the record of a query in `state.answered` by `changed`, the one with the same number."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)
 
     def _wrap(self, message: Any) -> bytes:
-        """A message in the frame of this session."""
+        """`message` as bytes, in the frame of this session."""
         return wrap(self.state.session.id, message)
 
     def _unwrap(self, kind: Any, message: bytes) -> Any:
-        """A message of this session, of the expected kind, as it was before it was sent; refused where it is another."""
+        """The message of class `kind`, a dataclass of `messages`, in a frame of this session.
+
+        Raises `Refused` for anything else.
+        """
         session = self.state.session
         return session.read(unwrap(session.kind_sent(kind), message, session.id, session.most_bytes))

@@ -37,7 +37,10 @@ Places = dict[int, int]          # names in increasing order, with their places 
 
 
 def for_each(given: dict[int, Any], make: Callable[[Any], Any]) -> dict[int, Any]:
-    """What is made of each client's value; once, where the values of several are one and the same."""
+    """make(value) for each client's value, by client.
+
+    `make` is called once for clients whose values are one and the same object, so that they share the result.
+    """
     made: dict[int, Any] = {}
     for value in given.values():
         if id(value) not in made:
@@ -66,13 +69,13 @@ class Query:
 
     @cached_property
     def lists(self) -> Lists:
-        """Whose row arrived; fixed when it is first read, and from then on no row is accepted."""
+        """Whose rows arrived and whose did not; fixed at the first read, so that later rows do not change it."""
         alive = tuple(sorted(self.alive))
         return Lists(self.ask.query, alive, tuple(one for one in self.ask.members if one not in self.alive))
 
     @cached_property
     def lists_digest(self) -> bytes:
-        """The digest of those lists, which every answer carries."""
+        """The digest (32 bytes) of `lists` and of the query's context; clients' shares must carry it. Fixes `lists`."""
         return self.lists.digest(self.context.digest)
 
 
@@ -84,6 +87,7 @@ class Server:
     """
 
     def __init__(self, session: Session):
+        """A server that expects the public keys of the members of `session`; nothing is sent yet."""
         self.session = session
         self.members: tuple[int, ...] = ()              # those who shared their secrets; fixed by the first query
         self._keys: dict[int, Keys] = {}
@@ -98,7 +102,11 @@ class Server:
         self.refused: list[tuple[int, Refused]] = []    # what came and was not taken, from whom
 
     def receive(self, sender: int, message: bytes) -> None:
-        """Take a client's answer; `sender` is who sent it according to the transport."""
+        """Take the answer `message` of a client to the current step; `sender` is the client it came from by the transport.
+
+        Raises `Refused`, without any change, for a message that is not expected now, is repeated, does not fit what was asked, or
+        names another sender.
+        """
         if self._expected is Sum:
             raise Refused("no answer is expected now: the query is done, and the next has not been asked.")
         steps: dict[type, Callable[[Any], None]] = {Keys: self._keys_came, Shares: self._shares_came, Masked: self._masked_came,
@@ -110,11 +118,15 @@ class Server:
         steps[self._expected](came)
 
     def invite(self) -> Contents:
-        """The invitation, to each member of the session."""
+        """For each member of the session, the message that invites it to send its public keys."""
         return self._to(self.session.members, self.session)
 
     def _keys_came(self, keys: Keys) -> None:
-        """Take a client's public keys, once, for every query of the session, signed where it is."""
+        """Store a client's public keys.
+
+        Raises `Refused` for a client that was not invited or sent keys before, for another number of keys than queries, and for a
+        missing or an unexpected signature.
+        """
         if keys.sender not in self.session.points or keys.sender in self._keys:
             raise Refused(f"client {keys.sender} was not invited, or sent its keys already.")
         if len(keys.masking) != self.session.queries or bool(keys.signature) != bool(self.session.signed):
@@ -123,7 +135,10 @@ class Server:
         self._keys[keys.sender] = keys
 
     def key_list(self) -> Contents:
-        """The list of all public keys, to each client that sent its own."""
+        """For each client that sent keys, the message with all public keys, or its neighbours' in a sparse session.
+
+        From now on shares are expected. Raises `TooFew` where fewer clients than the threshold sent keys.
+        """
         self._next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
         self._holders = self._partners_among(tuple(sorted(self._keys)))
@@ -131,17 +146,21 @@ class Server:
         return for_each(self._key_lists, self._wrap)
 
     def _partners_among(self, names: tuple[int, ...]) -> dict[int, Places]:
-        """For each client those that it shares secrets with, in order."""
+        """For each client of `names`, those of `names` that it exchanges shares with, mapped to their positions in that order."""
         partners = {one: self.session.partners(one, self._key_digest, names) for one in names}
         return for_each(partners, lambda few: {one: place for place, one in enumerate(few)})
 
     @cached_property
     def _key_digest(self) -> bytes:
-        """The digest of everybody's public keys, which fixes who neighbours whom."""
+        """The digest (32 bytes) of all public keys, which fixes the graph; cached at the first read, after `key_list`."""
         return key_digest(self.session, self._list or KeyList(()))
 
     def _shares_came(self, shares: Shares) -> None:
-        """Take a client's sealed shares, once: a box for each holder and query, for the list of keys it was sent."""
+        """Store a client's sealed shares: a box for each other client that is to hold some, and for each query.
+
+        Raises `Refused` for a client without keys or with shares already, for another number of boxes, and where it confirms
+        other keys than were sent to it.
+        """
         if shares.sender not in self._keys or shares.sender in self._boxes:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
         holders = self._holders[shares.sender]
@@ -152,7 +171,12 @@ class Server:
         self._boxes[shares.sender] = shares.boxes
 
     def ask(self, width: int, modulus_bits: int, context: bytes = b"") -> Contents:
-        """The next query: rows of `width` entries modulo 2^modulus_bits. `context` must be what was broadcast to the clients."""
+        """For each member, the message of the next query: a row of `width` entries modulo 2^modulus_bits; rows are expected now.
+
+        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares. Raises
+        `TooFew` where these are fewer than the threshold; raises `Refused` where the session has no query left, or no list of
+        keys yet.
+        """
         if self._list is None or self._asked >= self.session.queries:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
                           "session has no more. Plan more queries.")
@@ -166,7 +190,11 @@ class Server:
         return self._to(self.members, ask)
 
     def _masked_came(self, masked: Masked) -> None:
-        """Add a member's masked row to the query's total, once; refused where it has another context."""
+        """Add a member's masked row to the total of the query.
+
+        Raises `Refused` where the sender is no member, answered before or answers another query, and where its context differs
+        from the server's.
+        """
         query = self._now()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
             raise Refused(f"client {masked.sender} is no member, answers another query, or answered this one already.")
@@ -177,11 +205,18 @@ class Server:
 
     @property
     def answered_members(self) -> tuple[int, ...]:
-        """The members whose rows for the query under way have arrived, in increasing order."""
+        """The members whose rows for the current query have arrived, in increasing order.
+
+        Raises `Refused` where there is no query.
+        """
         return tuple(sorted(self._now().alive))
 
     def confirm(self) -> Contents:
-        """In a signed session: ask the clients whose row arrived to sign the lists."""
+        """In a signed session: for each client whose row arrived, the message that asks it to sign the lists of survivors.
+
+        From now on no row is accepted, and signatures are expected. Raises `TooFew` where fewer rows than the threshold arrived;
+        raises `Refused` in an unsigned session.
+        """
         if not self.session.signed:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
         query = self._now()
@@ -189,14 +224,21 @@ class Server:
         return self._to(query.lists.alive, Confirm(query.lists))
 
     def _signed_came(self, signed: Signed) -> None:
-        """Take the signature of the lists by a client whose row arrived, once."""
+        """Store a client's signature of the lists; it is not verified here: the clients do that.
+
+        Raises `Refused` for a client whose row did not arrive, that signed before, or answers another query.
+        """
         query = self._now()
         if signed.query != query.ask.query or signed.sender not in query.alive or signed.sender in query.signatures:
             raise Refused(f"client {signed.sender} has no row here, answers another query, or signed already.")
         query.signatures[signed.sender] = signed
 
     def unmask(self) -> Contents:
-        """Ask the clients whose row arrived (and who signed) for their shares, sending each its sealed boxes."""
+        """For each client whose row arrived (and who signed, in a signed session), the message that asks for shares.
+
+        It has the lists of survivors, the boxes that others sealed for this client, and in a signed session `threshold`
+        signatures. From now on shares are expected. Raises `TooFew` where fewer rows, or signatures, than the threshold arrived.
+        """
         query = self._now()
         if self.session.signed:
             self._next(Signed, Unmasked, len(query.signatures), "signed the lists")
@@ -208,7 +250,7 @@ class Server:
         return {one: wrap(id, replace(request, to=one, boxes=self._boxes_for(one, query.ask.query))) for one in asked}
 
     def _boxes_for(self, to: int, query: int) -> bytes:
-        """The boxes that others sealed for a client, for one query, in the order of its partners."""
+        """The boxes for query number `query` that other members sealed for client `to`, joined, in the order of its partners."""
         found = []
         for one in self._partners[to]:
             if one != to:
@@ -219,7 +261,11 @@ class Server:
         return b"".join(found)
 
     def _unmasked_came(self, unmasked: Unmasked) -> None:
-        """Take the shares that a client whose row arrived gives, once: one for each of its partners, each in the field."""
+        """Store the shares that a client releases: one for each of its partners, in order.
+
+        Raises `Refused` for a client whose row did not arrive or that gave shares before, for other lists, and for a share that
+        is not in the field.
+        """
         query = self._now()
         if unmasked.query != query.ask.query or unmasked.sender not in query.alive or unmasked.sender in query.shares:
             raise Refused(f"client {unmasked.sender} has no row here, answers another query, or gave its shares already.")
@@ -232,7 +278,11 @@ class Server:
         query.shares[unmasked.sender] = shares
 
     def total(self) -> Sum:
-        """The sum over the clients whose row arrived, once enough have given their shares."""
+        """The `Sum` over the clients whose rows arrived, without masks; this ends the query.
+
+        Raises `TooFew` where fewer clients than the threshold, or too few neighbours of some client, released shares; raises
+        `Refused` where a restored secret does not fit what its owner announced.
+        """
         query = self._now()
         self._check(Unmasked, len(query.shares), "gave their shares")
         self._remove_masks(query, self._secrets(query))
@@ -241,7 +291,11 @@ class Server:
         return Sum(total.astype(np.int64), query.lists.alive)
 
     def _secrets(self, query: Query) -> dict[int, bytes]:
-        """The seed of each survivor and the mask key of each client that dropped, checked against their commitments."""
+        """By member: the seed of each survivor, and the mask key of each client that dropped out, restored from shares.
+
+        Raises `Refused` where one does not fit the commitment or public key that its owner sent; raises `TooFew` where too few of
+        its shares arrived.
+        """
         found, chosen = {}, dict[int, tuple[dict[int, int], dict[int, int]]]()
         for one in self.members:
             partners = self._partners[one]
@@ -259,7 +313,10 @@ class Server:
         return found
 
     def _givers(self, one: int, query: Query) -> tuple[dict[int, int], dict[int, int]]:
-        """Who gave the shares that a client's secret is restored from, with their points; and what each share counts."""
+        """(points, weights): which clients' shares restore client `one`'s secret, with their points; Lagrange weights by point.
+
+        They are the first `shares_needed` of its partners, by point, that released shares. Raises `TooFew` where fewer did.
+        """
         points, needed = self.session.holders(one, self._key_digest), self.session.shares_needed
         gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
         if len(gave) < needed:
@@ -268,7 +325,10 @@ class Server:
         return {giver: point for point, giver in gave}, weights([point for point, _ in gave])
 
     def _remove_masks(self, query: Query, secrets: dict[int, bytes]) -> None:
-        """Take off the total, in place, the survivors' own masks and those they share with clients that dropped out."""
+        """Take off `query.total`, in place, the survivors' own masks and those they share with clients that dropped out.
+
+        `secrets` has the seed of each survivor and the mask key of each client that dropped out.
+        """
         alone = [self_key(secrets[one], query.context, one) for one in query.lists.alive]
         added: list[bytes] = []
         subtracted: list[bytes] = []
@@ -281,32 +341,38 @@ class Server:
         add_masks(query.total, subtracted, alone + added)
 
     def _now(self) -> Query:
-        """The query under way; refused where there is none."""
+        """The current query; raises `Refused` where there is none."""
         if self._query is None:
             raise Refused("no query is under way. Ask first.")
         return self._query
 
     def _next(self, now: type, after: type, count: int, did: str) -> None:
-        """Go from one kind of answer to the next, if it is the step now and enough clients did theirs."""
+        """Expect answers of class `after` from now on; raise `Refused` where those of class `now` are not expected yet.
+
+        Raises `TooFew` where `count` clients are fewer than the threshold; `did` says in its text what they did.
+        """
         self._check(now, count, did)
         self._expected = after
 
     def _check(self, now: type, count: int, did: str) -> None:
-        """Refuse a step out of order, and with `TooFew` one that too few clients answered."""
+        """Raise `Refused` unless answers of class `now` are expected, and `TooFew` where `count` is below the threshold.
+
+        `did` says in the error text what those clients did.
+        """
         if self._expected is not now:
             raise Refused(f"the server is not at this step: it expects {self._expected.__name__}, not {now.__name__}.")
         self._enough(count, did)
 
     def _enough(self, count: int, did: str) -> None:
-        """Raise `TooFew` where fewer clients than the threshold did something."""
+        """Raise `TooFew` where `count` clients are fewer than the threshold; `did` says in the error text what they did."""
         if count < self.session.threshold:
             raise TooFew(f"{count} of {len(self.session.members)} clients {did}, and the threshold is {self.session.threshold}: "
                          "nothing is released.")
 
     def _to(self, names: Any, message: Any) -> Contents:
-        """One message for each of these clients."""
+        """For each client of `names` the bytes of `message`, the same for all."""
         return dict.fromkeys(names, self._wrap(message))
 
     def _wrap(self, message: Any) -> bytes:
-        """A message of this session as bytes, in the form its clients read."""
+        """`message` as bytes: in the form in which this session sends it, and framed."""
         return wrap(self.session.id, self.session.sent(message))
