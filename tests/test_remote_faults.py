@@ -252,10 +252,26 @@ def test_a_node_refuses_a_retry_without_noise(method, answers):
     row, _ = node.row(first.ask, 62)
     again = pack(replace(ask, attempt=1))
     if answers:
-        assert not np.array_equal(node.row(again, 62)[0], row)
+        assert not np.array_equal(node.row(again, 62, attempt=1)[0], row)
     else:
         with pytest.raises(Refused, match="a retry asks for sums without noise"):
-            node.row(again, 62)
+            node.row(again, 62, attempt=1)
+    for question, attempt in ((first.ask, 1), (again, 0)):      # asked once more as it was, it would get the same noise
+        with pytest.raises(Refused, match=f"the question is of attempt {1 - attempt}, and the sum of attempt {attempt}"):
+            node.row(question, 62, attempt=attempt)
+
+
+def test_nodes_that_are_gone_for_good_do_not_stop_a_tail_and_one_that_drops_out_of_it_does():
+    """Two of seven nodes never answer: no number of the round is about their clients. Then one vanishes when the tail has been found."""
+    half = fedtail.delta_fl(0.5, 30, **LOCAL)
+    gone = {node: range(999) for node in (5, 6)}
+    channel = SecureChannel(10, minimum_contributors=10)
+    sites = Sites(7, vanish=gone)
+    assert not torch.equal(params_of(train(half, TASK, fleet=sites.fleet(schedule="simple"), rounds=1, channel=channel)), TASK.params())
+    exchanges = len(sites.letters)
+    late = Sites(7, vanish={**gone, 4: range(exchanges - 2, 999)})      # its keys and quantiles came, its update does not
+    with pytest.warns(RoundLostWarning, match="nothing is unmasked"):
+        train(half, TASK, fleet=late.fleet(schedule="simple"), rounds=1, channel=replace(channel, minimum_contributors=8))
 
 
 def test_all_or_nothing_that_could_not_agree_on_keys_tries_again():
@@ -284,7 +300,7 @@ def test_a_repetition_has_fresh_noise():
         def make(made=made):
             one = made()
             row = one.row
-            one.row = lambda ask, bits: rows.append((ask, row(ask, bits)[0])) or row(ask, bits)
+            one.row = lambda ask, bits, attempt=0: rows.append((ask, row(ask, bits, attempt)[0])) or row(ask, bits, attempt)
             return one
 
         sites.sites[node]._make = make

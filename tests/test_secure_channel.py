@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import warnings
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import fedtail
 from fedtail import Family, IntegerChannel, PlainChannel, SecureChannel, train
 from fedtail.algorithm import RoundLostWarning
 from fedtail.channel import Channel, FixedPoint, RoundLost
-from fedtail.channel.base import hide_small_groups, lose_rounding, refuse_release, server_noise
+from fedtail.channel.base import hide_small_groups, lose_rounding, refuse_release, server_noise, whole_clients
 from fedtail.channel.secure import context_digest
 from fedtail.composition import refusals
 from fedtail.deployment import ClientRegistry, RemoteFleet
@@ -627,3 +628,31 @@ def test_plain_numbers_are_added_in_float64():
     assert code.resolves(torch.zeros(2), torch.ones(1), 0)
     assert not code.needs_bound
     assert FixedPoint(3, 2.0, 20).needs_bound
+
+
+def test_a_risk_with_a_fit_of_its_own_inherits_no_number_of_contributors():
+    class Slow(fedtail.Superquantile):
+        def fit(self, previous):
+            return (yield from super().fit(previous))
+
+    assert Slow(0.5).fewest_contributors(torch.tensor([0.0, 1.0, 1.0, 8.0]), 1.0) is None
+    assert fedtail.Superquantile(0.5).fewest_contributors(torch.tensor([0.0, 1.0, 1.0, 8.0]), 1.0) == 8.0
+
+
+@dataclass(frozen=True)
+class OnlyOneMatters(fedtail.Everyone):
+    """A sampler that gives all clients but one an importance of zero."""
+
+    def __call__(self, population, seed, round):
+        cohort = super().__call__(population, seed, round)
+        return replace(cohort, importance=(torch.arange(len(cohort.ids)) == 0).double())
+
+
+def test_an_importance_of_zero_is_refused_where_sums_hide_single_clients():
+    method = replace(fedtail.fedavg(14), sample=OnlyOneMatters())
+    with pytest.raises(ValueError, match="a client of the cohort has an importance of zero"):
+        fedtail.train(method, TASK, PEOPLE, rounds=1, channel=SecureChannel(8, minimum_contributors=5))
+
+
+def test_masses_of_few_bits_add_no_client():
+    assert [whole_clients(fewest, 100) for fewest in (9.0, 9.0001, 9.04, 9.2, 10.0, None, math.inf)] == [9, 9, 9, 10, 10, 0, 100]

@@ -12,7 +12,9 @@ from fedtail.channel import SignedGraph
 from fedtail.cli import app
 from fedtail.deployment.keys import make_identity, read_identity
 from fedtail.deployment.settings import NodeSettings
+from fedtail.deployment.site import Site
 from fedtail.secure import (
+    AllOrNothingClient,
     Client,
     Identity,
     LocalClients,
@@ -26,7 +28,7 @@ from fedtail.secure import (
     sparse_session,
 )
 from fedtail.secure.frames import bundled, unwrap, wrap
-from fedtail.secure.messages import KeyList, Keys
+from fedtail.secure.messages import Ask, AskAll, KeyList, Keys
 
 from remote_cases import LOCAL, PEOPLE, TASK, Sites, params_of
 
@@ -97,6 +99,27 @@ def test_clients_check_the_threshold_against_those_who_may_collude(colluding):
             Client(session, 0, identity=identity)
     with pytest.raises(ValueError, match="colluding must be 0 or more, got -1"):
         replace(identity, colluding=-1)
+
+
+@pytest.mark.parametrize("colluding", [1, 2, 3])
+def test_a_client_whose_fellows_may_all_collude_gives_no_row(colluding):
+    identity, members = own_identities(7, colluding)[0], tuple(range(colluding + 1))
+    threshold = signed_threshold(len(members), colluding)
+    with pytest.raises(Refused, match=f"Sum over {colluding + 2} or more"):
+        Client(Session(b"run", 0, members, threshold, signed=1), 0, identity=identity)
+    with pytest.raises(Refused, match=f"Sum over {colluding + 2} or more"):
+        AllOrNothingClient(Run(b"run", members, signed=1), 0, identity=identity)
+    more = (*members, colluding + 1)
+    Client(Session(b"run", 0, more, signed_threshold(len(more), colluding), signed=1), 0, identity=identity)
+    run = Run(b"run", more, signed=1)
+    client = AllOrNothingClient(run, 0, identity=identity)
+    with pytest.raises(Refused, match=f"Sum over {colluding + 2} or more"):
+        client.asked(wrap(run.id, AskAll(0, 0, Ask(0, members, 3, 16))))
+
+
+def test_a_node_with_an_identity_has_no_answers_in_the_clear():
+    with pytest.raises(ValueError, match=r"with masked_only=False it would answer in the clear\. Leave one of the two out\."):
+        Site(lambda: None, masked_only=False, identity=own_identities(3)[0])
 
 
 @pytest.mark.parametrize("colluding", [1, 2])

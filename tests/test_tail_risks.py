@@ -214,3 +214,13 @@ def test_sums_of_integers_end_at_the_same_model(name, channel):
             model_after(RISKS[name], channel, 1)
         return
     assert torch.allclose(model_after(RISKS[name], channel), model_after(RISKS[name], PlainChannel()), atol=2e-3)
+
+
+def test_who_is_left_out_by_a_boundary_is_counted_and_a_dual_of_everybody_is_kept():
+    """Found by an attack: clients who miss one question of a fit move the boundary, and not the mass that stays."""
+    dual = torch.zeros(8, dtype=torch.float64)
+    assert InverseSuperquantile(0.3).fewest_contributors(dual, 1.0) is None
+    assert IntervalSuperquantile(0.1, 0.2).fewest_contributors(dual, 1.0) is None
+    assert IntervalSuperquantile(0.0, 0.2).fewest_contributors(torch.tensor([0.0, 1.0, 1.0, 8.0]), 2.0) == 4.0
+    clients = ClientStatistics(torch.arange(4).double(), torch.ones(4).double())
+    assert bool(fit_locally(InverseSuperquantile(0.3).fit(None), clients).isfinite().all())

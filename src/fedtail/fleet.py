@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -113,6 +113,10 @@ class Fleet(Protocol):
     @property
     def schedule(self) -> str | None:
         """How masked sums share their exchanges: "ahead", "simple" or "all-or-nothing"; None where no node masks anything."""
+        ...
+
+    def silent(self, questions: Iterable[Question]) -> int:
+        """How many clients of the open round answered these questions with zeros although they were to contribute."""
         ...
 
     def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:

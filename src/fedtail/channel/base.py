@@ -28,7 +28,7 @@ from fedtail.questions import (
 )
 from fedtail.sampling import Cohort
 
-ROUNDING = 1e-6      # of a number of clients that was computed from masses
+ROUNDING = 0.05      # clients: what masses that were rounded to few bits may add to a number of clients computed from them
 
 
 class Encoder(Encoding, Protocol):
@@ -130,7 +130,7 @@ class Channel:
             charge = partial(ledger.charge, releases)
             charge()
             found = self.collect(questions, encoding, fleet, cohort, broadcast, charge, needed)
-            self.lose_few(questions, fleet, needed)
+            self.lose_few(questions, fleet)
             totals = zip(questions, found, strict=True)
             return arrange_answers(question, iter([read(one, total) for one, total in totals]))
 
@@ -162,13 +162,13 @@ class Channel:
         """
         return fleet.collect(questions, encoding)
 
-    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet, needed: int = 0) -> None:
+    def lose_few(self, questions: tuple[Any, ...], fleet: Fleet) -> None:
         """Raise `RoundLost` where too few clients answered; what was asked stays charged, at the planned noise.
 
-        Needed are `needed`, the channel's `minimum`, and as many as the noise of each question relies on. Integer noise relies on
+        Needed are the channel's `minimum`, and as many as the noise of each question relies on. Integer noise relies on
         clients other than those of any one node, since a node knows its own clients' shares of the noise.
         """
-        answered, needed = fleet.answer_count, max(needed, self.minimum, *(one.mechanism.minimum for one in questions))
+        answered, needed = fleet.answer_count, max(self.minimum, *(one.mechanism.minimum for one in questions))
         if answered is not None and answered < needed:
             raise RoundLost(f"{answered} clients answered, and {needed} are needed.")
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
@@ -195,6 +195,9 @@ class Channel:
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:
             return 0
+        if not bool((cohort.importance > 0).all()):
+            raise ValueError("a client of the cohort has an importance of zero: it would be taken to contribute and would not. "
+                             "Give every sampled client a positive importance, or leave it out of the cohort.")
         clients, minimum = len(cohort.ids), self.minimum_contributors
         fewest = [whole_clients(one.fewest_contributors(cohort.mass_bound), clients) for one in hidden]
         unsure = tuple(one.count_question() for one, least in zip(hidden, fewest, strict=True) if least < min(minimum, clients))

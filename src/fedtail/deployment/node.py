@@ -185,14 +185,17 @@ class Node:
         """
         return pack(self._sums(ask))
 
-    def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
+    def row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the sums of all questions of a packed `Ask`, joined into one numpy vector of integers.
 
         They are modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. Raises Refused
         where a question is encoded for another modulus, gathers rows, is about another round, or is a retry of sums without
-        noise.
+        noise. `attempt` is the number of the secure sum, 0 for a first one: a question of another number is refused, because
+        a question that is asked again as it was gets the same noise, and the two sums differ by the row that is missing.
         """
         asked = self._read_ask(ask)
+        if asked.attempt != attempt:
+            raise Refused(f"the question is of attempt {asked.attempt}, and the sum of attempt {attempt}.")
         if asked.encoding.modulus_bits != modulus_bits or any(one.gather for one in asked.questions):
             raise Refused("masked are sums of integers, modulo what they are encoded for.")
         if asked.attempt and not may_be_repeated(asked.questions):

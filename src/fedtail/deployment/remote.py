@@ -57,6 +57,7 @@ class RemoteFleet:
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
         self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
         self.answer_count = 0                                    # clients whose answers the last sums hold
+        self._heard: set[int] = set()                            # nodes whose answers are in a sum of the open round
         self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
@@ -89,7 +90,7 @@ class RemoteFleet:
         unsent.
         """
         self._broadcast, self.reports = Broadcast(broadcast.round, broadcast.seed, broadcast.params), []
-        self._counts, self._masked_round = self.population.counts(cohort), -1
+        self._counts, self._masked_round, self._heard = self.population.counts(cohort), -1, set()
         for node in self._counts:
             before, mine = self._unsent.get(node, [])[-1:], self.population.cohort_at(cohort, node)  # how its last round ended
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
@@ -131,9 +132,17 @@ class RemoteFleet:
             return context_digest(self._broadcast, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
-            """Raise TooFew where these nodes hold under `threshold` clients, or under `needed` that sent more than zeros."""
-            silent = sum(self._silent.get(node, 0) for node in members) if needed else 0
-            refuse_few(self._counts, max(needed + silent, threshold), members)
+            """Raise TooFew where these nodes hold under `threshold` clients, or too few of those whom the bound is about.
+
+            `needed` of the whole cohort means that all others may drop out. A node that answered nothing in this round is in no
+            number that was computed in it, so only those that did answer something are expected, less the ones that may drop out.
+            """
+            refuse_few(self._counts, threshold, members)
+            if needed:
+                expected = {node: held if node in self._heard or not self._heard else 0 for node, held in self._counts.items()}
+                missing = sum(self._counts.values()) - needed
+                silent = sum(self._silent.get(node, 0) for node in members)
+                refuse_few(expected, sum(expected.values()) - missing + silent, members)
 
         try:
             self._open_masked(threshold, graph)
@@ -147,7 +156,12 @@ class RemoteFleet:
         for node in self._counts.keys() - set(found.survivors):
             self._problems.setdefault(node, "its keys or shares did not come in time")
         self._report(found.survivors)
+        self._heard |= set(found.survivors)
         return list(torch.from_numpy(found.total).split(widths))
+
+    def silent(self, questions: Iterable[Question]) -> int:
+        """How many clients answered the last masked questions with zeros, as their nodes say; not used by `collect_masked`."""
+        return sum(self._silent.values())
 
     def close(self, finished: bool) -> None:
         """End the round; `finished` is whether it was completed. Nothing is sent.

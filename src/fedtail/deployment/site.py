@@ -37,7 +37,7 @@ class Computing(Protocol):
         """
         ...
 
-    def row(self, ask: bytes, modulus_bits: int) -> tuple[Any, bytes]:
+    def row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
 
         The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
@@ -91,6 +91,9 @@ class Site:
         """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")
+        if identity is not None and not masked_only:
+            raise ValueError("a node with an identity answers signed sums only; with masked_only=False it would answer in the "
+                             "clear. Leave one of the two out.")
         self._make, self._identity = node, identity
         self._node: Computing | None = None
         self.minimum, self.masked_only, self.repetitions, self.corrupted = minimum, masked_only, repetitions, corrupted
@@ -188,10 +191,10 @@ class Site:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
         self._silent = 0
-        answer, refused = self._participant.answer(message.secure, lambda _, ask: self._row(message, ask))
+        answer, refused = self._participant.answer(message.secure, lambda _, ask, attempt=0: self._row(message, ask, attempt))
         return Reply(about, silence(self._silent), answer, "; ".join(map(str, refused)).encode())
 
-    def _row(self, message: NodeMessage, ask: Ask) -> tuple[Any, bytes]:
+    def _row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
         """The pair (row of integers, context digest) for a masked question; sets `_silent` to the clients in it with zeros only.
 
         Raises Refused where the message holds no question. Any other error becomes Refused as well, with a text that holds no
@@ -200,7 +203,7 @@ class Site:
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            row = self._loaded_node().row(message.ask, ask.modulus_bits)
+            row = self._loaded_node().row(message.ask, ask.modulus_bits, attempt)
             self._silent = self._loaded_node().silent(message.ask)
             return row
         except Refused:

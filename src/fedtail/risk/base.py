@@ -43,7 +43,7 @@ class Risk(StatisticPart):
         """
         super().__init_subclass__(**options)
         own = vars(cls)
-        if own.keys() & {"density", "inner_dual", "inner_clients"} and "fewest_contributors" not in own:
+        if own.keys() & {"fit", "density", "inner_dual", "inner_clients"} and "fewest_contributors" not in own:
             cls.fewest_contributors = Risk.fewest_contributors      # type: ignore[method-assign]      # what it inherits is of others
         numbers = {name for name, kind in own.get("__annotations__", {}).items() if "ClassVar" not in str(kind)}
         former = sorted(FORMER & own.keys() - numbers)

@@ -12,12 +12,13 @@ from torch import Tensor
 from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
+from fedtail.quantiles.radix import LARGEST
 from fedtail.questions import Conversation, join_conversations
 from fedtail.risk.base import Present, Risk
 from fedtail.risk.superquantile import tail_density, tail_weights
 from fedtail.types import Density, Losses, Mass, Weights
 
-EVERYBODY = torch.tensor([-math.inf, -math.inf, 1.0, math.nan], dtype=torch.float64)      # the dual of a tail that is all
+EVERYBODY = torch.tensor([-LARGEST, -LARGEST, 1.0, 0.0], dtype=torch.float64)      # the dual of a tail that is all
 
 
 class TrimmedMean(Risk):
@@ -79,14 +80,13 @@ class TrimmedMean(Risk):
         return (inside - tail_density(clients.losses, dual[4:])).clamp(min=0) if self.leave_worst else inside
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float | None:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the mass that is kept over `mass`.
+        """At least how many clients, of at most `mass` each, contribute; None where the worst are left out: they are counted.
 
-        The mass that is kept follows from the tail masses in the dual. Infinity where nothing is left out, as all contribute.
+        The boundary of the worst may come from other clients than the mass that stays, where some missed a question.
         """
-        if not self.leave_worst and not self.leave_best:
-            return math.inf                                # everybody, each by its whole mass
-        total = float(dual[7]) / self.leave_worst if self.leave_worst else float(dual[3]) / (1 - self.leave_best)
-        return self.kept * total / mass
+        if self.leave_worst:
+            return None
+        return float(dual[3]) / mass if self.leave_best else math.inf
 
     def _weights_of(self, present: Present) -> Tensor:
         """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtail.secure.encoding import U16, U32, U64, Key, Refused, TooFew, decode, encode
 from fedtail.secure.frames import unwrap, wrap
-from fedtail.secure.identity import Identity, checked_identity
+from fedtail.secure.identity import Identity, checked_identity, refuse_lonely
 from fedtail.secure.masks import add_masks, from_wire, pair_key, residues, run_mask_context, to_wire, word
 from fedtail.secure.messages import Ask, AskAll, Masked, MaskedForAll, Run, RunKeyList, RunKeys
 from fedtail.secure.primitives import KEY, Randomness, agreement, public_key, system
@@ -139,6 +139,7 @@ class AllOrNothingClient:
         It refuses a query that does not name it, has a member whose keys never arrived, or precedes the last one it answered; and
         a retry of any query but the last, out of turn, over no fewer members, or beyond `repetitions`.
         """
+        refuse_lonely(len(asked.ask.members), self._identity)
         state, members = self.state, asked.ask.members
         if state.me not in members or not {one.sender for one in state.key_list.entries}.issuperset(members):
             raise Refused("a query is not for this client, or has a member whose keys never came.")

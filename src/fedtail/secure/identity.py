@@ -99,7 +99,7 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
     """The identity to sign with in a session or run: `identity` itself, or None in an unsigned one.
 
     Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; and where the threshold of a
-    `Session` is below the `signed_threshold` of its members and of `identity.colluding`.
+    `Session` is below the `signed_threshold` of its members and of `identity.colluding`, or all others may collude.
     """
     if identity is None:
         if session.signed:
@@ -107,12 +107,20 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
         return None
     if not session.signed:
         raise Refused("the session is not signed, and this client has an identity: it answers signed sessions only.")
+    refuse_lonely(len(session.members), identity)
     if isinstance(session, Session):
         needed = signed_threshold(len(session.members), identity.colluding)
         if session.threshold < needed:
             raise Refused(f"the threshold of the signed session is {session.threshold}, and of {len(session.members)} members, "
                           f"{identity.colluding} of whom may collude with the server, this client requires {needed} or more.")
     return identity
+
+
+def refuse_lonely(members: int, identity: Identity | None) -> None:
+    """Raise `Refused` where all other members of a sum may collude with the server: the sum would be this client's row."""
+    if identity is not None and members - identity.colluding < 2:
+        raise Refused(f"a sum over {members} members, {identity.colluding} of whom may collude with the server, would be this "
+                      f"client's row to them. Sum over {identity.colluding + 2} or more.")
 
 
 def _signed_text(session: bytes, keys: Any) -> bytes:

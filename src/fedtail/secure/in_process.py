@@ -58,7 +58,7 @@ class LocalClients:
 
         Messages it refuses are added to `self.refused`.
         """
-        answer, refused = self.participants[one].answer(content, lambda round, ask: self._row(one, ask))
+        answer, refused = self.participants[one].answer(content, lambda round, ask, attempt=0: self._row(one, ask))
         self.refused += [(one, why) for why in refused]
         return answer
 

@@ -16,7 +16,7 @@ from fedtail.secure.sparse_graph import CORRUPTED, SECURITY_BITS
 from fedtail.secure.sparse_messages import Neighbours, SparseAsk, SparseSession, SparseUnmask
 from fedtail.secure.sum_client import Client, ClientState, SparseState
 
-RowFor = Callable[[int, Ask], tuple[Any, bytes]]      # (round, ask) -> (the row, the context)
+RowFor = Callable[..., tuple[Any, bytes]]      # (round, ask), of a retry also its number -> (the row, the context)
 LIVE = 3                                              # unfinished sessions: this round's, one that was lost, and the next one's
 
 
@@ -142,7 +142,8 @@ class Participant:
             client.hear(message)
             return b""
         asked = client.asked(message)
-        return client.masked(message, *row_for(asked.round, asked.ask))
+        attempt = (asked.attempt,) if asked.attempt else ()
+        return client.masked(message, *row_for(asked.round, asked.ask, *attempt))
 
     def _invited(self, session: Session) -> bytes:
         """Join `session` and return the message with this client's public keys for it.
