@@ -64,6 +64,10 @@ def test_certificates_are_good_for_their_names_and_for_no_others(tmp_path):
     assert handshake(server, client, "127.0.0.1")
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, client, "other.example.org")
+    before = (tmp_path / "ca.crt").read_bytes()
+    with pytest.raises(FileExistsError):
+        make_certificates(tmp_path, ["fl.example.org"])
+    assert (tmp_path / "ca.crt").read_bytes() == before      # no certificate without its key
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(server, ssl.create_default_context(), "fl.example.org")
     assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600

@@ -38,6 +38,7 @@ from fedtail import (
     train,
 )
 from fedtail.evaluation import table
+from fedtail.evaluation.evaluate import Evaluation
 from fedtail.losses import cross_entropy, misclassification, squared_error
 from fedtail.models import CharacterGRU, LeastSquares, LogisticRegression, LSTMClassifier, SoftmaxRegression
 from fedtail.training import Trained
@@ -873,3 +874,9 @@ def test_angle_and_divergence_leave_out_who_has_no_mass():
     for absent in (3.0, math.nan, math.inf):
         found = Distribution(torch.tensor([1.0, 2.0, absent]), mass=nobody)
         assert (found.angle(), found.kl_to_uniform()) == (some.angle(), some.kl_to_uniform())
+
+
+def test_a_table_needs_no_loss():
+    """After a federated evaluation without a bound on the loss there is none."""
+    found = Evaluation({"error": Distribution(torch.tensor([0.1, 0.3]).double())})
+    assert found.table().startswith("2 clients")

@@ -403,3 +403,20 @@ def test_bad_settings_say_what_to_write(make, text):
     with pytest.raises(ValueError) as error:
         make()
     assert text in str(error.value)
+
+
+def test_the_clients_with_the_largest_losses_may_miss_the_first_question():
+    """Those who answer the ladder may all be above the range that was found before: the boundary is then its last step."""
+    def few_and_then_all():
+        few, every = (ClientStatistics(losses, torch.ones_like(losses)) for losses in (torch.tensor([0.1, 0.2]).double(), torch.full((9,), 5.0).double()))
+        conversation = MajoriseMinimise(2).fit(0.5)
+        question, clients = next(conversation), few
+        while True:
+            try:
+                question = conversation.send(question.part.statistic(clients, question.trial).sum(0))
+            except StopIteration as end:
+                return end.value
+            clients = every
+    low, high, share, _ = few_and_then_all().tolist()
+    assert low <= high
+    assert 0 <= share <= 1

@@ -231,7 +231,7 @@ def _download_bar() -> Iterator[Callable[[int, int], None]]:
     The function draws a bar on stderr where that is a terminal; elsewhere it prints a line for every tenth.
     """
     if not sys.stderr.isatty():
-        yield _Tenths()
+        yield _DownloadProgress()
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -243,7 +243,7 @@ def _download_bar() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bars.update(task, completed=done, total=total or None, visible=done < total or not total)
 
 
-class _Tenths:
+class _DownloadProgress:
     """Prints the progress of a download to stderr, one line for every tenth of it."""
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ class DeployedRun:
         with Recorder(self.experiment, self.seed, self.folder, records, Unwatched(), ledger, checkpoints) as recorder:
             for problem in problems:
                 recorder.log(problem)
-            start = recorder.open(task, table, checkpoint)
+            start = recorder.start_or_resume(task, table, checkpoint)
             trained = resume(start, fleet=fleet, rounds=self.experiment.rounds - start.rounds, channel=channel,
                              on_round=after_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
             fleet.finish()

@@ -27,7 +27,7 @@ def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
 
     `hosts` are DNS names or IP addresses, at least one; certificates are valid for `days`. The authority's key is not stored, so
     nobody can certify another server: to change the hosts, make everything anew and give each node the new `ca.crt`. Raises
-    FileExistsError where `server.key` exists, after the certificates have been overwritten.
+    FileExistsError where `server.key` exists, and writes nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -44,9 +44,9 @@ def make_certificates(folder: Path, hosts: list[str], days: int = DAYS) -> None:
               .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
               .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
               .sign(authority, hashes.SHA256()))
+    write_secret(folder / "server.key", server.private_bytes(PEM, PKCS8, serialization.NoEncryption()))      # refused first
     (folder / "ca.crt").write_bytes(root.public_bytes(PEM))
     (folder / "server.pem").write_bytes(issued.public_bytes(PEM))
-    write_secret(folder / "server.key", server.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
 
 
 def make_node_key(folder: Path) -> None:

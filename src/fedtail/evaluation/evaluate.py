@@ -55,9 +55,9 @@ class Evaluation:
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
-        The corner says how many clients there are. Raises KeyError where the loss was not evaluated.
+        The corner says how many clients there are, by the first metric.
         """
-        clients = len(self.loss)
+        clients = len(next(iter(self.distributions.values()), ()))
         return table({name: d.summary() for name, d in self.distributions.items()}, COLUMNS, digits=4, title=f"{clients} clients")
 
 

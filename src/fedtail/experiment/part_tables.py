@@ -94,7 +94,7 @@ class PartPlan:
     @property
     def is_unread(self) -> bool:
         """Whether the part, or one of its arguments, is user code that was not imported, so that it cannot be made."""
-        return self.target is _unread_part or any(_holds_unread(value) for value in self.arguments.values())
+        return self.target is _unread_part or any(_holds_unread_plan(value) for value in self.arguments.values())
 
     def part_or_plan(self) -> Any:
         """Make the part, as `make` does; where it holds user code that was not imported, return the plan itself."""
@@ -400,12 +400,12 @@ def _unread_part(**fields: Any) -> Any:
     raise ValueError("a part that was read as a name only cannot be made.")
 
 
-def _holds_unread(value: Any) -> bool:
+def _holds_unread_plan(value: Any) -> bool:
     """Whether a value is a plan of code that was not imported, or holds one at any depth of lists and dicts."""
     if isinstance(value, (list, tuple)):
-        return any(map(_holds_unread, value))
+        return any(map(_holds_unread_plan, value))
     if isinstance(value, Mapping):
-        return any(map(_holds_unread, value.values()))
+        return any(map(_holds_unread_plan, value.values()))
     return isinstance(value, PartPlan) and value.is_unread
 
 

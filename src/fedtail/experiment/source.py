@@ -232,12 +232,12 @@ def _key_lines(text: str) -> Iterator[tuple[Key, int]]:
         if began:
             continue
         if header := _HEADER.match(line):
-            table = _header_key(_key_words(header[2]), entries, header[1] == "[[")
+            table = _header_key(_key_parts(header[2]), entries, header[1] == "[[")
             yield table, number
             if isinstance(table[-1], int):
                 yield table[:-1], number
         elif assigned := _ASSIGNED.match(line):
-            words = _key_words(assigned[1])
+            words = _key_parts(assigned[1])
             for size in range(1, len(words) + 1):
                 yield (*table, *words[:size]), number
 
@@ -277,6 +277,6 @@ def _header_key(words: tuple[str, ...], entries: dict[Key, int], another: bool) 
     return key
 
 
-def _key_words(dotted: str) -> tuple[str, ...]:
+def _key_parts(dotted: str) -> tuple[str, ...]:
     """The words of a dotted TOML key as a tuple, without quotes."""
     return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))

@@ -94,6 +94,6 @@ class MajoriseMinimise(Part):
         steps = torch.logspace(0, 1, CUTS, base=reach / width, dtype=torch.float64) * width
         ladder = torch.cat([middle - steps.flip(0), middle + steps])
         over = yield Statistic(MassAbove(), ladder)
-        place = max(int((over > tail_mass).sum()) - 1, 0)
+        place = min(max(int((over > tail_mass).sum()) - 1, 0), len(ladder) - 2)      # the last, where the largest came late
         return boundary(float(ladder[place]), float(ladder[place + 1]), float(over[place + 1]),
                         float(over[place] - over[place + 1]), tail_mass)

@@ -109,7 +109,8 @@ def trim_ends(counts: np.ndarray, least: float) -> np.ndarray:
     """A copy of `counts` in which the outermost counts, where they may be noise alone, are moved inwards; the sum is the same.
 
     At each end, counts are added up from outside until they reach `least` (or half of all); their sum is put into the bin where
-    that happens, and the bins outside it become 0.
+    that happens, and the bins outside it become 0. `counts` is (bins,) and holds no negative number:
+    `Strategy.estimate` gives such.
     """
     result = counts.copy()
     for view in (result, result[::-1]):

@@ -74,8 +74,9 @@ class Strategy:
         """The non-negative histogram, (bins,) float64, nearest by least squares to a `noisy` sum; it sums to `total` if given.
 
         Without `total`, a sum of counts of at most half of the `planned` number of clients is raised to that half, so that shares
-        of clients can be computed from it. A ValueError for a `noisy` of another width, or a total that is missing or not
-        positive.
+        of clients can be computed from it; where `planned` is None, nothing is raised. `total` may be None unless
+        `needs_total`: rows that leave out the number of clients need it. A ValueError where it is missing then or not positive,
+        and for a `noisy` of another width.
         """
         self._check_sum(noisy, total)
         image = self._float_matrix.T @ noisy

@@ -90,7 +90,7 @@ class LeastOverTilts(Risk):
         """
         raise NotImplementedError
 
-    def range(self, low: float, high: float) -> tuple[float, float]:
+    def loss_interval(self, low: float, high: float) -> tuple[float, float]:
         """(low, high): the interval that is taken to hold every loss; by default the smallest and the largest loss, as given."""
         return low, high
 
@@ -135,7 +135,7 @@ class LeastOverTilts(Risk):
         low, high = yield from join_conversations([extreme_loss(largest=False), extreme_loss(largest=True)])
         if low is None or high is None:
             return torch.tensor([0.0, math.inf, math.inf], dtype=torch.float64)
-        return (yield from self._search(*self.range(low, high)))
+        return (yield from self._search(*self.loss_interval(low, high)))
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Client: exp(t (F - end)), at most one, (clients,), with `end` the dual's `high` for a positive tilt t, else `low`.
@@ -150,7 +150,7 @@ class LeastOverTilts(Risk):
         low, high = clients.losses.min().item(), clients.losses.max().item()
         if math.isnan(low + high):
             return torch.full((3,), torch.nan, dtype=torch.float64)
-        return fit_locally(self._search(*self.range(low, high)), clients)
+        return fit_locally(self._search(*self.loss_interval(low, high)), clients)
 
     def _search(self, low: float, high: float) -> Conversation[Tensor]:
         """Server: a generator that returns the dual (tilt, low, high), float64, with the tilt whose `bound` is least.
@@ -222,7 +222,7 @@ class TiltedValueAtRisk(LeastOverTilts):
             raise ValueError(f"loss_floor must be finite, got {self.loss_floor:g}. It is a number that no loss is below; most "
                              "losses have 0.")
 
-    def range(self, low: float, high: float) -> tuple[float, float]:
+    def loss_interval(self, low: float, high: float) -> tuple[float, float]:
         """(loss_floor, high): the interval that is taken to hold every loss, from the smallest loss `low` and the largest `high`.
 
         Raises a ValueError where `low` is below `loss_floor`.

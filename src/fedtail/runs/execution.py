@@ -72,7 +72,7 @@ def run(experiment: Experiment, seed: int, folder: str | Path, watch: Watch, res
                 records.check(RunFolder.open(folder).about)
             with (Recorder(experiment, seed, folder, records, watch, ledger, checkpoints) as recorder,
                   redirect_warnings(recorder.note), _log_failures(recorder)):
-                start = recorder.open(task, table, checkpoint)
+                start = recorder.start_or_resume(task, table, checkpoint)
                 for problem in problems:
                     recorder.note(problem)
                 _train_missing_rounds(experiment, start, recorder, fleet)

@@ -147,7 +147,7 @@ class Recorder:
         if self._board is not None:
             self._board.close()
 
-    def open(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
+    def start_or_resume(self, task: Task, table: dict[str, Any], checkpoint: Checkpoint | None) -> Trained:
         """Open the run's files and return the state that training starts from: that of the checkpoint, or a new one.
 
         Without a checkpoint it writes `run.json` and `experiment.toml`, records the new state (evaluated where `records` does
