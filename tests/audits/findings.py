@@ -43,7 +43,7 @@ class Finding:
 
     def __str__(self) -> str:
         verdict = "passes" if self.passes else "DOES NOT PASS"
-        return (f"{verdict:<13} {self.audit.name:<27} claimed {self.claimed:6.2f}  at least {self.proven:6.2f}  ratio {self.ratio:5.2f}  "
+        return (f"{verdict:<13} {self.audit.name:<29} claimed {self.claimed:6.2f}  at least {self.proven:6.2f}  ratio {self.ratio:5.2f}  "
                 f"{self.damage:<15} {self.proven_damaged:6.2f} {'caught' if self.caught else 'NOT CAUGHT'}  "
                 f"({self.observations} observations, {self.seconds:.1f} s)")
 
