@@ -178,6 +178,36 @@ class Risk(StatisticPart):
         """
 
 
+class WeightedMeanRisk(Risk):
+    """A risk that is the mean loss under weights of its own, which do not change with a small change of the losses.
+
+    A subclass writes `weights_of`; `value` and `weights` follow from it.
+    """
+
+    def weights_of(self, present: Present) -> Tensor:
+        """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
+
+        Every subclass defines its own; here it raises NotImplementedError.
+        """
+        raise NotImplementedError
+
+    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
+        """The mean loss under the weights, over the last axis: a scalar, or (...) for a batch, in the dtype of the losses.
+
+        Its gradient is `weights`. `mass` defaults to equal masses.
+        """
+        present = self.present(losses, mass)
+        return (self.weights_of(present) * present.losses).sum(-1).to(losses.dtype)
+
+    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
+        """How much each loss contributes, in the shape and dtype of the losses: sum one over the last axis, zero without mass.
+
+        Without a gradient. `mass` defaults to equal masses.
+        """
+        present = self.present(losses, mass)
+        return present.spread(self.weights_of(present))
+
+
 class RiskWrapper(Risk):
     """A risk around another, `risk`: everything it does not define is the inner risk's own.
 

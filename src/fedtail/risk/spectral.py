@@ -13,13 +13,13 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation, join_conversations
-from fedtail.risk.base import Present, Risk, check_tail_fraction
+from fedtail.risk.base import Present, WeightedMeanRisk, check_tail_fraction
 from fedtail.risk.superquantile import tail_density, tail_weights
-from fedtail.types import Density, Losses, Mass, Weights
+from fedtail.types import Density
 
 
 @dataclass(frozen=True)
-class Spectral(Risk):
+class Spectral(WeightedMeanRisk):
     r"""A mixture of superquantiles: sum_j share_j S_theta_j, with `tail_fractions` (theta_j) and `shares` that sum to one.
 
     Weights rise with the rank of a loss, in steps: every spectral risk (weights that do not fall with the rank) is such a
@@ -64,22 +64,6 @@ class Spectral(Risk):
         return RiskDeclaration(contributing=max(self.tail_fractions), weight=weight, not_private="", not_batched="",
                                dynamic_range=-math.log(weight))
 
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The mixture of superquantiles of the losses over the last axis; its gradient is `weights`.
-
-        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
-
-    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The mixture, by `shares`, of the weights that attain each superquantile.
-
-        In the shape and dtype of the losses, sum one over the last axis, without a gradient. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return present.spread(self._weights_of(present))
-
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator of questions that returns the dual: (low, high, share, tail mass) of each tail, joined, float64.
 
@@ -102,7 +86,7 @@ class Spectral(Risk):
         """
         return float(dual.view(-1, 4)[:, 3].max()) / mass
 
-    def _weights_of(self, present: Present) -> Tensor:
+    def weights_of(self, present: Present) -> Tensor:
         """The mixture, by `shares`, of the superquantile weights of the clients present: (..., present) float64, sum one.
 
         They are without a gradient.

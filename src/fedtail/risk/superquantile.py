@@ -14,12 +14,12 @@ from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.quantiles.base import ROUNDING
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk, check_tail_fraction
+from fedtail.risk.base import Present, WeightedMeanRisk, check_tail_fraction
 from fedtail.types import Density, Losses, Mass, Weights
 
 
 @dataclass(frozen=True)
-class Superquantile(Risk):
+class Superquantile(WeightedMeanRisk):
     r"""Mean loss of the worst `tail_fraction` (theta) of the client mass, [PLMH23, eq. (6), (7), Algorithm 3].
 
     S_theta(F) = max { sum_k pi_k F_k : sum_k pi_k = 1, 0 <= pi_k <= alpha_k / theta }. theta = 1 is the mean, theta -> 0 the
@@ -44,22 +44,9 @@ class Superquantile(Risk):
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The mean loss of the worst `tail_fraction` of the mass over the last axis; its gradient is `weights`.
-
-        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return (tail_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
-
-    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """Weights that attain the superquantile: alpha_k / theta above the boundary, and less for clients tied at it, by mass.
-
-        In the shape and dtype of the losses, sum one over the last axis, without a gradient. `mass` (alpha up to a factor)
-        defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return present.spread(tail_weights(present, self.tail_fraction))
+    def weights_of(self, present: Present) -> Tensor:
+        """Weights that attain the superquantile: alpha_k / theta above the boundary, and less for clients tied at it, by mass."""
+        return tail_weights(present, self.tail_fraction)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
@@ -86,7 +73,7 @@ class Superquantile(Risk):
 
 
 @dataclass(frozen=True)
-class TailFilter(Risk):
+class TailFilter(WeightedMeanRisk):
     r"""The filter of [PLMH23, Algorithm 1] and [LPMH21, Algorithm 2]: everybody at or above the quantile contributes fully.
 
     With the lower quantile one client too many is kept when theta m is an integer (51 of 100 at theta = 0.5), and ties at
@@ -107,21 +94,11 @@ class TailFilter(Risk):
         """A `RiskDeclaration`: theta of the cohort is expected to contribute; it may be private and takes batches."""
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The mean loss by mass of the clients at or above the exact lower quantile, over the last axis.
-
-        Its gradient is `weights`. A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return (_filter_weights(present, self.tail_fraction) * present.losses).sum(-1).to(losses.dtype)
-
-    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The masses of the clients at or above the exact lower quantile, scaled to sum to one over the last axis; zero below it.
-
-        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return present.spread(_filter_weights(present, self.tail_fraction))
+    def weights_of(self, present: Present) -> Tensor:
+        """The masses of the clients at or above the exact lower quantile, scaled to sum to one; zero below it."""
+        losses = present.losses.detach()
+        kept = present.mass * (losses >= lower_quantile(losses, present.mass, self.tail_fraction))
+        return kept / kept.sum(-1, keepdim=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
@@ -202,10 +179,3 @@ def lower_quantile(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tensor
     heaped = mass.gather(-1, order).cumsum(-1)
     last = (heaped <= tail_fraction + ROUNDING).sum(-1, keepdim=True).clamp(max=losses.shape[-1] - 1)
     return ranked.gather(-1, last)
-
-
-def _filter_weights(present: Present, tail_fraction: float) -> Tensor:
-    """Weights by mass of the clients at or above the lower quantile, zero for others; (..., present) float64, sum one."""
-    losses = present.losses.detach()
-    kept = present.mass * (losses >= lower_quantile(losses, present.mass, tail_fraction))
-    return kept / kept.sum(-1, keepdim=True)

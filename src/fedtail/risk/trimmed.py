@@ -14,14 +14,14 @@ from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.quantiles.radix import LARGEST
 from fedtail.questions import Conversation, join_conversations
-from fedtail.risk.base import Present, Risk
+from fedtail.risk.base import Present, WeightedMeanRisk
 from fedtail.risk.superquantile import tail_density, tail_weights
-from fedtail.types import Density, Losses, Mass, Weights
+from fedtail.types import Density
 
 EVERYBODY = torch.tensor([-LARGEST, -LARGEST, 1.0, 0.0], dtype=torch.float64)      # the dual of a tail that is all
 
 
-class TrimmedMean(Risk):
+class TrimmedMean(WeightedMeanRisk):
     """Mean loss without the worst `leave_worst` and the best `leave_best` of the mass: what both risks of this file are.
 
     Federated, the boundaries are found side by side, so two cost the messages of one. Whoever is left out does not train.
@@ -45,22 +45,6 @@ class TrimmedMean(Risk):
         """A `RiskDeclaration`: the share `kept` of the cohort contributes; it may be private and takes batches."""
         kept = self.kept
         return RiskDeclaration(contributing=kept, weight=kept, not_private="", not_batched="", dynamic_range=-math.log(kept))
-
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The mean loss without the worst and the best share of the mass, over the last axis; its gradient is `weights`.
-
-        A scalar, or (...) for a batch, in the dtype of the losses. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
-
-    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The masses of the clients that are not left out, over `kept`; less for those at a boundary, zero for those left out.
-
-        In the shape and dtype of the losses, sum one over the last axis, without a gradient. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return present.spread(self._weights_of(present))
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator of questions that returns the dual: a tail of all but the best, then the tail of the worst.
@@ -88,7 +72,7 @@ class TrimmedMean(Risk):
             return None
         return float(dual[3]) / mass if self.leave_best else math.inf
 
-    def _weights_of(self, present: Present) -> Tensor:
+    def weights_of(self, present: Present) -> Tensor:
         """Weights of the clients present, (..., present) float64, sum one over the last axis, without a gradient.
 
         A client's weight is its mass over `kept`; less of it at a boundary, and zero for those left out.

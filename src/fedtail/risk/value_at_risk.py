@@ -12,13 +12,13 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles import ExactQuantile, Quantile, check_quantile
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk, check_tail_fraction
+from fedtail.risk.base import Present, WeightedMeanRisk, check_tail_fraction
 from fedtail.risk.superquantile import lower_quantile
-from fedtail.types import Density, Losses, Mass, Weights
+from fedtail.types import Density
 
 
 @dataclass(frozen=True)
-class ValueAtRisk(Risk):
+class ValueAtRisk(WeightedMeanRisk):
     r"""The loss that all but the worst `tail_fraction` (theta) of the client mass do not exceed: VaR, [Li23, section 7.4].
 
     The lower quantile: the smallest g with P[F > g] <= theta; of 4 equal masses at theta = 0.5 the second smallest loss. Its
@@ -43,22 +43,6 @@ class ValueAtRisk(Risk):
         return RiskDeclaration(contributing=0.0, not_private="only those at the quantile contribute, mostly one client",
                                not_batched="")
 
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The lower quantile of the losses over the last axis: a scalar, or (...) for a batch, in the dtype of the losses.
-
-        Its gradient goes to the clients tied at the quantile, by mass. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return (self._weights_of(present) * present.losses).sum(-1).to(losses.dtype)
-
-    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """A weight of one, shared by mass among the clients whose loss is the quantile, zero for the others.
-
-        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return present.spread(self._weights_of(present))
-
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator of questions that returns the dual of `quantile`: (low, high, share, tail mass), float64.
 
@@ -75,7 +59,7 @@ class ValueAtRisk(Risk):
         """The loss at which the tail begins: `low`, the first number of the dual."""
         return float(dual[0])
 
-    def _weights_of(self, present: Present) -> Tensor:
+    def weights_of(self, present: Present) -> Tensor:
         """Weights of the clients present, float64, sum one over the last axis: by mass among those tied at the quantile."""
         losses = present.losses.detach()
         tied = present.mass * (losses == lower_quantile(losses, present.mass, self.tail_fraction))

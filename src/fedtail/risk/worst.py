@@ -13,12 +13,12 @@ from fedtail.client_statistics import ClientStatistics
 from fedtail.declarations import RiskDeclaration
 from fedtail.quantiles.radix import Digit, extreme_loss
 from fedtail.questions import Conversation
-from fedtail.risk.base import Present, Risk
-from fedtail.types import Density, Losses, Mass, Weights
+from fedtail.risk.base import Present, WeightedMeanRisk
+from fedtail.types import Density
 
 
 @dataclass(frozen=True)
-class Worst(Risk):
+class Worst(WeightedMeanRisk):
     """The largest client loss: theta -> 0 of the superquantile, t -> infinity of the tilted risk. Ties share by mass."""
 
     sends: ClassVar[tuple[type, ...]] = (Digit,)
@@ -29,21 +29,11 @@ class Worst(Risk):
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it", not_batched="")
 
-    def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The largest loss among clients with mass, over the last axis: a scalar, or (...) for a batch, in the losses' dtype.
-
-        Its gradient is `weights`.
-        """
-        present = self.present(losses, mass)
-        return (_worst_weights(present) * present.losses).sum(-1).to(losses.dtype)
-
-    def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """A weight of one, shared by mass among the clients with the largest loss; zero for the others.
-
-        In the shape and dtype of the losses, without a gradient. `mass` defaults to equal masses.
-        """
-        present = self.present(losses, mass)
-        return present.spread(_worst_weights(present))
+    def weights_of(self, present: Present) -> Tensor:
+        """A weight of one, shared by mass among the clients with the largest loss; zero for the others."""
+        losses = present.losses.detach()
+        tied = present.mass * (losses == losses.amax(-1, keepdim=True))
+        return tied / tied.sum(-1, keepdim=True)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
         """Server: a generator of up to four questions that returns the dual, (1,) float64: the largest loss of clients with mass.
@@ -56,13 +46,3 @@ class Worst(Risk):
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
         """Client: one for a loss that is at least the dual, the largest loss, zero for others; (clients,)."""
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
-
-
-def _worst_weights(present: Present) -> Tensor:
-    """Weights of the clients present, (..., present) float64, sum one: by mass among those with the largest loss, else zero.
-
-    They are without a gradient.
-    """
-    losses = present.losses.detach()
-    tied = present.mass * (losses == losses.amax(-1, keepdim=True))
-    return tied / tied.sum(-1, keepdim=True)
