@@ -42,7 +42,7 @@ from fedtail.secure.primitives import agreement, unseal
 from fedtail.secure.shamir import combine
 from fedtail.secure.sparse_graph import circle_order, count_of, neighbours_of, tail
 from fedtail.secure.sparse_messages import Neighbours, SparseAsk, SparseUnmask
-from test_secure import NEVER, carried, finished, modelled, plain, refused, seeded, words
+from test_secure import NEVER, assert_sums_as_modelled, carried, finished, plain, refused, seeded, words
 
 NAMES = tuple(range(10, 34, 2))      # twelve clients; places and names differ
 
@@ -255,21 +255,7 @@ def test_clients_come_and_go_over_several_queries(data):
     misses = st.sets(st.integers(0, 1 + 2 * queries), max_size=2)
     absent = {one: data.draw(misses) for one in data.draw(st.sets(st.integers(0, count - 1), max_size=5))}
     clients = LocalClients(session.members, b"test", 2, absent)
-    rounds, expected = Rounds(clients), modelled(count, session.threshold, queries, absent)
-    if expected is None:
-        with pytest.raises(TooFew):
-            rounds.open(session)
-        return
-    rounds.open(session)
-    for query, alive in enumerate(expected):
-        clients.rows = {one: np.arange(5) * 2**40 + one + 100 * query for one in range(count)}
-        if alive is None:
-            with pytest.raises(TooFew):
-                rounds.sum(5, bits)
-        else:
-            done = rounds.sum(5, bits)
-            assert done.survivors == tuple(alive)
-            assert done.total.tolist() == plain(clients.rows, alive, bits)
+    assert_sums_as_modelled(session, clients, absent, bits)
 
 
 def test_keys_that_travel_ahead_and_participants_that_are_saved():
