@@ -20,6 +20,14 @@ from fedtail_studies.theory.bias import BIAS
 from fedtail_studies.theory.gaussians import GAUSSIANS
 from fedtail_studies.theory.theorem4 import THEOREM4
 from fedtail_studies.theory.theorem5 import THEOREM5
+from fedtail_studies.tilted.classes_compound import HIV_COMPOUND
+from fedtail_studies.tilted.classes_hiv import HIV_CLASSES
+from fedtail_studies.tilted.classes_mnist import MNIST_IMBALANCE
+from fedtail_studies.tilted.classes_noise import MNIST_ANNOTATORS, MNIST_COMPOUND, MNIST_NOISE
+from fedtail_studies.tilted.fairness_femnist import TERM_FEMNIST
+from fedtail_studies.tilted.fairness_pca import FAIR_PCA
+from fedtail_studies.tilted.fairness_vehicle import VEHICLE
+from fedtail_studies.tilted.meta_sine import SINE
 
 STUDIES: tuple[Study, ...] = (
     TABLE2,
@@ -41,6 +49,16 @@ STUDIES: tuple[Study, ...] = (
     THEOREM4,
     THEOREM5,
     GAUSSIANS,
+    HIV_CLASSES,
+    HIV_COMPOUND,
+    MNIST_IMBALANCE,
+    MNIST_NOISE,
+    MNIST_ANNOTATORS,
+    MNIST_COMPOUND,
+    FAIR_PCA,
+    VEHICLE,
+    TERM_FEMNIST,
+    SINE,
 )
 
 

@@ -171,6 +171,14 @@ def descended(model: Logistic, steps: int, step_size: float, weights: Callable[[
     return params.numpy()
 
 
+def gradient_weights(model: Logistic, objective: Objective) -> Callable[[Tensor], Tensor]:
+    """The weights by which the gradients of single losses add up to the objective's gradient, as a function of the parameters."""
+    def weights(params: Tensor) -> Tensor:
+        losses = model.losses(params).requires_grad_()
+        return torch.autograd.grad(objective(losses), losses)[0]
+    return weights
+
+
 def learned_reweighting(model: Logistic, held_out: Logistic, steps: int, step_size: float) -> np.ndarray:
     """LearnReweight for a linear model: gradient descent, weights found anew in every step from a balanced held-out set."""
     share = balanced(held_out.y)

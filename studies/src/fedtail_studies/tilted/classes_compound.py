@@ -23,9 +23,11 @@ from fedtail_studies.tilted.baselines import (
     Logistic,
     adaptive_penalty,
     chi_square_weights,
+    descended,
     fitted,
     focal,
     generalised_cross_entropy,
+    gradient_weights,
     learned_reweighting,
     nested,
     tilted,
@@ -43,6 +45,7 @@ class Plan:
     seeds: int = 5
     noise: float = 0.3
     reweighting_steps: int = 3000
+    steps: int = 2000                            # of gradient descent, where it is not run to convergence
     step_size: float = 0.1
 
 
@@ -67,7 +70,7 @@ SCENARIOS = (
     Scenario("30% noise, 1:20", 20, True, (-2.0, 10.0), (50.0, -2.0), 0.3, 0.1, 0.2),
 )
 METHODS = ("ERM", "CVaR", "GCE", "LearnReweight", "RobustRegRisk", "FocalLoss", "HAR", "TERM (sc)", "TERM (ca)")
-TERM = METHODS[-2:]
+STOPPED = tuple(f"{name}, gradient steps" for name in METHODS[-2:])
 SINGLE = METHODS[:6]                             # baselines that address one issue
 PRINTED = {
     "ERM": (.822, .009, .934, .003, .503, .013, .888, .006, .656, .014, .911, .006, .240, .018, .831, .011),
@@ -97,6 +100,11 @@ def fits(cell: Cell, scenario: Scenario, split: Split) -> dict[str, np.ndarray]:
     alpha = torch.where(labels == RARE, 1 - scenario.common_weight, scenario.common_weight)
     erm = fitted(model, torch.mean)
     inside, across = scenario.sample_class
+    by_class = over_classes(labels, across, inside)
+
+    def by_annotator(losses: Tensor) -> Tensor:
+        return over_annotators(losses, labels, annotator, *scenario.class_annotator)
+
     return {
         "ERM": erm,
         "CVaR": fitted(model, Superquantile(scenario.tail_fraction).value, start=erm, steps=300),
@@ -105,8 +113,10 @@ def fits(cell: Cell, scenario: Scenario, split: Split) -> dict[str, np.ndarray]:
         "RobustRegRisk": best([fitted(model, partial(_chi_square, radius=radius), start=erm, steps=200) for radius in RADII], split),
         "FocalLoss": fitted(model, lambda losses: (alpha * focal(losses, 2.0)).mean()),
         "HAR": best(adaptive(model, split, erm), split, "balanced"),
-        "TERM (sc)": fitted(model, over_classes(labels, across, inside)),
-        "TERM (ca)": fitted(model, lambda losses: over_annotators(losses, labels, annotator, *scenario.class_annotator)),
+        "TERM (sc)": fitted(model, by_class),
+        "TERM (ca)": fitted(model, by_annotator),
+        **{name: descended(model, plan.steps, plan.step_size, gradient_weights(model, objective))
+           for name, objective in zip(STOPPED, (by_class, by_annotator), strict=True)},
     }
 
 
@@ -152,7 +162,7 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 def tables(results: Results) -> list[Table]:
     return [Table(f"Test accuracy, {scenario.title}", ("Y=0", "overall"),
                   tuple(Row(name, {"Y=0": values(results, scenario, name, "rare"), "overall": values(results, scenario, name, "all")},
-                            printed_at(name, scenario)) for name in METHODS),
+                            printed_at(name.removesuffix(", gradient steps"), scenario)) for name in (*METHODS, *STOPPED)),
                   "[Li23, table 7.8], standard errors times the root of five", digits=3) for scenario in SCENARIOS]
 
 
@@ -174,6 +184,17 @@ def _not_worse(results: Results, scenario: Scenario, method: str, others: Sequen
                               results.papers_data, f"{scenario.title}, {column}, {name} less {method},") for name in others))
 
 
+def _stopped_early(results: Results) -> Finding:
+    """Which of the two is nearer to the printed accuracies of both forms of TERM."""
+    findings = []
+    for name, stopped in zip(METHODS[-2:], STOPPED, strict=True):
+        said = printed_at(name, CLEAN20)["Y=0"].mean
+        away = [[abs(value - said) for value in values(results, CLEAN20, method, "rare")] for method in (stopped, name)]
+        findings.append(lower(difference(*away), results.papers_data,
+                              what=f"{name}, printed {said:.3f}: distance of gradient steps less that of the minimum,"))
+    return all_of(*findings)
+
+
 def notes(results: Results) -> list[str]:
     return [
         "The rare class (cleaved) is called Y = 0 in the thesis and stored as label 1. Rare examples are dropped, and labels shuffled, "
@@ -184,6 +205,8 @@ def notes(results: Results) -> list[str]:
         "RobustRegRisk's radius and HAR's strength are chosen on the validation set, the latter by the mean accuracy of the two classes. "
         "The thesis gives no formula of HAR: what is run is a reading of it, two passes with a penalty on the loss's gradient in the "
         "features that is larger for rare and noisy classes. Its row is not a test of HAR.",
+        f"Rows \"gradient steps\" are TERM after {results.plan['steps']} steps of {results.plan['step_size']:g}, short of its minimum, as the "
+        "thesis solves it; at 1:20 the minimum fits the few rare examples too closely.",
         f"Where two methods are said to be as good, the margin is {NEAR:g} of accuracy, ours.",
     ]
 
@@ -191,7 +214,7 @@ def notes(results: Results) -> list[str]:
 CLEAN4, CLEAN20, NOISY4, NOISY20 = SCENARIOS
 HIV_COMPOUND = Study(
     name="hiv_compound", paper="Li23", item="table 7.8", title="Class imbalance and label noise at once", cost=Cost(0, 4), data=HIV,
-    full=Plan(), quick=Plan(seeds=2, reweighting_steps=500), cells=cells, tables=tables, notes=notes,
+    full=Plan(), quick=Plan(seeds=2, reweighting_steps=500, steps=300), cells=cells, tables=tables, notes=notes,
     claims=(
         Claim("Imbalanced and noisy, TERM over examples and classes has a more accurate rare class than every baseline for one issue.",
               "[Li23, section 7.7.3.1]", lambda results: _below(results, NOISY20, SINGLE, "TERM (sc)", "rare")),
@@ -208,6 +231,8 @@ HIV_COMPOUND = Study(
               lambda results: _below(results, NOISY4, ("TERM (sc)",), "TERM (ca)", "all")),
         Claim("Clean at 1:20, TERM over classes has a more accurate rare class than ERM, CVaR and RobustRegRisk.", "[Li23, table 7.8]",
               lambda results: _below(results, CLEAN20, ("ERM", "CVaR", "RobustRegRisk"), "TERM (sc)", "rare")),
+        Claim("Clean at 1:20, the printed rare-class accuracy of TERM is that of gradient descent short of convergence, not of the minimum.",
+              "[ours, table 7.8]", _stopped_early),
         Claim("Clean at 1:4, TERM over classes and annotators loses little overall.", "[Li23, section 7.7.3.1]",
               lambda results: _not_worse(results, CLEAN4, "TERM (ca)", SINGLE, "all")),
     ),
