@@ -44,8 +44,8 @@ NEAR = 0.01
 class Plan:
     seeds: int = 5
     noise: float = 0.3
-    reweighting_steps: int = 3000
-    steps: int = 2000                            # of gradient descent, where it is not run to convergence
+    reweighting_steps: int = 2000
+    steps: int = 1000                            # of gradient descent, where it is not run to convergence
     step_size: float = 0.1
 
 

@@ -33,7 +33,7 @@ class Plan:
     seeds: int = 5
     images: int = 5000
     shares: tuple[float, ...] = (0.9, 0.95, 0.98, 0.99, 0.995)      # of the common class
-    epochs: int = 20
+    epochs: int = 8
     hidden: int = 128
     clean: int = 10                              # balanced images that LearnReweight learns from
     tilt: float = 100.0

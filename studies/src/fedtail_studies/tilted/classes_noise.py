@@ -47,9 +47,9 @@ STAND_IN = "on MNIST by writer, which is not CIFAR-10"
 @dataclass(frozen=True)
 class Plan:
     seeds: int = 3
-    images: int = 20_000
+    images: int = 10_000
     noise: tuple[float, ...] = (0.2, 0.4, 0.8)
-    epochs: int = 15
+    epochs: int = 8
     hidden: int = 128
 
 

@@ -26,10 +26,10 @@ LITTLE = 0.5                                     # points of error
 
 @dataclass(frozen=True)
 class Plan:
-    seeds: int = 5
-    visits: float = 60.0                         # of every training writer
+    seeds: int = 3
+    visits: float = 20.0                         # of every training writer
     cohort: int = 50
-    tilts: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0)
+    tilts: tuple[float, ...] = (0.0, 1.0, 5.0)
 
 
 def measured(cell: Cell) -> Numbers:
@@ -94,12 +94,12 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 TERM_FEMNIST = Study(
-    name="term_femnist", paper="", item="how the tail follows the tilt over clients", title="TERM over writers", cost=Cost(216, 10, 2),
+    name="term_femnist", paper="", item="how the tail follows the tilt over clients", title="TERM over writers", cost=Cost(72, 5, 1),
     full=Plan(), quick=Plan(seeds=2, visits=5.0), data=FEMNIST, cells=cells, tables=tables, figures=figures,
     claims=(
-        Claim("Every tilt from 0.5 to 5 lowers the 90th percentile of test writers' errors.", "[ours]",
+        Claim("Tilts of 1 and 5 lower the 90th percentile of test writers' errors.", "[ours]",
               lambda results: _gains(results, results.plan["tilts"][1:], "p90")),
-        Claim("Every tilt from 0.5 to 5 lowers the mean error of the worst 10%.", "[ours]",
+        Claim("Tilts of 1 and 5 lower the mean error of the worst 10%.", "[ours]",
               lambda results: _gains(results, results.plan["tilts"][1:], "worst10")),
         Claim("At t = 1 the mean error rises by no more than half a point.", "[ours]",
               lambda results: not_above(less_fedavg(results, 1.0, "mean"), LITTLE, True, "mean, TERM, t = 1 less FedAvg,")),
