@@ -84,7 +84,8 @@ class Hierarchical(Risk):
     superquantile or another mean under weights. Over a channel that hides single clients a group with fewer than
     `minimum_contributors` clients in the cohort is as if absent.
 
-    >>> risk = Hierarchical(within=Tilted(0.0), across=Worst())
+    >>> from fedtail import Mean, Worst
+    >>> risk = Hierarchical(within=Mean(), across=Worst())
     >>> risk.value(torch.tensor([1., 2., 3., 7., 0.]), group=torch.tensor([0, 0, 0, 1, 1])).item()
     3.5
     """
