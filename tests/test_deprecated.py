@@ -25,7 +25,7 @@ from fedtail.privacy import GaussianRelease, PoissonSampling, RoundEvent, guaran
 from fedtail.rows import RowFolder
 from fedtail.runs import Interrupted, RunFolder, run
 from fedtail.runs.files import RunRefused
-from fedtail.secure import Client, Session
+from fedtail.secure import AllOrNothingClient, AllOrNothingRounds, Client, Identity, LocalClients, Run, Session, sparse_session
 
 from remote_cases import PEOPLE, TASK, Sites, registry_of
 from run_cases import Onlooker, digests, experiment
@@ -77,7 +77,11 @@ def holders():
     folder.write("risk", some, torch.ones(3, 2))
     store = folder.stores["risk"]
     method, fleet = fedtail.fedavg(3), LocalFleet(PEOPLE, TASK)
-    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
+    run_of_two = Run(b"run", (0, 1))
+    rounds = AllOrNothingRounds(LocalClients((0, 1), b"run"), run_of_two)
+    return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
+            "AllOrNothingClient": AllOrNothingClient(run_of_two, 0), "AllOrNothingRounds": rounds, "AllOrNothingServer": rounds.server,
+            "Identity": Identity(bytes(32), {}), "Session": Session(b"run", 0, (0, 1), 2), "SparseSession": sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
             "Clients": Clients(None, some),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),

@@ -20,7 +20,7 @@ from fedtail.deployment.settings import NodeSettings
 from fedtail.experiment.experiment import build_experiments
 from fedtail.experiment.source import Source
 from fedtail.secure import Client, LocalClients, Refused, Session, SparseSession
-from fedtail.secure.frames import invitation, peek, unbundled
+from fedtail.secure.frames import decode_bundle, decode_invitation, frame_class_and_session
 
 from remote_cases import LOCAL, ONE_QUESTION, PEOPLE, TASK, Sites, params_of
 
@@ -37,8 +37,8 @@ NODES, FEDAVG = 15, fedtail.fedavg(30, **LOCAL)      # of two clients each
 
 def sessions_in(sites):
     """The kinds of all sessions that nodes were invited to, with the session itself."""
-    messages = [m for letters in sites.letters for letter in letters.values() for m in unbundled(read_message(letter).secure)]
-    return {peek(m)[1]: invitation(peek(m)[0], m) for m in messages if peek(m)[0] in (Session, SparseSession)}.values()
+    messages = [m for letters in sites.letters for letter in letters.values() for m in decode_bundle(read_message(letter).secure)]
+    return {frame_class_and_session(m)[1]: decode_invitation(frame_class_and_session(m)[0], m) for m in messages if frame_class_and_session(m)[0] in (Session, SparseSession)}.values()
 
 
 @pytest.mark.parametrize("name", RECIPES)

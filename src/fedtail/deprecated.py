@@ -33,13 +33,16 @@ NAMES = {
                           "changing": "with_question_fields", "refuse_coarse": "refuse_rounding_after_noise",
                           "side_by_side": "join_conversations"},
     "fedtail.secure": {"TogetherClient": "AllOrNothingClient", "TogetherRounds": "AllOrNothingRounds",
-                       "TogetherServer": "AllOrNothingServer"},
+                       "TogetherServer": "AllOrNothingServer", "centred": "centre_residues"},
     "fedtail.training": {"NobodyCountedWarning": "NoContributionWarning"},
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AdaptiveClip": {"now": "current_clip_norm"},
+    "AllOrNothingClient": {"asked": "checked_query", "hear": "store_key_list", "masked": "masked_row"},
+    "AllOrNothingRounds": {"again": "retry"},
+    "AllOrNothingServer": {"again": "retry", "known": "members_with_keys", "missing": "missing_members"},
     "AnswerReport": {"asked": "sampled"},
-    "Client": {"asked": "checked_query"},
+    "Client": {"asked": "checked_query", "done": "is_done", "masked": "masked_row"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
@@ -48,6 +51,8 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "Family": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
+    "Identity": {"check": "check_signatures", "public": "public_key", "signed": "sign_keys", "vouches": "is_signature_of",
+                 "with_numbers": "with_numbered_pins"},
     "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
@@ -60,7 +65,9 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                   "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
                   "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Session": {"agree_to": "check_secrecy", "kind_sent": "wire_class", "read": "from_wire_message", "sent": "to_wire_message"},
     "Source": {"changed": "with_value", "where": "location"},
+    "SparseSession": {"bits": "member_bits"},
     "State": {"keeping": "with_part_state", "of": "part_state"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}

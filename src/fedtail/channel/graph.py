@@ -93,7 +93,7 @@ class SignedGraph:
         from fedtail.secure.primitives import KEY, system
 
         made = {one: Identity(system(KEY), ()) for one in names}
-        pinned = {one: identity.public for one, identity in made.items()}
+        pinned = {one: identity.public_key for one, identity in made.items()}
         return {"identities": {one: Identity(identity.secret, pinned, self.colluding) for one, identity in made.items()}}
 
     def session(self, name: bytes, round: int, members: tuple[int, ...], threshold: int, queries: int = 1) -> Session:

@@ -193,10 +193,10 @@ class SecureChannel(Channel):
         than `needed`.
         """
         from fedtail.secure import ROW, LocalClients, Rounds, TooFew
-        from fedtail.secure.exchanges import refuse_few
+        from fedtail.secure.exchanges import refuse_few_clients
 
         names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
-        enough = partial(refuse_few, dict.fromkeys(names, 1), needed)
+        enough = partial(refuse_few_clients, dict.fromkeys(names, 1), needed)
         requires = {} if self.graph is None else self.graph.requirements(names)
         for question, mine, lost in zip(questions, rows, gone, strict=True):
             vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
