@@ -54,6 +54,8 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "Identity": {"check": "check_signatures", "public": "public_key", "signed": "sign_keys", "vouches": "is_signature_of",
                  "with_numbers": "with_numbered_pins"},
     "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
+    "LocalFleet": {"begin": "open_with_memory", "give_up_rows": "pop_large_rows", "note": "restore_round_results",
+                   "notes": "round_results", "stamp": "rows_stamp"},
     "PoissonSampling": {"decisive": "revealed"},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
                   "who_counted": "contributors_of"},
