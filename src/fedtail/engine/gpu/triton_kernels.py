@@ -324,7 +324,8 @@ def fold_windows(columns: Tensor, window: Window, size: Pair) -> Tensor:
     count, *places, _, _, channels = columns.shape
     out = columns.new_empty(count, *size, channels)
     _launch_kernel(out.numel(), _fold_kernel, columns.contiguous(), out, out.numel(), channels, *size, *window.kernel, *places,
-                   *window.stride, *window.padding, *window.dilation, tl.float64 if columns.dtype == torch.float64 else tl.float32)
+                   *window.stride, *window.padding, *window.dilation,
+                   tl.float64 if columns.dtype == torch.float64 else tl.float32)
     return out.permute(0, 3, 1, 2)
 
 
