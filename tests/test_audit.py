@@ -39,7 +39,7 @@ from fedtail.data.population import Population
 from fedtail.fleet import Broadcast
 from fedtail.models import LeastSquares
 from fedtail.privacy import Attack, Guarantee, Ledger, NoisySum, SeededRandomness, gaussian_epsilon
-from fedtail.privacy.audit import _at_most, _error_bounds
+from fedtail.privacy.audit import _clopper_pearson_bound, _error_rate_bounds
 from fedtail.privacy.events import NoSampling, Release, RoundEvent, Sampling
 from fedtail.quantiles import Edges, QuantilePlan, plan_quantiles
 from fedtail.quantiles.private import noisy_sum
@@ -103,15 +103,15 @@ def test_the_threshold_is_chosen_on_other_runs_than_it_is_tested_on():
 def test_bounds_on_probabilities_are_clopper_and_pearsons():
     for runs in (20, 77):
         happened = np.arange(runs + 1)
-        bounds = _at_most(happened, runs, 0.02)
+        bounds = _clopper_pearson_bound(happened, runs, 0.02)
         assert stats.binom.cdf(happened[:-1], runs, bounds[:-1]) == pytest.approx(np.full(runs, 0.02), rel=1e-9)
         assert bounds[-1] == 1
     random = np.random.default_rng(0)
     without, present = random.integers(0, 6, 40).astype(float), random.integers(2, 9, 30).astype(float)
     for threshold in range(-1, 11):
-        alarms, misses = _error_bounds(without, present, np.array(float(threshold)), 0.96)
-        assert float(alarms) == pytest.approx(float(_at_most(np.array((without >= threshold).sum()), 40, 0.02)))
-        assert float(misses) == pytest.approx(float(_at_most(np.array((present < threshold).sum()), 30, 0.02)))
+        alarms, misses = _error_rate_bounds(without, present, np.array(float(threshold)), 0.96)
+        assert float(alarms) == pytest.approx(float(_clopper_pearson_bound(np.array((without >= threshold).sum()), 40, 0.02)))
+        assert float(misses) == pytest.approx(float(_clopper_pearson_bound(np.array((present < threshold).sum()), 30, 0.02)))
 
 
 def test_bounds_approach_the_truth_with_more_runs():

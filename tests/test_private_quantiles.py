@@ -266,7 +266,7 @@ def test_every_client_adds_its_share_and_in_any_pieces(monkeypatch):
     exactly = plan.strategy.matrix @ np.bincount(edges.place(values), minlength=4)
     noise = np.array([noisy_sum(plan, values, SeededRandomness(k)) - exactly for k in range(1000)])
     assert noise.var() == approx(150 * float(plan.shares.variance), rel=0.1)
-    assert 110 * float(plan.shares.variance) == approx(plan.shares.deviation**2)
+    assert 110 * float(plan.shares.variance) == approx(plan.shares.total_deviation**2)
     assert abs(noise.mean()) < 4.5 * noise.std() / math.sqrt(noise.size)
     whole = noisy_sum(plan, values, SeededRandomness(3))
     assert whole.dtype == np.int64

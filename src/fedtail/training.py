@@ -190,7 +190,7 @@ def resume(trained: Trained, population: Population | None = None, *, rounds: in
     ledger = privacy if isinstance(privacy, Ledger) else trained.ledger.copy()
     if isinstance(privacy, PrivacyBudget):
         ledger.budget = privacy
-    if not ledger.vouches_for(trained.rounds):
+    if not ledger.covers_rounds(trained.rounds):
         made = trained.ledger.history(f"a model that was trained for {trained.rounds} rounds", trained.rounds)
         ledger.record_earlier(replace(made, what=made.what if made.is_known else UNKNOWN, round=trained.rounds))
     return _check_and_run(first, population, rounds, replace(engine, dtype=dtype), channel, fleet, ledger, evaluation, on_round)

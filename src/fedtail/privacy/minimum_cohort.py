@@ -41,7 +41,7 @@ def skip_probability(rate: float, population: int, minimum: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def minimum_for(rate: float, population: int, failure: float = 1e-5) -> int:
+def minimum_cohort_for(rate: float, population: int, failure: float = 1e-5) -> int:
     """The largest minimum cohort for which a round is skipped with a probability below `failure`, under Poisson sampling.
 
     A ValueError where even a minimum of one is missed more often, or an argument is out of range. Cached.

@@ -278,7 +278,7 @@ class Recorder:
         mark, round = checkpoint.lines.get(LEDGER), checkpoint.round
         try:
             if mark is not None:
-                self.ledger.check(LedgerMark(*mark), round)
+                self.ledger.check_against_mark(LedgerMark(*mark), round)
         except LedgerError as reason:
             raise RunRefused(str(reason)) from reason
         if mark is None and round:
@@ -317,10 +317,10 @@ class Recorder:
 
         It lists where a later version of the library computed another epsilon for earlier rounds, if one did.
         """
-        from fedtail.privacy.statement import statement
+        from fedtail.privacy.statement import privacy_statement
 
         folder = RunFolder.open(self.folder, also_deployed=True)
-        found = statement(self.ledger, trained.rounds, not_charged=folder.not_charged)
+        found = privacy_statement(self.ledger, trained.rounds, not_charged=folder.not_charged)
         write_json(self.folder / "privacy.json", {**found, **({"repriced": self._repriced} if self._repriced else {})})
 
 
