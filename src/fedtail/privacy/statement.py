@@ -25,8 +25,8 @@ CLOSE = 1e-4                # two prices of the same rounds that differ by less 
 def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, not_charged: Sequence[str] = ()) -> dict[str, Any]:
     """The privacy statement of a run as plain values, for privacy.json; infinite numbers are the word "infinity".
 
-    Where nothing was released yet, or something without a mechanism, `private` is False and `why` says so. Otherwise `statement` is
-    the guarantee in one line, and the other values are its parts: `epsilon` with amplification by secret sampling and
+    Where nothing was released yet, or something without a mechanism, `private` is False and `why` says so. Otherwise `statement`
+    is the guarantee in one line, and the other values are its parts: `epsilon` with amplification by secret sampling and
     `without_amplification`, both at `delta` (by default the budget's), the protected `unit`, the neighbouring relation
     (`adjacency`), the `observer`, and `only`: what is left out because the rounds began with a model trained elsewhere. `rounds`
     and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
