@@ -53,7 +53,7 @@ def test_few_neighbours_change_no_bit(name):
 def test_simulated_clients_require_what_the_channel_says():
     """With nobody corrupted and nobody gone two neighbours do; clients left to themselves would refuse them."""
     trusting = replace(CHANNEL, graph=SparseGraph(0.0, 0.0))
-    session = trusting._session(0, tuple(range(20)))
+    session = trusting._make_session(0, tuple(range(20)))
     assert (session.neighbours, session.threshold) == (2, 20)
     with pytest.raises(Refused, match="rows are disclosed"):
         Client(session, 0)
@@ -62,12 +62,12 @@ def test_simulated_clients_require_what_the_channel_says():
 
 
 def test_the_session_of_a_cohort_is_sparse_where_that_is_less():
-    assert isinstance(CHANNEL._session(0, tuple(range(20))), SparseSession)
+    assert isinstance(CHANNEL._make_session(0, tuple(range(20))), SparseSession)
     small = replace(CHANNEL, threshold=2)
-    assert type(small._session(0, (4, 5, 6, 7))) is Session
-    assert [small._threshold(clients) for clients in (4, 20, 100)] == [3, 18, 90]
-    assert [replace(small, graph=None)._threshold(clients) for clients in (4, 20, 100)] == [3, 11, 51]
-    assert CHANNEL._threshold(8) == 8
+    assert type(small._make_session(0, (4, 5, 6, 7))) is Session
+    assert [small._session_threshold(clients) for clients in (4, 20, 100)] == [3, 18, 90]
+    assert [replace(small, graph=None)._session_threshold(clients) for clients in (4, 20, 100)] == [3, 11, 51]
+    assert CHANNEL._session_threshold(8) == 8
 
 
 @pytest.mark.parametrize("dropout", [0.04, 0.12])

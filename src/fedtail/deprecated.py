@@ -9,6 +9,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type)
@@ -43,6 +44,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AllOrNothingRounds": {"again": "retry"},
     "AllOrNothingServer": {"again": "retry", "known": "members_with_keys", "missing": "missing_members"},
     "AnswerReport": {"asked": "sampled"},
+    "Channel": {"described": "label_for_fleet", "lose_few": "check_enough_answers", "refuse_fleet": "fleet_refusals"},
     "Client": {"asked": "checked_query", "done": "is_done", "masked": "masked_row"},
     "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
@@ -113,7 +115,7 @@ def with_old_names(kind: Kind) -> Kind:
         """Call the class's own `__init__` with deprecated keywords under their new names."""
         made(self, *args, **new_keywords(kind.__name__, given))
 
-    if set(KEYWORDS.get(kind.__name__, {}).values()) & set(made.__code__.co_varnames):      # others are made as quickly as before
+    if set(KEYWORDS.get(kind.__name__, {}).values()) & signature(made).parameters.keys():      # others are made as fast
         changed.__init__ = init
     for old, new in ATTRIBUTES.get(kind.__name__, {}).items():
         setattr(kind, old, _old_attribute_property(kind.__name__, old, new))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtail.algorithm import Family, FederatedAlgorithm, Method, State, parts_are_equal, planned_round, run_round, states_of
 from fedtail.channel import Channel, PlainChannel
-from fedtail.channel.base import refuse_release
+from fedtail.channel.base import refuse_mechanism
 from fedtail.client_memory import ClientMemory
 from fedtail.composition import check
 from fedtail.data.population import Population
@@ -226,7 +226,7 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
     """
     check(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
-        refuse_release(channel, evaluation.mechanism, False, type(evaluation).__name__)
+        refuse_mechanism(channel, evaluation.mechanism, False, type(evaluation).__name__)
         refused = evaluation.sampler_refusal(algorithm.sample)
         if refused:
             raise ValueError(refused)

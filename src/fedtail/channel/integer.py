@@ -30,7 +30,7 @@ class IntegerChannel(Channel):
 
     def __post_init__(self) -> None:
         """Raise a ValueError where `modulus_bits` is not in 8..62."""
-        check_modulus(self.modulus_bits)
+        check_modulus_bits(self.modulus_bits)
 
     @property
     def label(self) -> str:
@@ -42,16 +42,16 @@ class IntegerChannel(Channel):
 
         Raises a ValueError where too few bits are left for a row.
         """
-        return fixed_point(clients, mass, self.modulus_bits)
+        return fixed_point_encoding(clients, mass, self.modulus_bits)
 
 
-def check_modulus(modulus_bits: int) -> None:
+def check_modulus_bits(modulus_bits: int) -> None:
     """Raise `ValueError` for a modulus that sums in 64-bit integers cannot have: fewer than 8 bits, or more than 62."""
     if not 8 <= modulus_bits <= 62:
         raise ValueError(f"modulus_bits must be in 8..62, got {modulus_bits}. Sums are held in 64-bit integers.")
 
 
-def fixed_point(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
+def fixed_point_encoding(clients: int, mass: float, modulus_bits: int) -> FixedPoint:
     """The fixed-point encoding modulo 2^modulus_bits for `clients` rows of clients of at most `mass` each.
 
     Raises a ValueError where fewer than 12 bits are left for an entry of a row, which would be too coarse.

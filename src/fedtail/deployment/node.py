@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtail import aggregation, local, privacy, quantiles, risk
 from fedtail.base_part import Part, class_with_declared
-from fedtail.channel.base import adds_shares
+from fedtail.channel.base import clients_add_noise
 from fedtail.channel.integer import FixedPoint
 from fedtail.channel.plain import Plain
 from fedtail.client_memory import ClientMemory
@@ -307,7 +307,7 @@ def may_be_repeated(questions: Iterable[Any]) -> bool:
 
     Without fresh noise, a row that comes late would be revealed as the difference of the two sums.
     """
-    return all(adds_shares(one.mechanism) for one in questions)
+    return all(clients_add_noise(one.mechanism) for one in questions)
 
 
 def context_digest(broadcast: Broadcast, ask: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtail.channel.base import Encoder, RoundLost, adds_shares
+from fedtail.channel.base import Encoder, RoundLost, clients_add_noise
 from fedtail.channel.graph import Graph
 from fedtail.client_memory import ClientMemory, NodeMemory
 from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
@@ -120,7 +120,7 @@ class RemoteFleet:
         Adds an `AnswerReport` to `reports`. Raises RoundLost where too few clients answer.
         """
         widths = [one.width(self._broadcast.params.shape[-1]) for one in questions]
-        shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
+        shares = max((one.mechanism.minimum for one in questions if clients_add_noise(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
             threshold = max(threshold, shares + max(self._counts.values()))
         self._asking = self._pack_question(questions, encoding)
