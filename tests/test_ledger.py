@@ -56,7 +56,7 @@ def test_equal_rounds_are_counted_and_what_was_not_asked_is_not_charged():
     ledger.open(5, ROUND)
     ledger.charge([COUNTS])
     assert dict(ledger.rounds)[RoundEvent((COUNTS,), POISSON)] == 2                # the round under way counts
-    assert ledger.non_private == ()
+    assert ledger.non_private_releases == ()
 
 
 def test_a_file_gives_the_same_ledger_again(tmp_path):
@@ -69,7 +69,7 @@ def test_a_file_gives_the_same_ledger_again(tmp_path):
     first.charge([COUNTS])                                                          # and then the machine dies
     again = Ledger(path=path)
     assert dict(again.rounds) == dict(first.rounds)
-    assert again.non_private == ("the losses",)
+    assert again.non_private_releases == ("the losses",)
     a_round(again, 2, [COUNTS], [UPDATE])                                           # repeated: charged again
     assert sum(count for _, count in Ledger(path=path).rounds) == 5
 

@@ -431,8 +431,8 @@ def test_a_message_may_be_as_long_as_the_longest_and_no_longer(count, queries):
     """A key and a commitment of 32 bytes and a box of two shares of 33 bytes, sealed with 16, for each query and member; 256 for each besides."""
     session = session_of(count, count // 2 + 1, queries)
     longest = 1024 + count * (256 + (32 + 32 + 2 * 33 + 16) * queries)
-    assert session.most_bytes == longest
-    assert Run(b"test", session.members).most_bytes == 1024 + 256 * count
+    assert session.max_message_bytes == longest
+    assert Run(b"test", session.members).max_message_bytes == 1024 + 256 * count
     frame = len(encode_frame(session.id, Shares(10, bytes(32), b"")))
     decode_frame(Shares, encode_frame(session.id, Shares(10, bytes(32), bytes(longest - frame))), session.id, longest)
     with pytest.raises(Refused, match=f"a message has {longest + 1} bytes where at most {longest} are needed"):

@@ -458,8 +458,8 @@ def test_how_large_a_sum_must_be_to_be_more_than_rounding(weight):
     assert code.scale(bound).unique().tolist() == [1.0]
     for update in (0.0, 3.0, 4.0, -4.0):
         sums = torch.tensor([update, float(weight), 0.0], dtype=torch.float64)
-        assert code.resolves(sums, bound, 1) is (weight >= 8 and abs(update) >= 4)
-    assert code.resolves(torch.tensor([0.0, 2.0**16, 0.0], dtype=torch.float64), bound, 1)
+        assert code.resolves_ratios(sums, bound, 1) is (weight >= 8 and abs(update) >= 4)
+    assert code.resolves_ratios(torch.tensor([0.0, 2.0**16, 0.0], dtype=torch.float64), bound, 1)
 
 
 @pytest.mark.parametrize("weight", [2.0**-12, 1.0, 2.0**12])
@@ -469,7 +469,7 @@ def test_small_updates_are_resolved_where_the_error_of_their_mean_is_negligible(
         rounding = 2.0**-24 * weight * over
         code = SimpleNamespace(clients=1, scale=lambda bound, rounding=rounding: torch.tensor([2.0**40, 1 / (2 * rounding)]).double())
         sums = torch.tensor([weight, 0.0], dtype=torch.float64)
-        assert FixedPoint.resolves(code, sums, torch.tensor([2.0**20, 1.0]).double(), 0) is resolved
+        assert FixedPoint.resolves_ratios(code, sums, torch.tensor([2.0**20, 1.0]).double(), 0) is resolved
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -631,7 +631,7 @@ def test_plain_numbers_are_added_in_float64():
     assert code.encode(rows, torch.ones(1)).dtype is torch.float64
     assert code.sum(code.encode(rows, torch.ones(1))).tolist() == (2 * rows.double()[0]).tolist()
     assert torch.equal(code.decode(rows, torch.ones(1)), rows)
-    assert code.resolves(torch.zeros(2), torch.ones(1), 0)
+    assert code.resolves_ratios(torch.zeros(2), torch.ones(1), 0)
     assert not code.needs_bound
     assert FixedPoint(3, 2.0, 20).needs_bound
 

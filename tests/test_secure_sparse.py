@@ -201,10 +201,10 @@ def test_what_the_bounds_count_happens_as_often_as_they_say():
 
 def test_the_graph_follows_from_the_keys_of_everybody_and_from_the_session():
     session = few()
-    graph = [session.holders(one, b"k" * 32) for one in NAMES]
-    assert graph == [few().holders(one, b"k" * 32) for one in NAMES]
-    assert graph != [session.holders(one, b"l" * 32) for one in NAMES]
-    assert graph != [few(round=1).holders(one, b"k" * 32) for one in NAMES]
+    graph = [session.share_holders(one, b"k" * 32) for one in NAMES]
+    assert graph == [few().share_holders(one, b"k" * 32) for one in NAMES]
+    assert graph != [session.share_holders(one, b"l" * 32) for one in NAMES]
+    assert graph != [few(round=1).share_holders(one, b"k" * 32) for one in NAMES]
     assert all(sorted(holders.values()) == list(range(1, session.neighbours + 1)) for holders in graph)
     server, clients = Server(session), members_of(session)
     for one, client in clients.items():
@@ -213,7 +213,7 @@ def test_the_graph_follows_from_the_keys_of_everybody_and_from_the_session():
     (digest,) = {one.heard for one in heard.values()}
     assert digest == KeyList(tuple(decode_frame(Keys, clients[one].keys(), session.id, 10**6) for one in NAMES)).digest(session.id)
     for one in NAMES:
-        assert [keys.sender for keys in heard[one].entries] == sorted(session.holders(one, digest))
+        assert [keys.sender for keys in heard[one].entries] == sorted(session.share_holders(one, digest))
 
 
 # Sums: the contract of every session
@@ -341,7 +341,7 @@ def test_shares_go_to_neighbours_and_each_gives_one_of_two():
     for one, client in clients.items():
         if one == 14:
             continue
-        holders = session.holders(one, server._key_digest)
+        holders = session.share_holders(one, server._key_digest)
         held = client._held_shares(session.from_wire_message(decode_frame(SparseUnmask, requests[one], session.id, 10**6)))
         assert sorted(held) == sorted(holders)
         given = decode_frame(Unmasked, client.unmask(requests[one]), session.id, 10**6).shares
@@ -355,7 +355,7 @@ def test_shares_go_to_neighbours_and_each_gives_one_of_two():
 def test_as_many_neighbours_as_agreed_restore_a_secret_and_no_fewer():
     session = few()
     server, clients, _ = carried(session, {one: np.array([one]) for one in NAMES}, 16)
-    requests, near = server.unmask(), session.holders(10, server._key_digest)
+    requests, near = server.unmask(), session.share_holders(10, server._key_digest)
     held = {point: clients[one]._held_shares(session.from_wire_message(decode_frame(SparseUnmask, requests[one], session.id, 10**6)))[10] for one, point in near.items()}
     for secret, half in ((clients[10].state.secrets[0].seed, slice(33)), (clients[10].state.secrets[0].mask, slice(33, 66))):
         for points in itertools.combinations(held, session.needed):
@@ -436,7 +436,7 @@ def table():
     listed = server.key_list()
     for one, message in listed.items():
         server.receive(one, clients[one].shares(message))
-    near = sorted(session.holders(10, server._key_digest))
+    near = sorted(session.share_holders(10, server._key_digest))
     sent = {}
     for one, message in server.ask(3, 16).items():
         if one != near[-1]:
@@ -469,7 +469,7 @@ def test_a_client_whose_neighbours_left_gives_nothing():
     session = SparseSession(b"test", 0, NAMES, 8, 1, 0, 4, 3)
     clients = {one: Client(session, one, corrupted=0.0, security_bits=1, random=seeded(one)) for one in NAMES}
     server, clients, _ = carried(session, {one: np.array([one]) for one in NAMES}, 16, clients=clients)
-    near = sorted(session.holders(10, server._key_digest))
+    near = sorted(session.share_holders(10, server._key_digest))
     refused(clients[10].unmask, request_to(server, 10, lists_without(*near[:2])), "2 of this client's neighbours are left, and 3 restore its secrets", TooFew)
     clients[10].unmask(request_to(server, 10, lists_without(near[0])))
     fresh = {one: Client(session, one, corrupted=0.0, security_bits=1) for one in NAMES}
@@ -477,7 +477,7 @@ def test_a_client_whose_neighbours_left_gives_nothing():
     for one, client in fresh.items():
         other.receive(one, client.keys())
     listed = other.key_list()
-    near = sorted(session.holders(10, other._key_digest))
+    near = sorted(session.share_holders(10, other._key_digest))
     fresh[10].shares(listed[10])
     for one, text, kind in ((Ask(0, tuple(k for k in NAMES if k not in near[:2]), 1, 8), "2 of this client's neighbours are left", TooFew),
                             (Ask(0, NAMES[:7], 1, 8), "7 members are left, and the threshold is 8", TooFew)):
@@ -490,7 +490,7 @@ def test_too_few_neighbours_left_lose_the_sum():
     session = SparseSession(b"test", 0, NAMES, 8, 1, 0, 4, 3)
     clients = {one: Client(session, one, corrupted=0.0, security_bits=1) for one in NAMES}
     server, clients, _ = carried(session, {one: np.array([one]) for one in NAMES}, 16, clients=clients)
-    silent = sorted(session.holders(10, server._key_digest))[:2]
+    silent = sorted(session.share_holders(10, server._key_digest))[:2]
     for one, message in server.unmask().items():
         if one not in silent:
             server.receive(one, clients[one].unmask(message))
@@ -504,7 +504,7 @@ def test_a_query_whose_member_is_a_neighbour_without_keys_is_refused(table):
     other = {one: Client(session, one) for one in NAMES[1:]}
     keys = {one: decode_frame(Keys, member.keys(), session.id, 10**6) for one, member in {10: client, **other}.items()}
     digest = KeyList(tuple(keys.values())).digest(session.id)
-    near = sorted(session.holders(10, digest))
+    near = sorted(session.share_holders(10, digest))
     heard = encode_frame(session.id, Neighbours(digest, tuple(encode(keys[one]) for one in near[1:])))      # the first one's never came
     client.shares(heard)
     refused(client.checked_query, encode_frame(session.id, session.to_wire_message(Ask(0, NAMES, 3, 16))), "has a member whose keys never came")
@@ -630,14 +630,14 @@ def test_different_graphs_for_different_clients_are_found_out_and_give_no_sum():
     for one in misled:
         with pytest.raises(Refused, match="is no neighbour of this client"):      # its own neighbours under another digest
             Client.restore(clients[one].save()).shares(encode_frame(session.id, Neighbours(lied, decode_frame(Neighbours, listed[one], session.id, 10**6).keys)))
-        listed[one] = encode_frame(session.id, Neighbours(lied, tuple(keys[other] for other in sorted(session.holders(one, lied)))))
+        listed[one] = encode_frame(session.id, Neighbours(lied, tuple(keys[other] for other in sorted(session.share_holders(one, lied)))))
     for one, message in listed.items():
         shares = clients[one].shares(message)
         if one in misled:
             with pytest.raises(Refused, match="answers another list of keys"):
                 server.receive(one, shares)
             opened = decode_frame(Shares, shares, session.id, 10**6)
-            shares = encode_frame(session.id, replace(opened, heard=session.key_answer(server._keys[one], server._key_lists[one], b"")))      # a server that looks away
+            shares = encode_frame(session.id, replace(opened, heard=session.key_confirmation(server._keys[one], server._key_lists[one], b"")))      # a server that looks away
         server.receive(one, shares)
     rows, total = {one: np.zeros(1000, int) for one in NAMES}, np.zeros(1000, np.uint32)
     for one, message in server.ask(1000, bits).items():
@@ -661,8 +661,8 @@ def test_a_server_that_chooses_the_graph_reads_a_row():
     """Why a server that departs from the protocol is not claimed against: it looks for a digest that gives a client neighbours of its own."""
     session, own = SparseSession(b"test", 0, NAMES, 11, 1, 0, 4, 3), {12, 18, 20, 26, 30}
     victim, tried = Client(session, 10, random=seeded(1)), (number.to_bytes(32, "big") for number in itertools.count())
-    digest = next(one for one in tried if session.holders(10, one).keys() <= own)
-    near = session.holders(10, digest)
+    digest = next(one for one in tried if session.share_holders(10, one).keys() <= own)
+    near = session.share_holders(10, digest)
     spies = {one: Client(session, one, random=seeded(one)) for one in near}
     keys = {one: decode_frame(Keys, spy.keys(), session.id, 10**6) for one, spy in spies.items()}
     given = decode_frame(Shares, victim.shares(encode_frame(session.id, Neighbours(digest, tuple(encode(keys[one]) for one in sorted(near))))), session.id, 10**6)
@@ -719,4 +719,4 @@ def test_no_message_is_longer_than_a_receiver_allows(queries):
     session = few(tuple(range(100)), queries, corrupted=0.1, dropped=0.1)
     server, clients, _ = carried(session, {one: np.array([one]) for one in session.members}, 62)
     assert finished(server, clients).total.tolist() == [4950]
-    assert session.most_bytes < Session(b"test", 0, session.members, 90, queries).most_bytes / 3
+    assert session.max_message_bytes < Session(b"test", 0, session.members, 90, queries).max_message_bytes / 3

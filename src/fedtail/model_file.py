@@ -39,7 +39,7 @@ def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
     file's size, its digest and its number of rounds; else None. So the model file of a private run that repeated rounds is not
     the same to the bit.
     """
-    exposed = list(ledger.non_private)
+    exposed = list(ledger.non_private_releases)
     mark = None if exposed else ledger.mark()
     return {"rounds": rounds, "non_private": exposed, "ledger": list(mark) if mark else None}
 

@@ -43,7 +43,7 @@ class Encoder(Encoding, Protocol):
         """An encoded sum as real numbers, float64, (width,); `bound` is the bound on entries that its rows were encoded with."""
         ...
 
-    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+    def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether dividing the decoded `sums` by the weight sums[divisor] gives more than rounding errors of the encoding.
 
         `bound` is the bound on entries that the rows were encoded with, (width,) or (1,).
@@ -299,7 +299,7 @@ def check_divisor_resolved(question: Question, sums: Tensor, bound: Tensor, enco
     The weight is sums[question.divisor]; nothing is checked where the divisor is None, and a weight of zero, when no client
     contributed, is accepted. `bound` is the bound on entries that the rows were encoded with.
     """
-    if question.divisor is None or encoding.resolves(sums, bound, question.divisor):      # floats always do, so be quick
+    if question.divisor is None or encoding.resolves_ratios(sums, bound, question.divisor):      # floats always do, so be quick
         return
     if sums[question.divisor] > 0:
         weight, most = float(sums[question.divisor]), float(bound.expand(len(sums))[question.divisor])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.channel.base import Channel, Encoder
 from fedtail.channel.plain import EXACT_BITS
+from fedtail.deprecated import with_old_names
 
 FEWEST_BITS = 12      # of a row, below which rounding is coarser than a part in four thousand
 RESOLVED = 2          # times what rounding may add up to: more than half of such a sum is certainly not rounding
@@ -64,6 +65,7 @@ def fixed_point_encoding(clients: int, mass: float, modulus_bits: int) -> FixedP
     return code
 
 
+@with_old_names
 @dataclass(frozen=True)
 class FixedPoint:
     """round(row * scale) mod M, scale a power of two with which `clients` rows within the bound cannot wrap.
@@ -122,7 +124,7 @@ class FixedPoint:
         signed = torch.where(total >= half, total - (1 << self.modulus_bits), total)
         return signed.double() / self.scale(bound)
 
-    def resolves(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
+    def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether dividing `sums` by the weight sums[divisor] gives more than rounding errors.
 
         Rounding moves an entry of a row by at most half a step and a weight by at most one, so a sum by that times the number of

@@ -197,7 +197,7 @@ class SecureChannel(Channel):
 
         names, totals = [int(key) & WORDS for key in cohort.key.tolist()], []
         enough = partial(refuse_few_clients, dict.fromkeys(names, 1), needed)
-        requires = {} if self.graph is None else self.graph.requirements(names)
+        requires = {} if self.graph is None else self.graph.client_arguments(names)
         for question, mine, lost in zip(questions, rows, gone, strict=True):
             vanish = {name: range(ROW, ROW + 9) for name, left in zip(names, lost.tolist(), strict=True) if left}
             clients = LocalClients(names, RUN, self.threshold, vanish, **requires)

@@ -144,7 +144,7 @@ def describe_earlier_model(rounds: Rounds, before: Sequence[EarlierHistory], del
         return ""
     whole = join_histories(rounds, before)
     unknown = "; ".join(one.what for one in before if not one.is_known)
-    exposed = tuple(dict.fromkeys(what for one in before for what in one.non_private))
+    exposed = tuple(dict.fromkeys(what for one in before for what in one.non_private_releases))
     if exposed:
         return f"they began with {before[0].what}, which was trained without privacy ({'; '.join(exposed)})"
     if whole is None:

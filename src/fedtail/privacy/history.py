@@ -34,7 +34,7 @@ class EarlierHistory:
         return self.rounds is not None
 
     @property
-    def non_private(self) -> tuple[str, ...]:
+    def non_private_releases(self) -> tuple[str, ...]:
         """Names of what the known rounds released without a mechanism, each once, in order of release; empty if unknown."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds or () for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))

@@ -130,7 +130,7 @@ class Ledger:
         return self._record.before
 
     @property
-    def non_private(self) -> tuple[str, ...]:
+    def non_private_releases(self) -> tuple[str, ...]:
         """Names of what these rounds released without a mechanism, each once, in the order of release; empty if nothing was."""
         return tuple(dict.fromkeys(release.what for event, _ in self.rounds for release in event.releases
                                    if isinstance(release, NonPrivateRelease)))
@@ -173,7 +173,7 @@ class Ledger:
         if self._planned is None:
             raise RuntimeError("something was released outside a round. Ask through Channel.open.")
         if self.budget.epsilon is not None:
-            self._refuse_unplanned(releases)
+            self._refuse_unplanned_releases(releases)
         if self._file:
             self._file.append_releases(releases)
         self._asked += tuple(releases)
@@ -276,7 +276,7 @@ class Ledger:
             ahead //= 2
         return ahead
 
-    def _refuse_unplanned(self, releases: Sequence[Release]) -> None:
+    def _refuse_unplanned_releases(self, releases: Sequence[Release]) -> None:
         """Raise a ValueError if one of `releases` has no mechanism, `BudgetSpent` if unplanned ones would exceed the budget."""
         for release in releases:
             if isinstance(release, NonPrivateRelease):

@@ -32,7 +32,7 @@ def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, n
     and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
     where neither `delta` nor the budget gives one.
     """
-    exposed, mark = ledger.non_private, ledger.mark()
+    exposed, mark = ledger.non_private_releases, ledger.mark()
     about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
              "observer": OBSERVER}
     priced = {"fedtail": __version__, "ledger": list(mark) if mark else None}
@@ -75,8 +75,9 @@ def release_obstacles(ledger: Ledger) -> list[str]:
     everything = [*ledger.rounds, *(one for earlier in ledger.earlier_histories for one in earlier.rounds or ())]
     floating = any(isinstance(release, GaussianRelease) for event, _ in everything for release in event.releases)
     sources = {*_randomness_sources(ledger), *(source for earlier in ledger.earlier_histories for source in earlier.sources)}
-    partial = [earlier for earlier in ledger.earlier_histories if not earlier.is_known or earlier.non_private]
-    found = [f"epsilon is infinite: released without a mechanism: {'; '.join(ledger.non_private)}"] if ledger.non_private else []
+    partial = [earlier for earlier in ledger.earlier_histories if not earlier.is_known or earlier.non_private_releases]
+    exposed = ledger.non_private_releases
+    found = [f"epsilon is infinite: released without a mechanism: {'; '.join(exposed)}"] if exposed else []
     found += [f"{ONLY}: they began with {partial[0].what}"] if partial else []
     return found + [text for source, text in ((SEEDED, SIMULATED), (UNRECORDED, UNTOLD)) if source in sources] + \
         ([FLOATING] if floating else [])

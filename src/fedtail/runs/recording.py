@@ -210,9 +210,9 @@ class Recorder:
         files = {path.name: digest_of(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark = {"best": self.best.found} if self.best else {}, self.ledger.mark(safely=True)
+        ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
         write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped,
-                                                 "channel": list(self.ledger.channels), "files": files,
-                                                 **({"ledger": list(mark)} if mark and not self.ledger.non_private else {})})
+                                                 "channel": list(self.ledger.channels), "files": files, **ledger})
         early = f" after {trained.rounds} of {self.experiment.rounds} rounds" if trained.stopped else ""
         self.log(f"finished{early}; {trained.failed} answers left out because a loss or an update was not finite")
 

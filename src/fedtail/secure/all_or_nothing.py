@@ -102,7 +102,7 @@ class AllOrNothingClient:
         Raises `Refused` for another list than before, for one without this client's key as it sent it, with clients that are no
         members, or, in a signed run, without valid signatures.
         """
-        heard, run = decode_frame(RunKeyList, message, self.state.run.id, self.state.run.most_bytes), self.state.run
+        heard, run = decode_frame(RunKeyList, message, self.state.run.id, self.state.run.max_message_bytes), self.state.run
         entries = {one.sender: one for one in heard.entries}
         if self.state.key_list.entries and heard != self.state.key_list:
             raise Refused("another list of keys came than before: keys are agreed once for a run.")
@@ -114,7 +114,7 @@ class AllOrNothingClient:
 
     def checked_query(self, message: bytes) -> AskAll:
         """The query in a message; raises `Refused` where this client may not answer it. Call it before computing the row."""
-        asked = decode_frame(AskAll, message, self.state.run.id, self.state.run.most_bytes)
+        asked = decode_frame(AskAll, message, self.state.run.id, self.state.run.max_message_bytes)
         self._check_query(asked)
         return asked
 
@@ -185,14 +185,14 @@ class AllOrNothingServer:
         expected now, is repeated, does not fit what was asked, or names another sender.
         """
         if self._list is None:
-            keys = decode_frame(RunKeys, message, self.run.id, self.run.most_bytes)
+            keys = decode_frame(RunKeys, message, self.run.id, self.run.max_message_bytes)
             if keys.sender != sender or sender not in self.run.members or sender in self._keys:
                 raise Refused(f"client {sender} was not invited, sent keys already, or speaks for another.")
             self._keys[sender] = keys
             return
         if self._asked is None:
             raise Refused("no answer is expected now: the query is done, and the next has not been asked.")
-        most_bytes = self.run.most_bytes + self._asked.ask.row_bytes
+        most_bytes = self.run.max_message_bytes + self._asked.ask.row_bytes
         self._receive_masked_row(sender, decode_frame(MaskedForAll, message, self.run.id, most_bytes))
 
     def invite(self) -> Contents:

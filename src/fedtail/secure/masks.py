@@ -46,7 +46,7 @@ class MaskContext:
         """The SHA-256 digest (32 bytes) of the protocol version and all fields; clients send it with every row."""
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
-    def label(self, purpose: str, *names: int) -> bytes:
+    def key_label(self, purpose: str, *names: int) -> bytes:
         """The `info` input of HKDF, as bytes: version and `purpose`, then round, query, attempt and `names` as 8 bytes each.
 
         `names` are the numbers of the clients that the key is for. The digest of the whole context is HKDF's salt.
@@ -60,7 +60,7 @@ def pair_mask_key(shared: bytes, context: MaskContext, one: int, other: int) -> 
 
     `shared` is the X25519 secret of the two.
     """
-    return derive_key(shared, context.digest, context.label("mask of a pair", min(one, other), max(one, other)))
+    return derive_key(shared, context.digest, context.key_label("mask of a pair", min(one, other), max(one, other)))
 
 
 def own_mask_key(seed: bytes, context: MaskContext, one: int) -> bytes:
@@ -68,7 +68,7 @@ def own_mask_key(seed: bytes, context: MaskContext, one: int) -> bytes:
 
     It protects the row if it arrives after the client was declared dropped and its pairwise masks were removed.
     """
-    return derive_key(seed, context.digest, context.label("mask of one", one))
+    return derive_key(seed, context.digest, context.key_label("mask of one", one))
 
 
 def seed_commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:

@@ -71,12 +71,12 @@ class Session:
         return digest("fedtail secure: session", bytes([VERSION]), encode(self))
 
     @cached_property
-    def points(self) -> dict[int, int]:
+    def share_points(self) -> dict[int, int]:
         """For each member its position in `members`, counted from 1: where the Shamir polynomials are evaluated for it."""
         return {one: place for place, one in enumerate(self.members, 1)}
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) * (256 + (2 * 32 + BOX) * self.queries)
 
@@ -85,12 +85,12 @@ class Session:
         """How many Shamir shares restore a secret of a client: the threshold."""
         return self.threshold
 
-    def holders(self, one: int, heard: bytes) -> dict[int, int]:
+    def share_holders(self, one: int, heard: bytes) -> dict[int, int]:
         """The clients that hold shares of client `one`'s secrets, itself included, with their points of evaluation: all members.
 
         `heard`, the digest of all public keys, plays no role here; a `SparseSession` derives the neighbours from it.
         """
-        return self.points
+        return self.share_points
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of `among`, which are in increasing order, that hold shares of client `one`'s secrets: here all of `among`.
@@ -122,7 +122,7 @@ class Session:
         """What the server sends to each client that sent keys, by client: here all of `keys`, the same object for everybody."""
         return dict.fromkeys([one.sender for one in keys.entries], keys)
 
-    def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
+    def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
         """The 32 bytes with which a client confirms the keys it received: here `heard`, the digest of all public keys.
 
         `own` are the keys that the client sent and `received` is the list it received; only a `SparseSession` uses them.
@@ -262,6 +262,7 @@ class Unmasked:
     shares: Blob
 
 
+@with_old_names
 @dataclass(frozen=True)
 class Run:
     """A run of all-or-nothing secure aggregation, whose keys are agreed once. Also the invitation itself."""
@@ -286,7 +287,7 @@ class Run:
         return digest("fedtail secure: run", bytes([VERSION]), encode(self))
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """An upper bound on the bytes of a message of this run, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) * 256
 

@@ -80,7 +80,7 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
     >>> fewest_neighbours(10_000, corrupted=1000, dropped=1000)
     (54, 30)
     """
-    def threshold(half: int) -> int | None:
+    def smallest_threshold(half: int) -> int | None:
         """The smallest t, the shares that restore a secret, that keeps rows secret with 2 * half neighbours.
 
         None if there is none, or if sums are then lost with a probability above 2^-correctness_bits.
@@ -94,12 +94,12 @@ def fewest_neighbours(clients: int, corrupted: int, dropped: int, queries: int =
 
     most = (clients - 2) // 2                       # with one more, everybody is a neighbour
     few, many = 0, 1                                # too few; enough, or beyond the most
-    while many <= most and threshold(many) is None:
+    while many <= most and smallest_threshold(many) is None:
         few, many = many, 2 * many
     while many - few > 1:                           # with two neighbours and one share more, every tail is smaller
         middle = (few + many) // 2
-        few, many = (few, middle) if middle > most or threshold(middle) is not None else (middle, many)
-    found = threshold(many) if many <= most else None
+        few, many = (few, middle) if middle > most or smallest_threshold(middle) is not None else (middle, many)
+    found = smallest_threshold(many) if many <= most else None
     return None if found is None else (2 * many, found)
 
 

@@ -64,7 +64,7 @@ class SparseSession(Session):
         return digest("fedtail secure: session", bytes([SPARSE_VERSION]), encode(self))
 
     @property
-    def most_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
         """An upper bound on the bytes of a message of this session, not counting a masked row; longer ones are refused."""
         return 1024 + len(self.members) // 4 + self.neighbours * (256 + (2 * 32 + BOX) * self.queries)
 
@@ -73,14 +73,14 @@ class SparseSession(Session):
         """How many Shamir shares restore a secret of a client: `needed` of its neighbours."""
         return self.needed
 
-    def holders(self, one: int, heard: bytes) -> dict[int, int]:
+    def share_holders(self, one: int, heard: bytes) -> dict[int, int]:
         """The neighbours of client `one`, which hold shares of its secrets, each with its point of evaluation, from 1 on.
 
         The order of the clients on the circle follows from `heard`, the digest of all public keys. The client is not among its
         neighbours.
         """
         order, place = circle_order(digest("fedtail secure: graph", self.id, heard), len(self.members))
-        found = neighbours_of(self.points[one] - 1, order, place, self.neighbours)
+        found = neighbours_of(self.share_points[one] - 1, order, place, self.neighbours)
         return {self.members[other]: point for point, other in enumerate(found, 1)}
 
     def partners(self, one: int, heard: bytes, among: tuple[int, ...]) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class SparseSession(Session):
 
         `heard`, the digest of all public keys, fixes the graph.
         """
-        return tuple(other for other in sorted(self.holders(one, heard)) if is_in_sorted(other, among))
+        return tuple(other for other in sorted(self.share_holders(one, heard)) if is_in_sorted(other, among))
 
     def check_secrecy(self, corrupted: float, security_bits: int) -> None:
         """Client: raise `Refused` where rows may be disclosed with a probability above 2^-security_bits in this session.
@@ -144,7 +144,7 @@ class SparseSession(Session):
         partners = {one: self.partners(one, heard, everybody) for one in written}
         return {one: Neighbours(heard, tuple(written[other] for other in others)) for one, others in partners.items()}
 
-    def key_answer(self, own: Keys, received: Any, heard: bytes) -> bytes:
+    def key_confirmation(self, own: Keys, received: Any, heard: bytes) -> bytes:
         """The 32 bytes with which a client confirms the keys it received: a digest of the keys it sent (`own`) and of `received`.
 
         `received` is the `NeighbourKeys` or the `Neighbours` message itself. The client cannot compute `heard`, the digest of all
@@ -161,7 +161,7 @@ class SparseSession(Session):
         `members_from_bits` is the inverse.
         """
         chosen = np.zeros(len(self.members), bool)
-        chosen[[self.points[one] - 1 for one in names]] = True
+        chosen[[self.share_points[one] - 1 for one in names]] = True
         return np.packbits(chosen).tobytes()
 
 

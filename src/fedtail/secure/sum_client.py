@@ -110,7 +110,7 @@ class Client:
         `SparseSession`, its row may be disclosed with a probability above 2^-security_bits if a share of `corrupted` clients
         colludes.
         """
-        if me not in session.points:
+        if me not in session.share_points:
             raise Refused(f"client {me} is not among the {len(session.members)} members of the session.")
         if session.threshold < minimum:
             raise Refused(f"the session's threshold is {session.threshold}, and this client requires {minimum} or more.")
@@ -167,7 +167,7 @@ class Client:
         if state.key_list.entries:
             raise Refused("a second list of keys came; shares are given once.")
         names, about = [one.sender for one in heard.entries], key_digest(state.session, heard)
-        holders = state.session.holders(state.me, about)
+        holders = state.session.share_holders(state.me, about)
         self._check_keys(heard, holders)
         points = [holders[one] for one in names]
         given = [self._secret_shares(one, points) for one in state.secrets]                # for each query, for each client
@@ -179,7 +179,7 @@ class Client:
             secrets = tuple(replace(one, own=shares[mine]) for one, shares in zip(state.secrets, given, strict=True))
             state = replace(state, secrets=secrets)
         self.state = replace(state, key_list=heard)
-        return self._encode_frame(Shares(state.me, state.session.key_answer(self._make_keys(), heard, about), boxes))
+        return self._encode_frame(Shares(state.me, state.session.key_confirmation(self._make_keys(), heard, about), boxes))
 
     def _check_keys(self, heard: KeyList, holders: dict[int, int]) -> None:
         """Raise `Refused` unless the keys on the list are all of `holders`, for every query, and signed in a signed session.
@@ -388,4 +388,4 @@ class Client:
         Raises `Refused` for anything else.
         """
         session = self.state.session
-        return session.from_wire_message(decode_frame(session.wire_class(kind), message, session.id, session.most_bytes))
+        return session.from_wire_message(decode_frame(session.wire_class(kind), message, session.id, session.max_message_bytes))

@@ -123,7 +123,7 @@ class Server:
             Keys: self._receive_keys, Shares: self._receive_shares, Masked: self._receive_masked_row,
             Signed: self._receive_signature, Unmasked: self._receive_released_shares}
         row = self._query.ask.row_bytes if self._query is not None else 0
-        came: Any = decode_frame(self._expected, message, self.session.id, self.session.most_bytes + row)
+        came: Any = decode_frame(self._expected, message, self.session.id, self.session.max_message_bytes + row)
         if came.sender != sender:
             raise Refused(f"a message from client {sender} says that it is from {came.sender}.")
         steps[self._expected](came)
@@ -138,7 +138,7 @@ class Server:
         Raises `Refused` for a client that was not invited or sent keys before, for another number of keys than queries, and for a
         missing or an unexpected signature.
         """
-        if keys.sender not in self.session.points or keys.sender in self._keys:
+        if keys.sender not in self.session.share_points or keys.sender in self._keys:
             raise Refused(f"client {keys.sender} was not invited, or sent its keys already.")
         if len(keys.masking) != self.session.queries or bool(keys.signature) != bool(self.session.signed):
             raise Refused(f"client {keys.sender} has keys for {len(keys.masking)} of {self.session.queries} queries, or its "
@@ -176,7 +176,7 @@ class Server:
             raise Refused(f"client {shares.sender} sent no keys, or its shares already.")
         holders = self._holders[shares.sender]
         boxes = (len(holders) - (shares.sender in holders)) * self.session.queries
-        answer = self.session.key_answer(self._keys[shares.sender], self._key_lists[shares.sender], self._key_digest)
+        answer = self.session.key_confirmation(self._keys[shares.sender], self._key_lists[shares.sender], self._key_digest)
         if shares.heard != answer or len(shares.boxes) != boxes * BOX:
             raise Refused(f"client {shares.sender} answers another list of keys, or has not a box for each client and query.")
         self._boxes[shares.sender] = shares.boxes
@@ -330,7 +330,7 @@ class Server:
 
         They are the first `shares_needed` of its partners, by point, that released shares. Raises `TooFew` where fewer did.
         """
-        points, needed = self.session.holders(one, self._key_digest), self.session.shares_needed
+        points, needed = self.session.share_holders(one, self._key_digest), self.session.shares_needed
         gave = sorted((points[giver], giver) for giver in self._partners[one] if giver in query.shares)[:needed]
         if len(gave) < needed:
             raise TooFew(f"{len(gave)} of client {one}'s neighbours gave their shares, and {needed} restore its secret: nothing "
