@@ -271,7 +271,7 @@ def test_a_finished_run_whose_ledger_is_gone_is_not_finished(tmp_path):
 
 def test_every_way_to_hand_a_model_over_is_qualified_and_would_be_missed_otherwise(monkeypatch):
     assert attack_warm_start.attack().held
-    monkeypatch.setattr(Ledger, "record_earlier", lambda *_: None)
+    monkeypatch.setattr(Ledger, "record_earlier_history", lambda *_: None)
     assert not attack_warm_start.attack().held
 
 
@@ -314,7 +314,7 @@ def test_a_model_file_carries_its_ledger(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(model_bytes(earlier.module, training_record(ledger, 3)))
     with safe_open(file, "pt") as opened:
-        assert json.loads(opened.metadata()["fedtail"])["ledger"] == list(ledger.mark())
+        assert json.loads(opened.metadata()["fedtail"])["ledger"] == list(ledger.file_mark())
     a_round(ledger, 3, UPDATE)                                                  # what came later is not this model's
     tensors, history = read_model(file)
     assert all(torch.equal(tensors[name], value) for name, value in earlier.module.state_dict().items())
@@ -336,8 +336,8 @@ def test_a_model_file_carries_its_ledger(tmp_path):
 
 def test_what_a_run_began_with_is_in_its_file(tmp_path):
     ledger, known = Ledger(OS, tmp_path / "ledger.jsonl"), EarlierHistory("a model", 0, ((SAMPLED, 7),), ("seed",))
-    ledger.record_earlier(known)
-    ledger.record_earlier(known)
+    ledger.record_earlier_history(known)
+    ledger.record_earlier_history(known)
     a_round(ledger, 0, UPDATE)
     again = Ledger(OS, tmp_path / "ledger.jsonl")
     assert again.earlier_histories == (known,)

@@ -40,7 +40,7 @@ def training_record(ledger: Ledger, rounds: int) -> dict[str, Any]:
     the same to the bit.
     """
     exposed = list(ledger.non_private_releases)
-    mark = None if exposed else ledger.mark()
+    mark = None if exposed else ledger.file_mark()
     return {"rounds": rounds, "non_private": exposed, "ledger": list(mark) if mark else None}
 
 

@@ -127,10 +127,10 @@ class FixedPoint:
     def resolves_ratios(self, sums: Tensor, bound: Tensor, divisor: int) -> bool:
         """Whether dividing `sums` by the weight sums[divisor] gives more than rounding errors.
 
-        Rounding moves an entry of a row by at most half a step and a weight by at most one, so a sum by that times the number of
-        clients. True where the weight is at least the bound of one client's. Else the weight must be `RESOLVED` times its largest
-        rounding error, and so must some other sum; or the error of every ratio must be `NEGLIGIBLE`, as where the updates are
-        small.
+        Rounding moves an entry of a row by at most half a step of the encoding, and a weight by at most one step. The error of a
+        sum is at most that times the number of clients. The result is True where the weight is at least the largest that one
+        client may have. A smaller weight must be at least `RESOLVED` times its largest error; then some other sum must be so
+        too, or the error of every ratio at most `NEGLIGIBLE`, as where updates are small.
         """
         weight, whole = sums[divisor], bound.expand(len(sums))[divisor]
         rounding = self.clients / (2 * self.scale(bound)).expand(len(sums))

@@ -181,7 +181,7 @@ def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta
 
 @lru_cache(maxsize=256)
 def _count_affordable_rounds(others: tuple[tuple[RoundEvent, int], ...], following: RoundEvent, epsilon: float, delta: float,
-                      adjacency: Adjacency, most: int) -> int:
+                             adjacency: Adjacency, most: int) -> int:
     """How many rounds like `following` fit in (`epsilon`, `delta`) beside `others`, up to `most`; 0 where `others` exceed it.
 
     `others` are pairs of a round and its count. Cached, so that a run which asks after every round computes it once.

@@ -158,7 +158,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _error_rate_bounds(without: np.ndarray, present: np.ndarray, threshold: np.ndarray,
-                  confidence: float) -> tuple[np.ndarray, np.ndarray]:
+                       confidence: float) -> tuple[np.ndarray, np.ndarray]:
     """(alpha, beta): upper bounds on the rates of false alarms and of misses, each in the shape of `threshold`.
 
     A score at or above the threshold is an alarm. At any one threshold both hold at once with probability `confidence`.

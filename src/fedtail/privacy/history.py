@@ -55,7 +55,7 @@ def join_histories(rounds: Iterable[tuple[RoundEvent, int]],
     return tuple(total.items())
 
 
-def history_of(module: Any) -> EarlierHistory | None:
+def attached_history(module: Any) -> EarlierHistory | None:
     """The `EarlierHistory` that a run attached to a module it trained (attribute `fedtail_history`); None where there is none."""
     found = getattr(module, ATTRIBUTE, None)
     return found if isinstance(found, EarlierHistory) else None

@@ -186,7 +186,7 @@ class Ledger:
             self._record.add_round(self._current_event(), self.budget.randomness)
         self._planned, self._asked = None, ()
 
-    def record_earlier(self, earlier: EarlierHistory) -> None:
+    def record_earlier_history(self, earlier: EarlierHistory) -> None:
         """Record, in the file too, the history of the model that the following rounds begin with.
 
         Nothing is recorded where all rounds of that history are on this ledger already, or the history itself is.
@@ -214,12 +214,12 @@ class Ledger:
         sources = dict.fromkeys([*self.randomness_sources, *(source for one in self.earlier_histories for source in one.sources)])
         return EarlierHistory(what, 0, whole, tuple(sources))
 
-    def mark(self, safely: bool = False) -> LedgerMark | None:
+    def file_mark(self, safely: bool = False) -> LedgerMark | None:
         """Size and digest of the file as written so far, and how many rounds it is about, for a checkpoint.
 
         None for a ledger in memory. With `safely` the file is forced to disk first.
         """
-        return self._file.mark(len(self.round_numbers), safely) if self._file else None
+        return self._file.make_mark(len(self.round_numbers), safely) if self._file else None
 
     def check_against_mark(self, mark: LedgerMark, round: int) -> None:
         """Raise a `LedgerError` unless the file still begins with what it held at `mark` and records the first `round` rounds.

@@ -144,7 +144,7 @@ class LedgerFile:
         self._append_line({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
                                 "sources": list(earlier.sources)}}, safely=True)
 
-    def mark(self, rounds: int, safely: bool) -> LedgerMark:
+    def make_mark(self, rounds: int, safely: bool) -> LedgerMark:
         """Size and digest of the whole lines written so far, with `rounds`, the number of rounds that the caller says they hold.
 
         With `safely` the file is forced to disk first, unless it is empty.

@@ -32,7 +32,7 @@ def privacy_statement(ledger: Ledger, rounds: int, delta: float | None = None, n
     and `not_charged` (what was computed from the same clients and is on no ledger) are copied from the arguments. A ValueError
     where neither `delta` nor the budget gives one.
     """
-    exposed, mark = ledger.non_private_releases, ledger.mark()
+    exposed, mark = ledger.non_private_releases, ledger.file_mark()
     about = {"unit": UNIT, "adjacency": ledger.budget.adjacency, "neighbours": NEIGHBOURS[ledger.budget.adjacency],
              "observer": OBSERVER}
     priced = {"fedtail": __version__, "ledger": list(mark) if mark else None}

@@ -209,7 +209,7 @@ class Recorder:
         kept = self.best.model_files() if self.best else []
         files = {path.name: digest_of(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
-        best, mark = {"best": self.best.found} if self.best else {}, self.ledger.mark(safely=True)
+        best, mark = {"best": self.best.found} if self.best else {}, self.ledger.file_mark(safely=True)
         ledger = {"ledger": list(mark)} if mark and not self.ledger.non_private_releases else {}
         write_json(self.folder / "result.json", {**line, **more, **best, "failed": trained.failed, "stopped": trained.stopped,
                                                  "channel": list(self.ledger.channels), "files": files, **ledger})
@@ -263,7 +263,7 @@ class Recorder:
 
         Flushes the JSON-lines files and the ledger to disk first; the checkpoint holds their sizes and digests.
         """
-        mark = self.ledger.mark(safely=True)
+        mark = self.ledger.file_mark(safely=True)
         lines: dict[str, Any] = {name: lines.flush() for name, lines in self._lines.items()}
         self.checkpoints.save(trained, {**lines, **({LEDGER: mark} if mark else {})})
         self._write_privacy(trained)
@@ -282,7 +282,7 @@ class Recorder:
         except LedgerError as reason:
             raise RunRefused(str(reason)) from reason
         if mark is None and round:
-            self.ledger.record_earlier(EarlierHistory(
+            self.ledger.record_earlier_history(EarlierHistory(
                 f"rounds before round {round} that cannot be verified (their checkpoints did not hold a digest of the ledger)",
                 round))
             self.note(f"the checkpoint was written before checkpoints held a digest of the ledger: whether {LEDGER} is whole "

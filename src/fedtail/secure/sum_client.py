@@ -305,7 +305,7 @@ class Client:
         if self._identity is None or answered.confirmed:
             raise Refused("lists were signed for this query already, or the session is not signed.")
         text = lists.digest(answered.context_digest)
-        self._replace_answered(replace(answered, confirmed=text))
+        self._replace_query_record(replace(answered, confirmed=text))
         return self._encode_frame(Signed(self.state.me, lists.query, self._identity.sign(text)))
 
     def _record_to_unmask(self, lists: Lists) -> Answered:
@@ -336,7 +336,7 @@ class Client:
         self._check_signatures(request, answered)
         held, alive = self._held_shares(request), set(request.lists.alive)
         shares = b"".join(held[one][:SIZE] if one in alive else held[one][SIZE:] for one in held)
-        self._replace_answered(replace(answered, unmasked=1))
+        self._replace_query_record(replace(answered, unmasked=1))
         return self._encode_frame(Unmasked(state.me, answered.query, request.lists.digest(answered.context_digest), shares))
 
     def _check_signatures(self, request: Unmask, answered: Answered) -> None:
@@ -373,7 +373,7 @@ class Client:
             held[one] = unseal(key, query, request.boxes[BOX * place:BOX * (place + 1)], about)
         return held
 
-    def _replace_answered(self, changed: Answered) -> None:
+    def _replace_query_record(self, changed: Answered) -> None:
         """Replace the record of a query in `state.answered` by `changed`, the one with the same number."""
         answered = tuple(changed if one.query == changed.query else one for one in self.state.answered)
         self.state = replace(self.state, answered=answered)

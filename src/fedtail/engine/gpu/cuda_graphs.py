@@ -79,7 +79,7 @@ class Replayed:
             return self.function(params, inputs, *rest)
         self._steps.move_to_end(key)
         step.fill_buffers(given, active, batch)
-        step.run()
+        step.compute_result()
         return step.result[:active] if batch == width or rest else step.result[:active, :batch]
 
     def _padded_width(self, active: int, batch: int) -> int:
@@ -121,10 +121,10 @@ class Replayed:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream):
-                step.run()
+                step.compute_result()
             self._stream.synchronize()
             with without_garbage_collection(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
-                step.run()
+                step.compute_result()
         except Exception as reason:      # whatever an operation that cannot be recorded says
             self._recover_from_failure(f"{type(reason).__name__}: {reason}")
             return False
@@ -172,10 +172,10 @@ class _Recorded:
             buffer[:, :batch].copy_(source)
             buffer[:, batch:].copy_(source[:, :1].expand_as(buffer[:, batch:])) if name != "weight" else buffer[:, batch:].zero_()
 
-    def run(self) -> None:
+    def compute_result(self) -> None:
         """Compute `result` from the values in the buffers: replay the graph or, where there is none, call the function.
 
-        The first call makes the buffer that `result` is, and later calls overwrite it.
+        The first call allocates `result`, and later calls overwrite it.
         """
         if self.graph is not None:
             self.graph.replay()

@@ -126,7 +126,7 @@ class ShardActor:
         if message.large and not self.sees:
             large = {name: Recalled(*map(to_tensor, sent)) for name, sent in fetch_objects(messages[1:])[0].items()}
         fleet.open_with_memory(mine, message.broadcast, {name: rows[place] for name, rows in message.memory.items()}, large,
-                    message.places.take(place) if self.sees else None)
+                               message.places.take(place) if self.sees else None)
         return True
 
 
