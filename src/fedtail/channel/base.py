@@ -214,8 +214,8 @@ class Channel:
 def whole_number_of_clients(fewest: float | None, clients: int) -> int:
     """A lower bound `fewest` on the number of contributing clients, rounded up and at most `clients`; 0 where it is None.
 
-    It may be a ratio of masses: 9.2 times the largest mass of one client takes 10 clients. An excess of up to 1e-6 over a whole
-    number is taken as a rounding error.
+    `fewest` may be a ratio of masses: 9.2 times the largest mass of one client takes 10 clients. An excess of up to 0.05 over a
+    whole number is taken as a rounding error.
     """
     return 0 if fewest is None else math.ceil(min(fewest, clients) - ROUNDING)
 

@@ -77,7 +77,7 @@ def _product_modulo_prime(factors: Sequence[int]) -> int:
 
 
 def restore_secret(shares: Mapping[int, bytes], counts: Mapping[int, int] | None = None) -> bytes:
-    """The 32-byte secret from `shares`, by point; at least as many as the threshold.
+    """The 32-byte secret that `shares`, given by point, restore; they must be at least as many as the threshold.
 
     `counts` are the points' Lagrange coefficients (`lagrange_weights`), computed here if None. Too few or wrong shares give some
     other secret, so compare it with a public key or a commitment. Raises `Refused` where it does not fit in 32 bytes, or a share
