@@ -192,8 +192,9 @@ class Channel:
 
         If at least `least` of n clients contribute to each sum without noise, this is n - least + minimum_contributors, since any
         of the contributors may drop out. Where the dual does not show that enough clients contribute, they are counted first with
-        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum. The result is 0 where the channel does not
-        hide single clients, and where all sums have noise: that hides each client, whereas the count would be exact.
+        `ask`, which is charged. Raises `RoundLost` where `least` is below the minimum, and a ValueError where a client of the
+        cohort has an importance of zero. The result is 0 where the channel does not hide single clients, and where all sums have
+        noise: that hides each client, whereas the count would be exact.
         """
         hidden = [one for one in questions if not one.mechanism.private] if self.minimum_contributors else []
         if not hidden:

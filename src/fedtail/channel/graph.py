@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedtail.deprecated import with_old_names
+
 if TYPE_CHECKING:
-    from fedtail.deprecated import with_old_names
-from fedtail.secure import Session
+    from fedtail.secure import Session
 
 
 @with_old_names

@@ -243,8 +243,8 @@ class LocalFleet(SimulatedFleet):
             found = self._answer_clients(job.question, job.encoding, low, high)
         if not in_worker or self._shared is None:
             return Answered(found, None)
-        answer = found if job.question.gather else self._shared.put_sum(block, found)
-        return Answered(answer, shard.report(torch.arange(low, high)))
+        stored = found if job.question.gather else self._shared.put_sum(block, found)
+        return Answered(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
         """The encoded sum over clients `low` to `high` - 1, or their encoded rows if the question gathers, on the CPU.
@@ -310,13 +310,13 @@ def _weakly_bound_method(perform: Perform) -> Perform:
     """
     method = weakref.WeakMethod(perform)
 
-    def perform_if_alive(job: Any, block: int) -> Any:
+    def call_method(job: Any, block: int) -> Any:
         """Call the fleet's method with `job` and `block`; the fleet is alive, since only its own team calls this."""
         bound = method()
         assert bound is not None
         return bound(job, block)
 
-    return perform_if_alive
+    return call_method
 
 
 def population_on_device(population: Population, device: torch.device) -> Population:

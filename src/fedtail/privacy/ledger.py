@@ -64,8 +64,9 @@ class Ledger:
 
     A round that failed, was repeated or resumed stays charged. With a privacy budget (`epsilon` in `budget`) nothing is released
     that would exceed it, and nothing without a mechanism. Its guarantee is about its own rounds: what the model was before them
-    is kept in words and, where it is known, in rounds (`before`). A file is read as it is, and changes only when it is written.
-    Until version 0.2.0 a file did not say where the randomness of its rounds came from: `unrecorded` says it, where it is known.
+    is kept in words and, where it is known, in rounds (`earlier_histories`). A file is read as it is, and changes only when it
+    is written. Until version 0.2.0 a file did not say where the randomness of its rounds came from: `unrecorded` says it, where
+    it is known.
     """
 
     def __init__(self, budget: PrivacyBudget = PrivacyBudget(), path: Path | None = None, unrecorded: str = UNRECORDED):
