@@ -170,7 +170,8 @@ def rounds_affordable(done: Rounds, following: RoundEvent, epsilon: float, delta
                       most: int = MOST) -> int:
     """How many more rounds like `following` fit in (`epsilon`, `delta`) after the rounds `done`, up to `most`; 0 if none does.
 
-    `done` are pairs of a round and its count. Results are cached, so that calling it after every round of a run is cheap.
+    `done` are pairs of a round and its count. A ValueError unless `delta` is in (0, 1). Results are cached, so that calling it
+    after every round of a run is cheap.
     """
     check_delta(delta)
     others = tuple((event, count) for event, count in done if event != following)
