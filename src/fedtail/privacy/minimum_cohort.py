@@ -46,7 +46,7 @@ def minimum_cohort_for(rate: float, population: int, failure: float = 1e-5) -> i
 
     A ValueError where even a minimum of one is missed more often, or an argument is out of range. Cached.
 
-    >>> minimum_for(0.04, 2500)
+    >>> minimum_cohort_for(0.04, 2500)
     61
     """
     _check_sampling(rate, population)

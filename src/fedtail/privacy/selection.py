@@ -107,7 +107,7 @@ def negative_binomial_gamma(shape: float, mean: float) -> float:
     For eta = 1 it is 1 / mean. For eta = 0, the logarithmic distribution, it is found by bisection and rounded to the side that
     costs more privacy.
 
-    >>> gamma_for(1.0, 4.0)
+    >>> negative_binomial_gamma(1.0, 4.0)
     0.25
     """
     if shape == 1:

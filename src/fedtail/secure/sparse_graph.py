@@ -35,7 +35,7 @@ def hypergeometric_tail(others: int, marked: int, drawn: int, least: int) -> Fra
 
     The clients are drawn without replacement from `others` clients, `marked` of which are marked.
 
-    >>> tail(4, 2, 2, 2)
+    >>> hypergeometric_tail(4, 2, 2, 2)
     Fraction(1, 6)
     """
     ways = sum(math.comb(marked, x) * math.comb(others - marked, drawn - x) for x in range(max(least, 0), min(marked, drawn) + 1))

@@ -221,7 +221,7 @@ def padded_size(count: int, exact: int = 1) -> int:
 
     With P the next power of two, it is a multiple of P / 4 up to P = 16 and of P / 16 beyond. A count up to `exact` is kept.
 
-    >>> [recorded_size(n) for n in (1, 5, 9, 17, 50, 100)]
+    >>> [padded_size(n) for n in (1, 5, 9, 17, 50, 100)]
     [1, 6, 12, 18, 52, 104]
     """
     if count <= exact:
