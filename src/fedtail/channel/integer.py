@@ -92,8 +92,8 @@ class FixedPoint:
     def encode(self, rows: Tensor, bound: Tensor, divisor: int | None = None) -> Tensor:
         """round(rows * scale) modulo M, int64 in [0, M), (clients, width).
 
-        A positive weight, the entry at `divisor`, is rounded to one at least, so that it stays apart from zero. Raises a
-        ValueError for an entry beyond its bound, since the sum could wrap.
+        The entry at `divisor` is a weight: a positive one is encoded as 1 at least, so that it differs from zero; None means
+        that there is no weight. Raises a ValueError for an entry beyond its bound, since the sum could wrap.
         """
         bound = bound.to(rows.device)
         over = rows.double().abs() > bound

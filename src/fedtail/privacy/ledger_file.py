@@ -118,7 +118,7 @@ class LedgerFile:
 
         `channel` is a text; `source` is "seed" or "os". Not forced to disk.
         """
-        self._append_line({"open": round, "sampling": _to_json(sampling), "channel": channel, "randomness": source}, safely=False)
+        self._append_line({"open": round, "sampling": _to_json_dict(sampling), "channel": channel, "randomness": source}, safely=False)
 
     def append_releases(self, releases: Sequence[Release]) -> None:
         """Append the releases of the open round; a release that the file has not described yet is described first.
@@ -127,7 +127,7 @@ class LedgerFile:
         """
         new = [release for release in dict.fromkeys(releases) if release not in self._numbers]
         for release in new:
-            self._append_line({"release": _to_json(release)}, safely=False)
+            self._append_line({"release": _to_json_dict(release)}, safely=False)
             self._numbers[release] = len(self._numbers)
         costly = bool(new) or not all(isinstance(release, NonPrivateRelease) for release in releases)
         self._append_line({"ask": [self._numbers[release] for release in releases]}, safely=costly)
@@ -139,7 +139,7 @@ class LedgerFile:
     def append_earlier_history(self, earlier: EarlierHistory) -> None:
         """Append the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
-            {"releases": [_to_json(release) for release in event.releases], "sampling": _to_json(event.sampling), "count": count}
+            {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling), "count": count}
             for event, count in earlier.rounds]
         self._append_line({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
                                 "sources": list(earlier.sources)}}, safely=True)
@@ -212,10 +212,10 @@ def _parse_lines(lines: list[dict[str, Any]], unrecorded: str) -> tuple[list[Rel
     record, under_way = Record(), _NOTHING
     for line in lines:
         if "release" in line:
-            known.append(_from_json(line["release"]))
+            known.append(_from_json_dict(line["release"]))
         elif "open" in line:
             record.add_round(*under_way)
-            under_way = RoundEvent((), _from_json(line["sampling"])), line.get("randomness", unrecorded)
+            under_way = RoundEvent((), _from_json_dict(line["sampling"])), line.get("randomness", unrecorded)
             record.numbers.add(int(line["open"]))
             record.add_channel(line.get("channel", ""))
         elif "skip" in line:
@@ -238,12 +238,12 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
     """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.append_earlier_history` wrote."""
     rounds = None if plain["rounds"] is None else tuple(
-        (RoundEvent(tuple(_from_json(release) for release in one["releases"]), _from_json(one["sampling"])), int(one["count"]))
+        (RoundEvent(tuple(_from_json_dict(release) for release in one["releases"]), _from_json_dict(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])
     return EarlierHistory(str(plain["what"]), int(plain["round"]), rounds, tuple(plain["sources"]))
 
 
-def _to_json(value: Release | Sampling) -> dict[str, Any]:
+def _to_json_dict(value: Release | Sampling) -> dict[str, Any]:
     """A release or kind of sampling as a dictionary for JSON: its fields, and its class name under "kind".
 
     A Fraction becomes [numerator, denominator].
@@ -253,8 +253,8 @@ def _to_json(value: Release | Sampling) -> dict[str, Any]:
     return {"kind": type(value).__name__, **numbers}
 
 
-def _from_json(plain: dict[str, Any]) -> Any:
-    """The release or kind of sampling that `_to_json` wrote as `plain`; field names of earlier versions are accepted.
+def _from_json_dict(plain: dict[str, Any]) -> Any:
+    """The release or kind of sampling that `_to_json_dict` wrote as `plain`; field names of earlier versions are accepted.
 
     A KeyError for an unknown kind, a TypeError for fields that do not fit.
     """
