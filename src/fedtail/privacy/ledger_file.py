@@ -118,7 +118,8 @@ class LedgerFile:
 
         `channel` is a text; `source` is "seed" or "os". Not forced to disk.
         """
-        self._append_line({"open": round, "sampling": _to_json_dict(sampling), "channel": channel, "randomness": source}, safely=False)
+        line = {"open": round, "sampling": _to_json_dict(sampling), "channel": channel, "randomness": source}
+        self._append_line(line, safely=False)
 
     def append_releases(self, releases: Sequence[Release]) -> None:
         """Append the releases of the open round; a release that the file has not described yet is described first.
@@ -139,7 +140,8 @@ class LedgerFile:
     def append_earlier_history(self, earlier: EarlierHistory) -> None:
         """Append the history of the model that the rounds begin with, and force it to disk."""
         rounds = None if earlier.rounds is None else [
-            {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling), "count": count}
+            {"releases": [_to_json_dict(release) for release in event.releases], "sampling": _to_json_dict(event.sampling),
+             "count": count}
             for event, count in earlier.rounds]
         self._append_line({"before": {"what": earlier.what, "round": earlier.round, "rounds": rounds,
                                 "sources": list(earlier.sources)}}, safely=True)
@@ -238,7 +240,7 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
     """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.append_earlier_history` wrote."""
     rounds = None if plain["rounds"] is None else tuple(
-        (RoundEvent(tuple(_from_json_dict(release) for release in one["releases"]), _from_json_dict(one["sampling"])), int(one["count"]))
+        (RoundEvent(tuple(map(_from_json_dict, one["releases"])), _from_json_dict(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])
     return EarlierHistory(str(plain["what"]), int(plain["round"]), rounds, tuple(plain["sources"]))
 
