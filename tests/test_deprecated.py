@@ -83,7 +83,7 @@ def holders():
     return {"AdaptiveClip": AdaptiveClip(1.0, GaussianNoise(1.0), 10.0), "AnswerReport": AnswerReport(0, 0, 5, 4, {}),
             "AllOrNothingClient": AllOrNothingClient(run_of_two, 0), "AllOrNothingRounds": rounds, "AllOrNothingServer": rounds.server,
             "Identity": Identity(bytes(32), {}), "Session": Session(b"run", 0, (0, 1), 2), "SparseSession": sparse_session(b"run", 0, tuple(range(200)), 101, 0.1, 0.1), "Client": Client(Session(b"run", 0, (0, 1), 2), 0), "ClientRegistry": registry_of(PEOPLE, 3),
-            "Clients": Clients(None, some), "Channel": PlainChannel(), "FixedPoint": FixedPoint(3, 1.0, 40), "Run": run_of_two, "SignedGraph": SignedGraph(), "SparseGraph": SparseGraph(),
+            "Clients": Clients(None, some), "Channel": PlainChannel(), "FixedPoint": FixedPoint(3, 1.0, 40), "Run": run_of_two, "SignedGraph": SignedGraph(), "SparseGraph": SparseGraph(0.1, 0.1),
             "ClientStatistics": ClientStatistics(some.double(), some.double()), "State": State(TASK.params()),
             "Composition": Composition(method.sample, method.risk, method.aggregate, method.local, PEOPLE, PlainChannel(), fleet),
             "LocalFleet": fleet, "Experiment": experiment(), "Source": experiment().source, "Family": fedtail.Family((method,)), "FederatedAlgorithm": method, "Guarantee": guarantee([(event, 3)], 1e-5),
