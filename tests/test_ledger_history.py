@@ -207,7 +207,7 @@ def test_a_run_goes_on_only_with_the_ledger_it_had(stopped, tmp_path):
 
 def test_a_damaged_ledger_is_found_at_a_release_and_without_the_check_it_would_not_be(monkeypatch):
     assert attack_ledger_deleted.attack(("cut after a round",)).held
-    monkeypatch.setattr(Ledger, "check", lambda *_: None)
+    monkeypatch.setattr(Ledger, "check_against_mark", lambda *_: None)
     monkeypatch.setattr(LedgerFile, "matches_mark", lambda *_: True)
     assert not attack_ledger_deleted.attack(("cut after a round",)).held
 
