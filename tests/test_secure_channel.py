@@ -514,7 +514,7 @@ def test_fewer_answers_than_needed_lose_a_round_where_a_fleet_counts_them():
 
 def test_a_weight_that_the_integers_hardly_resolve_loses_the_round():
     bound, sums = torch.tensor([2.0], dtype=torch.float64), torch.tensor([0.25, 3.0], dtype=torch.float64)
-    coarse, fine = (SimpleNamespace(resolves=lambda *given, answer=answer: answer) for answer in (False, True))
+    coarse, fine = (SimpleNamespace(resolves_ratios=lambda *given, answer=answer: answer) for answer in (False, True))
     check_divisor_resolved(SimpleNamespace(divisor=None), sums, bound, coarse)
     check_divisor_resolved(SimpleNamespace(divisor=0), sums, bound, fine)
     check_divisor_resolved(SimpleNamespace(divisor=0), torch.zeros(2), bound, coarse)         # nobody weighs anything: no rounding
