@@ -166,7 +166,7 @@ def test_shares_are_the_smallest_that_are_private_all_the_same(rho, honest, widt
         low, high = (low, (low + high) / 2) if does((low + high) / 2) else ((low + high) / 2, high)
     assert found.concentrated_epsilon(sensitivity) ** 2 / 2 <= rho
     assert (found.honest, found.width) == (honest, width)
-    assert found.deviation / plain - 1 <= 2 * high + 2e-5
+    assert found.total_deviation / plain - 1 <= 2 * high + 2e-5
 
 
 @pytest.mark.parametrize(("clients", "epsilon", "colluders"), [(200, 1.0, 0), (100_000, 8.0, 0), (100_000, 8.0, 40_000)])
