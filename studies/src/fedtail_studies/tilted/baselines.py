@@ -1,23 +1,23 @@
-"""Objectives the classification studies compare: losses, ways to weigh examples, and tilted values of groups in groups.
+"""Objectives the classification studies compare: losses, ways to weigh examples, fits of a linear model.
 
-Where the thesis [Li23, chapter 7] names a method and states no formula, the docstring says which one is taken. `Objective` is what
-is minimised: a function of the losses of single examples (cross entropy, natural logarithm) and of the labels, or of the rows they
-stand in, to one number that is differentiable in the losses.
+Where the thesis [Li23, chapter 7] names a method and states no formula, the docstring says which one is taken. `Objective` is
+what is minimised: a function of the losses of single examples (cross entropy, natural logarithm) and of the labels, or of the
+rows they stand in, to one number that is differentiable in the losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jvp
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fedtail import Mean, Risk, Tilted
 
 BISECTIONS = 60
+ITERATIONS = 1000                                # of L-BFGS, at most
 SMALL_TILT = 1e-6                                # of a schedule that begins at zero: nothing is tilted below it
 
 
@@ -30,7 +30,7 @@ def focal(losses: Tensor, gamma: float) -> Tensor:
 
 
 def generalised_cross_entropy(losses: Tensor, q: float) -> Tensor:
-    """GCE, (1 - p^q) / q of the probability p = exp(-loss) of the true class; q = 0 is the cross entropy, q = 1 the error 1 - p."""
+    """GCE, (1 - p^q) / q of the probability p = exp(-loss) of the true class; q = 0 is cross entropy, q = 1 the error 1 - p."""
     return losses if q == 0 else -torch.expm1(-q * losses) / q
 
 
@@ -93,40 +93,24 @@ def learned_weights(alignments: Tensor) -> Tensor:
 def gradient_alignments(module: torch.nn.Module, inputs: Tensor, labels: Tensor, held_out: tuple[Tensor, Tensor]) -> Tensor:
     """The inner product of every example's gradient with the mean gradient on the held-out examples, (examples,).
 
-    By one backward pass and one forward-mode derivative of all losses in its direction.
+    The gradient of the losses under some weights is linear in these weights; its product with the held-out gradient is
+    differentiated in them.
     """
-    params = {name: value.detach() for name, value in module.named_parameters()}
+    params = list(module.parameters())
+    direction = torch.autograd.grad(cross_entropy(module(held_out[0]), held_out[1]), params)
+    losses = cross_entropy(module(inputs), labels, reduction="none")
+    weights = torch.zeros_like(losses, requires_grad=True)
+    slopes = torch.autograd.grad(weights @ losses, params, create_graph=True)
+    product = torch.stack([(slope * along).sum() for slope, along in zip(slopes, direction, strict=True)]).sum()
+    return torch.autograd.grad(product, weights)[0]
 
-    def losses(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(functional_call(module, values, (x,)), y, reduction="none")
 
-    direction = grad(lambda values: losses(values, *held_out).mean())(params)
-    return jvp(lambda values: losses(values, inputs, labels), (params,), (direction,))[1]
-
-
-# groups
+# tilts
 
 
 def tilted(tilt: float) -> Risk:
     """The tilted risk; the mean where the tilt is zero or next to it."""
     return Tilted(tilt) if abs(tilt) > SMALL_TILT else Mean()
-
-
-def nested(losses: Tensor, levels: Sequence[tuple[Tensor, Risk]], across: Risk) -> Tensor:
-    """Hierarchical tilting of any depth [Li23, eq. (7.82), (7.238)], as a value of groups in groups.
-
-    `levels` go from the finest to the coarsest: for each the group of every example, (examples,), and the risk inside a group.
-    `across` is the risk over the coarsest groups. A group's mass is the number of its examples.
-    """
-    values, mass = losses, torch.ones_like(losses.detach(), dtype=torch.float64)
-    groups = [group for group, _ in levels]
-    for depth, (_, risk) in enumerate(levels):
-        names, which = torch.unique(groups[depth], return_inverse=True)
-        members = [which == k for k in range(len(names))]
-        values = torch.stack([risk.value(values[here], mass[here]) for here in members])
-        mass = torch.stack([mass[here].sum() for here in members])
-        groups = [torch.stack([group[here][0] for here in members]) for group in groups]      # all of a finer group are in one
-    return across.value(values, mass)
 
 
 # linear models
@@ -146,8 +130,9 @@ class Logistic:
 Objective = Callable[[Tensor], Tensor]           # (examples,) losses -> a scalar
 
 
-def fitted(model: Logistic, objective: Objective, start: np.ndarray | None = None, penalty: Callable[[Tensor], Tensor] | None = None,
-           steps: int = 1000) -> np.ndarray:
+def fitted(model: Logistic, objective: Objective, start: np.ndarray | None = None,
+           penalty: Callable[[Tensor], Tensor] | None = None,
+           steps: int | None = None) -> np.ndarray:
     """The parameters that minimise the objective of the losses, plus a penalty, by L-BFGS from `start`, by default zero."""
     from scipy.optimize import minimize
 
@@ -158,7 +143,8 @@ def fitted(model: Logistic, objective: Objective, start: np.ndarray | None = Non
         return float(total.detach()), torch.autograd.grad(total, params)[0].numpy()
 
     origin = np.zeros(model.x.shape[1]) if start is None else start
-    return minimize(value, origin, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxfun": 2 * steps, "maxcor": 20}).x
+    most = ITERATIONS if steps is None else min(steps, ITERATIONS)
+    return minimize(value, origin, jac=True, method="L-BFGS-B", options={"maxiter": most, "maxfun": 2 * most, "maxcor": 20}).x
 
 
 def descended(model: Logistic, steps: int, step_size: float, weights: Callable[[Tensor], Tensor] | None = None) -> np.ndarray:
@@ -197,7 +183,7 @@ def balanced(labels: Tensor) -> Tensor:
 
 
 def adaptive_penalty(model: Logistic, uncertainty: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
-    """HAR for a linear model: `strength` times the squared norm of the loss's gradient in the features, more for rare, noisy classes.
+    """HAR for a linear model: `strength` times the squared norm of the loss's gradient in the features, adapted to the class.
 
     The thesis says that it is an adaptive Lipschitz regularisation, found in two passes, and gives no formula. Taken here: an
     example of class c is regularised in proportion to the root of the class's `uncertainty` (its error on held-out examples after

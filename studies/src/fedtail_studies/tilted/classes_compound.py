@@ -1,7 +1,8 @@
 """Class imbalance and label noise at once on HIV-1: [Li23, table 7.8].
 
-Four scenarios: 1:4 as the data are, 1:20 by dropping rare examples; clean, and with the labels of 30% shuffled, which are those of
-three annotators of ten. The test examples are as they were. Tilts, and settings of the baselines, are those of section 7.12.2.2.
+Four scenarios: 1:4 as the data are, 1:20 by dropping rare examples; clean, and with the labels of 30% shuffled, which are those
+of three annotators of ten. The test examples are as they were. Tilts, and settings of the baselines, are those of section
+7.12.2.2.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail import Superquantile
+from fedtail import Hierarchical, Mean, Superquantile
 from fedtail_studies.judging import all_of, difference, lower, not_above
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Finding, Measure, Numbers, Study
@@ -29,13 +30,12 @@ from fedtail_studies.tilted.baselines import (
     generalised_cross_entropy,
     gradient_weights,
     learned_reweighting,
-    nested,
     tilted,
 )
 from fedtail_studies.tilted.classes_data import COMMON, HIV, RARE, Split, hiv_split
 from fedtail_studies.tilted.classes_hiv import accuracies, over_classes, printed
 
-STRENGTHS = (1e-4, 1e-3, 1e-2)                   # lambda of HAR; those of section 7.12.2.2, 0.1 to 10, leave no rare class in our reading
+STRENGTHS = (1e-4, 1e-3)                         # lambda of HAR; with 0.1 to 10, as in section 7.12.2.2, nothing is called rare
 RADII = (0.5, 2.0, 10.0)                         # rho / n of RobustRegRisk
 NEAR = 0.01
 
@@ -44,7 +44,7 @@ NEAR = 0.01
 class Plan:
     seeds: int = 5
     noise: float = 0.3
-    reweighting_steps: int = 2000
+    reweighting_steps: int = 1000
     steps: int = 1000                            # of gradient descent, where it is not run to convergence
     step_size: float = 0.1
 
@@ -110,7 +110,8 @@ def fits(cell: Cell, scenario: Scenario, split: Split) -> dict[str, np.ndarray]:
         "CVaR": fitted(model, Superquantile(scenario.tail_fraction).value, start=erm, steps=300),
         "GCE": fitted(model, lambda losses: generalised_cross_entropy(losses, scenario.q).mean()),
         "LearnReweight": learned_reweighting(model, held_out, plan.reweighting_steps, plan.step_size),
-        "RobustRegRisk": best([fitted(model, partial(_chi_square, radius=radius), start=erm, steps=200) for radius in RADII], split),
+        "RobustRegRisk": best([fitted(model, partial(_chi_square, radius=radius), start=erm, steps=200) for radius in RADII],
+                              split),
         "FocalLoss": fitted(model, lambda losses: (alpha * focal(losses, 2.0)).mean()),
         "HAR": best(adaptive(model, split, erm), split, "balanced"),
         "TERM (sc)": fitted(model, by_class),
@@ -126,8 +127,8 @@ def _chi_square(losses: Tensor, radius: float) -> Tensor:
 
 def over_annotators(losses: Tensor, labels: Tensor, annotator: Tensor, class_tilt: float, annotator_tilt: float) -> Tensor:
     """TERM (ca): mean losses of a class inside an annotator, tilted over classes, then over annotators [Li23, eq. (7.238)]."""
-    levels = [(2 * annotator + labels, tilted(0.0)), (annotator, tilted(class_tilt))]
-    return nested(losses, levels, tilted(annotator_tilt))
+    risk = Hierarchical(within=Mean(), across=Hierarchical(within=tilted(class_tilt), across=tilted(annotator_tilt)))
+    return risk.value(losses, group=torch.stack([2 * annotator + labels, annotator]))
 
 
 def adaptive(model: Logistic, split: Split, erm: np.ndarray) -> list[np.ndarray]:
@@ -161,7 +162,8 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 
 def tables(results: Results) -> list[Table]:
     return [Table(f"Test accuracy, {scenario.title}", ("Y=0", "overall"),
-                  tuple(Row(name, {"Y=0": values(results, scenario, name, "rare"), "overall": values(results, scenario, name, "all")},
+                  tuple(Row(name, {"Y=0": values(results, scenario, name, "rare"),
+                                   "overall": values(results, scenario, name, "all")},
                             printed_at(name.removesuffix(", gradient steps"), scenario)) for name in (*METHODS, *STOPPED)),
                   "[Li23, table 7.8], standard errors times the root of five", digits=3) for scenario in SCENARIOS]
 
@@ -197,15 +199,20 @@ def _stopped_early(results: Results) -> Finding:
 
 def notes(results: Results) -> list[str]:
     return [
-        "The rare class (cleaved) is called Y = 0 in the thesis and stored as label 1. Rare examples are dropped, and labels shuffled, "
+        "The rare class (cleaved) is called Y = 0 in the thesis and stored as label 1. Rare examples are dropped, and labels "
+        "shuffled, "
         "among the examples to train and to validate on.",
         "Solved by L-BFGS from zero (CVaR and RobustRegRisk from the minimum of the mean); LearnReweight takes "
-        f"{results.plan['reweighting_steps']} gradient steps of {results.plan['step_size']:g} and learns from the validation set, "
+        f"{results.plan['reweighting_steps']} gradient steps of {results.plan['step_size']:g} and learns from the validation "
+        "set, "
         "balanced by weights, with its noise.",
-        "RobustRegRisk's radius and HAR's strength are chosen on the validation set, the latter by the mean accuracy of the two classes. "
-        "The thesis gives no formula of HAR: what is run is a reading of it, two passes with a penalty on the loss's gradient in the "
+        "RobustRegRisk's radius and HAR's strength are chosen on the validation set, the latter by the mean accuracy of the two "
+        "classes. "
+        "The thesis gives no formula of HAR: what is run is a reading of it, two passes with a penalty on the loss's gradient "
+        "in the "
         "features that is larger for rare and noisy classes. Its row is not a test of HAR.",
-        f"Rows \"gradient steps\" are TERM after {results.plan['steps']} steps of {results.plan['step_size']:g}, short of its minimum, as the "
+        f"Rows \"gradient steps\" are TERM after {results.plan['steps']} steps of {results.plan['step_size']:g}, short of its "
+        "minimum, as the "
         "thesis solves it; at 1:20 the minimum fits the few rare examples too closely.",
         f"Where two methods are said to be as good, the margin is {NEAR:g} of accuracy, ours.",
     ]
@@ -213,25 +220,28 @@ def notes(results: Results) -> list[str]:
 
 CLEAN4, CLEAN20, NOISY4, NOISY20 = SCENARIOS
 HIV_COMPOUND = Study(
-    name="hiv_compound", paper="Li23", item="table 7.8", title="Class imbalance and label noise at once", cost=Cost(0, 4), data=HIV,
+    name="hiv_compound", paper="Li23", item="table 7.8", title="Class imbalance and label noise at once", cost=Cost(0, 4),
+    data=HIV,
     full=Plan(), quick=Plan(seeds=2, reweighting_steps=500, steps=300), cells=cells, tables=tables, notes=notes,
     claims=(
-        Claim("Imbalanced and noisy, TERM over examples and classes has a more accurate rare class than every baseline for one issue.",
+        Claim("Imbalanced and noisy, TERM over examples and classes has a better rare class than every baseline for one issue.",
               "[Li23, section 7.7.3.1]", lambda results: _below(results, NOISY20, SINGLE, "TERM (sc)", "rare")),
-        Claim("Imbalanced and noisy, TERM over classes and annotators has a more accurate rare class than every baseline for one issue.",
+        Claim("Imbalanced and noisy, TERM over classes and annotators has a better rare class than every baseline for one issue.",
               "[Li23, section 7.7.3.1]", lambda results: _below(results, NOISY20, SINGLE, "TERM (ca)", "rare")),
         Claim("Imbalanced and noisy, TERM over examples and classes has a better overall accuracy than ERM.", "[Li23, table 7.8]",
               lambda results: _below(results, NOISY20, ("ERM",), "TERM (sc)", "all")),
-        Claim("Imbalanced and noisy, TERM over classes and annotators has a better overall accuracy than ERM.", "[Li23, table 7.8]",
+        Claim("Imbalanced and noisy, TERM over classes and annotators has a better overall accuracy than ERM.",
+              "[Li23, table 7.8]",
               lambda results: _below(results, NOISY20, ("ERM",), "TERM (ca)", "all")),
-        Claim("Noisy at 1:4, TERM over examples and classes has a more accurate rare class than ERM, CVaR, GCE, RobustRegRisk and focal "
+        Claim("Noisy at 1:4, TERM over examples and classes has a better rare class than ERM, CVaR, GCE, RobustRegRisk and focal "
               "loss.", "[Li23, table 7.8]",
               lambda results: _below(results, NOISY4, [name for name in SINGLE if name != "LearnReweight"], "TERM (sc)", "rare")),
         Claim("Noisy at 1:4, TERM over classes and annotators has the better overall accuracy of the two.", "[Li23, table 7.8]",
               lambda results: _below(results, NOISY4, ("TERM (sc)",), "TERM (ca)", "all")),
-        Claim("Clean at 1:20, TERM over classes has a more accurate rare class than ERM, CVaR and RobustRegRisk.", "[Li23, table 7.8]",
+        Claim("Clean at 1:20, TERM over classes has a more accurate rare class than ERM, CVaR and RobustRegRisk.",
+              "[Li23, table 7.8]",
               lambda results: _below(results, CLEAN20, ("ERM", "CVaR", "RobustRegRisk"), "TERM (sc)", "rare")),
-        Claim("Clean at 1:20, the printed rare-class accuracy of TERM is that of gradient descent short of convergence, not of the minimum.",
+        Claim("Clean at 1:20, the printed rare class of TERM is that of gradient steps short of convergence, not of the minimum.",
               "[ours, table 7.8]", _stopped_early),
         Claim("Clean at 1:4, TERM over classes and annotators loses little overall.", "[Li23, section 7.7.3.1]",
               lambda results: _not_worse(results, CLEAN4, "TERM (ca)", SINGLE, "all")),

@@ -18,8 +18,8 @@ HIV_OCTAMERS, ACIDS = 6590, 20
 MNIST_IMAGES = (60_000, 10_000)
 RARE, COMMON = 1, 0                              # HIV-1: cleaved is rare and stored as 1; the thesis calls it Y = 0
 HIV_ADVICE = "Write --data DIR, a folder with hiv1.npz (arrays x of 8 amino acids 0 to 19 or of 160 features, y 0 or 1)."
-MNIST_ADVICE = ("Write --data DIR, a folder with mnist_by_writer.npz (arrays x of 28 x 28 pixels, y, client the writer, split 0 for "
-                "writers to train on and 1 to test on).")
+MNIST_ADVICE = ("Write --data DIR, a folder with mnist_by_writer.npz (arrays x of 28 x 28 pixels, y, client the writer, split 0 "
+                "for writers to train on and 1 to test on).")
 
 
 def file_at(place: Path, name: str, folder: str, advice: str) -> Path:
@@ -44,7 +44,8 @@ def read_hiv(place: Path) -> Data:
 
 def one_client(x: np.ndarray, y: np.ndarray) -> Population:
     """All examples in the order of the arrays, as one client's."""
-    return Population.from_arrays(np.asarray(x, dtype=np.float32), np.asarray(y).astype(np.int64), np.zeros(len(y), dtype=np.int64))
+    return Population.from_arrays(np.asarray(x, dtype=np.float32), np.asarray(y).astype(np.int64),
+                                  np.zeros(len(y), dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,8 @@ def _shuffled(labels: np.ndarray, noise: float, random: np.random.Generator) -> 
 def read_mnist(place: Path) -> Data:
     """MNIST's images by writer, uint8; group 0 are the writers of its training images, 1 those of its test images.
 
-    Never called the paper's data: CIFAR-10 is what these images stand in for, and the imbalanced draw of figure 7.14 is not theirs.
+    Never called the paper's data: CIFAR-10 is what these images stand in for, and the imbalanced draw of figure 7.14 is not
+    theirs.
     """
     found = read_arrays(file_at(place, "mnist_by_writer.npz", "mnist_by_writer", MNIST_ADVICE), ["x", "y", "client", "split"])
     names, first = np.unique(found["client"], return_index=True)
@@ -131,7 +133,8 @@ def mnist_sides(data: Data, device: str) -> tuple[Images, Images]:
     x, y = torch.as_tensor(people.inputs), people.targets
     assert people.group is not None
     tested = people.group[owner] == 1
-    return tuple(Images((x[rows[side]].float() / 255).flatten(1).to(device), y[rows[side]].to(device))      # type: ignore[return-value]
+    return tuple(Images((x[rows[side]].float() / 255).flatten(1).to(device),
+                        y[rows[side]].to(device))      # type: ignore[return-value]
                  for side in (~tested, tested))
 
 

@@ -18,9 +18,25 @@ from fedtail_studies.judging import all_of, difference, lower, not_above
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Figure, Finding, Measure, Numbers, Study
 from fedtail_studies.tables import Row, Table
-from fedtail_studies.tilted.baselines import focal, gradient_alignments, hard_mining_weights, inverse_ratio_weights, learned_weights
+from fedtail_studies.tilted.baselines import (
+    focal,
+    gradient_alignments,
+    hard_mining_weights,
+    inverse_ratio_weights,
+    learned_weights,
+)
 from fedtail_studies.tilted.classes_data import MNIST, Images, mnist_sides
-from fedtail_studies.tilted.classes_networks import Batch, Perceptron, Reduce, TiltedGroups, Training, accuracy, losses_of, mean, trained
+from fedtail_studies.tilted.classes_networks import (
+    Batch,
+    Perceptron,
+    Reduce,
+    TiltedGroups,
+    Training,
+    accuracy,
+    losses_of,
+    mean,
+    trained,
+)
 
 RARE, COMMON = 0, 1                              # labels here: 4 is rare, 9 common
 DIGITS = (4, 9)
@@ -52,7 +68,8 @@ def imbalanced(cell: Cell, share: float) -> tuple[Images, Images, Images]:
     balanced = np.concatenate([these[:half] for these in rows])
     common = round(share * plan.images)
     chosen = np.concatenate([rows[RARE][half : half + plan.images - common], rows[COMMON][half : half + common]])
-    return train.rows(torch.from_numpy(chosen).to(train.y.device)), train.rows(torch.from_numpy(balanced).to(train.y.device)), test
+    first, second = (train.rows(torch.from_numpy(rows_of).to(train.y.device)) for rows_of in (chosen, balanced))
+    return first, second, test
 
 
 def _of_two(side: Images) -> Images:
@@ -91,7 +108,8 @@ def measured(cell: Cell, share: float) -> Numbers:
     for method in METHODS:
         if method.startswith("TERM"):
             start = losses_of(Perceptron(plan.hidden, 2, cell.seed).to(images.x.device), images)
-            groups = TiltedGroups(images.y.cpu(), start, training.batch, cell.seed, plan.tilt, smoothing=plan.smoothing, stratified=True)
+            groups = TiltedGroups(images.y.cpu(), start, training.batch, cell.seed, plan.tilt, smoothing=plan.smoothing,
+                                  stratified=True)
             module, curve = trained(cell, training, images, test, 2, groups, groups)
         else:
             module, curve = trained(cell, training, images, test, 2, reduced(method, cell, images, clean))
@@ -122,7 +140,8 @@ def tables(results: Results) -> list[Table]:
     columns = [_cell(share) for share in results.plan["shares"]]
     return [Table(f"Test accuracy, {title}", tuple(columns),
                   tuple(Row(method, {column: values(results, share, method, what)
-                                     for column, share in zip(columns, results.plan["shares"], strict=True)}) for method in METHODS),
+                                     for column, share in zip(columns, results.plan["shares"],
+                                                              strict=True)}) for method in METHODS),
                   digits=3) for what, title in (("all", "all 4s and 9s"), ("rare", "4s, the rare class"))]
 
 
@@ -153,19 +172,24 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 def notes(results: Results) -> list[str]:
     plan = results.plan
     return [
-        f"{plan['images']} training images of 4s and 9s; a network with one hidden layer of {plan['hidden']}, {plan['epochs']} epochs of "
+        f"{plan['images']} training images of 4s and 9s; a network with one hidden layer of {plan['hidden']}, {plan['epochs']} "
+        "epochs of "
         "SGD with momentum (the thesis: LeNet and the draw of Ren et al.). The figure of the thesis has no printed numbers.",
-        "TERM tilts over classes by algorithm 16 with half a batch of each class, weighted by |g| exp(t R_g) instead of drawn with that "
-        f"probability; running class losses R_g of smoothing {plan['smoothing']:g} begin with one pass. Drawn as printed, a class at a "
+        "TERM tilts over classes by algorithm 16 with half a batch of each class, weighted by |g| exp(t R_g) instead of drawn "
+        "with that "
+        f"probability; running class losses R_g of smoothing {plan['smoothing']:g} begin with one pass. Drawn as printed, a "
+        "class at a "
         "time, training swings from one class to the other at t = 100.",
-        f"LearnReweight learns from {plan['clean']} more images, balanced; no other method sees them. HardMine keeps of each batch the "
+        f"LearnReweight learns from {plan['clean']} more images, balanced; no other method sees them. HardMine keeps of each "
+        "batch the "
         "hardest common images, as many as there are rare ones.",
         f"Similar or higher means no more than {NEAR:g} below, ours.",
     ]
 
 
 MNIST_IMBALANCE = Study(
-    name="mnist_imbalance", paper="Li23", item="figure 7.14", title="Imbalanced digits", cost=Cost(0, 20), data=MNIST, full=Plan(),
+    name="mnist_imbalance", paper="Li23", item="figure 7.14", title="Imbalanced digits", cost=Cost(0, 20), data=MNIST,
+    full=Plan(),
     quick=Plan(seeds=2, images=2000, shares=(0.95, 0.99), epochs=5), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
         Claim("TERM has a similar or higher accuracy than focal loss, hard mining, inverse ratio and learned reweighting.",

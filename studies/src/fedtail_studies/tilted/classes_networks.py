@@ -80,13 +80,14 @@ class TiltedGroups:
     """Algorithm 16: groups contribute in proportion to |g| exp(t R_g), R_g a running tilted mean of their losses.
 
     As printed, a step draws a group with that probability. Here each example of a batch has a draw of its own, so that a batch
-    holds several groups; or, `stratified`, as many examples of each group are drawn and weighted by that probability, which has the
-    same expectation: with a large tilt and few groups, single draws leave the others' R_g behind, and training swings between them.
-    `tilt` (t) and `within` (tau) grow linearly from zero where they are `scheduled`. R_g begins with one pass over the data (erratum
-    T11), given as `losses`, and is kept in log space.
+    holds several groups; or, `stratified`, as many examples of each group are drawn and weighted by that probability, which has
+    the same expectation: with a large tilt and few groups, single draws leave the others' R_g behind, and training swings
+    between them. `tilt` (t) and `within` (tau) grow linearly from zero where they are `scheduled`. R_g begins with one pass over
+    the data (erratum T11), given as `losses`, and is kept in log space.
     """
 
-    def __init__(self, group: Tensor, losses: Tensor, size: int, seed: int, tilt: float, within: float = 0.0, smoothing: float = 0.2,
+    def __init__(self, group: Tensor, losses: Tensor, size: int, seed: int, tilt: float, within: float = 0.0,
+                 smoothing: float = 0.2,
                  scheduled: bool = False, stratified: bool = False) -> None:
         self.group, self.size, self.random = group, size, generator(seed, 13)
         self.tilt, self.within, self.smoothing, self.scheduled = tilt, within, smoothing, scheduled
@@ -173,7 +174,7 @@ class RandomRect:
 
 
 def adaptive_lipschitz(strength: float, adaptive: Tensor) -> Reduce:
-    """HAR, our reading: a penalty on the loss's gradient in the hidden layer, in proportion to `adaptive` of the label's class."""
+    """HAR, our reading: a penalty on the loss's gradient in the hidden layer, times `adaptive` of the label's class."""
     def reduce(batch: Batch) -> Tensor:
         scores = batch.module(batch.x)
         error = scores.softmax(1) - torch.nn.functional.one_hot(batch.y, scores.shape[1])

@@ -27,7 +27,7 @@ LITTLE = 0.5                                     # points of error
 @dataclass(frozen=True)
 class Plan:
     seeds: int = 3
-    visits: float = 20.0                         # of every training writer
+    visits: float = 10.0                         # of every training writer
     cohort: int = 50
     tilts: tuple[float, ...] = (0.0, 1.0, 5.0)
 
@@ -40,7 +40,8 @@ def measured(cell: Cell) -> Numbers:
     rounds = max(1, round(plan.visits * len(train) / cohort))
     local = {"learning_rate": 0.1, "batch_size": 10, "weight_decay": 1e-5, "schedule": fedtail.Cosine(rounds)}
     task = fedtail.Task(SoftmaxRegression(28 * 28, classes(cell.data), bias=False))
-    family = fedtail.Family(tuple(fedtail.term(tilt, cohort, **local) if tilt else fedtail.fedavg(cohort, **local) for tilt in plan.tilts))
+    family = fedtail.Family(tuple(fedtail.term(tilt, cohort, **local) if tilt else fedtail.fedavg(cohort, **local)
+                                  for tilt in plan.tilts))
     trained = cell.train(family, task, train, rounds)
     engine = fedtail.Engine(device=cell.device)
     found = [fedtail.evaluate(module, test, engine=engine).error for module in trained.modules]
@@ -70,14 +71,16 @@ def name_of(tilt: float) -> str:
 
 def tables(results: Results) -> list[Table]:
     columns = {**TITLES, "std": "deviation over writers"}
-    rows = [Row(name_of(tilt), {title: values(results, tilt, key) for key, title in columns.items()}) for tilt in results.plan["tilts"]]
+    rows = [Row(name_of(tilt), {title: values(results, tilt, key) for key, title in columns.items()})
+            for tilt in results.plan["tilts"]]
     return [Table("Error of test writers, %", tuple(columns.values()), tuple(rows))]
 
 
 def _gains(results: Results, tilts: Sequence[float], statistic: str) -> Finding:
     from fedtail_studies.judging import all_of
 
-    return all_of(*(lower(less_fedavg(results, tilt, statistic), True, what=f"{TITLES.get(statistic, statistic)}, {name_of(tilt)} less FedAvg,")
+    return all_of(*(lower(less_fedavg(results, tilt, statistic), True,
+                          what=f"{TITLES.get(statistic, statistic)}, {name_of(tilt)} less FedAvg,")
                     for tilt in tilts))
 
 
@@ -86,7 +89,8 @@ def figures(results: Results, folder: Path) -> list[Figure]:
     with drawn(folder / "tilts.png") as axis:
         for (key, title), colour in zip(TITLES.items(), COLOURS, strict=False):
             found = np.array([values(results, tilt, key) for tilt in tilts])
-            axis.errorbar(range(len(tilts)), found.mean(1), found.std(1), marker="o", markersize=3, capsize=2, color=colour, label=title)
+            axis.errorbar(range(len(tilts)), found.mean(1), found.std(1), marker="o", markersize=3, capsize=2, color=colour,
+                          label=title)
         axis.set_xticks(range(len(tilts)), [f"{tilt:g}" for tilt in tilts])
         axis.set(xlabel="tilt over writers, t (0 is FedAvg)", ylabel="error of test writers, %")
         axis.legend()
@@ -94,7 +98,8 @@ def figures(results: Results, folder: Path) -> list[Figure]:
 
 
 TERM_FEMNIST = Study(
-    name="term_femnist", paper="", item="how the tail follows the tilt over clients", title="TERM over writers", cost=Cost(72, 5, 1),
+    name="term_femnist", paper="", item="how the tail follows the tilt over clients", title="TERM over writers",
+    cost=Cost(36, 3, 1),
     full=Plan(), quick=Plan(seeds=2, visits=5.0), data=FEMNIST, cells=cells, tables=tables, figures=figures,
     claims=(
         Claim("Tilts of 1 and 5 lower the 90th percentile of test writers' errors.", "[ours]",
@@ -105,7 +110,8 @@ TERM_FEMNIST = Study(
               lambda results: not_above(less_fedavg(results, 1.0, "mean"), LITTLE, True, "mean, TERM, t = 1 less FedAvg,")),
     ),
     notes=lambda results: [
-        f"A linear model; {results.plan['cohort']} writers a round, {results.mean('family', 'rounds'):.0f} rounds, an epoch of batches of "
+        f"A linear model; {results.plan['cohort']} writers a round, {results.mean('family', 'rounds'):.0f} rounds, an epoch of "
+        "batches of "
         "10, step 0.1 falling to zero by a cosine. All tilts see the same cohorts and batches.",
         "Tilting over the examples inside a writer as well is not run."],
 )

@@ -50,8 +50,8 @@ def read_vehicle(place: Path) -> Data:
     found = read_arrays(file_at(place, "vehicle.npz", "vehicle_sensors", ADVICE), ["x", "y", "client"])
     x, y = np.asarray(found["x"], dtype=np.float32), (np.asarray(found["y"]) > 0).astype(np.int64)
     people = Population.from_arrays(torch.as_tensor(x), torch.as_tensor(y), found["client"])
-    about = f"They are {len(y)} samples of {len(people)} sensors, {int(people.size.min())} to {int(people.size.max())} each; the thesis has " \
-            f"{SAMPLES}, about 1,900 each."
+    about = f"They are {len(y)} samples of {len(people)} sensors, {int(people.size.min())} to {int(people.size.max())} each; " \
+            f"the thesis has {SAMPLES}, about 1,900 each."
     return Data(f"Vehicle, {len(y)} samples", people, len(y) == SAMPLES and len(people) == SENSORS, about)
 
 
@@ -62,7 +62,8 @@ def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def methods(plan: Plan) -> dict[str, fedtail.FederatedAlgorithm]:
     local = {"learning_rate": plan.learning_rate, "batch_size": plan.batch, "weight_decay": plan.weight_decay, "epochs": 1}
-    return {"FedAvg": fedtail.fedavg(plan.cohort, **local), f"q-FFL, q = {plan.power:g}": fedtail.q_ffl(plan.power, plan.cohort, **local),
+    return {"FedAvg": fedtail.fedavg(plan.cohort, **local), f"q-FFL, q = {plan.power:g}": fedtail.q_ffl(plan.power, plan.cohort,
+                                                                                                        **local),
             **{f"TERM, t = {tilt:g}": fedtail.term(tilt, plan.cohort, **local) for tilt in plan.tilts}}
 
 
@@ -90,7 +91,8 @@ def cells(plan: Plan, seed: int) -> dict[str, Measure]:
 def tables(results: Results) -> list[Table]:
     names = list(results.cells[results.seeds[0]])
     rows = [Row(name, {title: results.values(name, key) for key, title in TITLES.items()},
-                {title: printed(*PRINTED[name][2 * k : 2 * k + 2]) for k, title in enumerate(TITLES.values())} if name in PRINTED else {})
+                {title: printed(*PRINTED[name][2 * k : 2 * k + 2]) for k,
+                 title in enumerate(TITLES.values())} if name in PRINTED else {})
             for name in names]
     return [Table("Test accuracy over sensors", tuple(TITLES.values()), tuple(rows),
                   "[Li23, table 7.5], standard errors times the root of five", digits=3)]
@@ -98,7 +100,8 @@ def tables(results: Results) -> list[Table]:
 
 def _fairer(results: Results, method: str) -> Finding:
     """The worst sensors gain, and the spread is smaller."""
-    return all_of(lower(results.difference("FedAvg", method, "worst"), results.papers_data, what=f"worst 10%, FedAvg less {method},"),
+    return all_of(lower(results.difference("FedAvg", method, "worst"), results.papers_data,
+                        what=f"worst 10%, FedAvg less {method},"),
                   lower(results.difference(method, "FedAvg", "std"), results.papers_data, what=f"stdev, {method} less FedAvg,"))
 
 
@@ -122,10 +125,13 @@ def notes(results: Results) -> list[str]:
     plan = results.plan
     return [
         f"A linear SVM (hinge loss as a loss of one's own in `fedtail.Task`), features standardised over the training samples; "
-        f"{plan['rounds']} rounds of {plan['cohort']} sensors, an epoch of batches of {plan['batch']} with step {plan['learning_rate']:g}, "
-        f"weight decay {plan['weight_decay']:g}; {plan['held_out']:.0%} of each sensor's samples are tested, which is two to 160 samples: "
+        f"{plan['rounds']} rounds of {plan['cohort']} sensors, an epoch of batches of {plan['batch']} with step "
+        f"{plan['learning_rate']:g}, "
+        f"weight decay {plan['weight_decay']:g}; {plan['held_out']:.0%} of each sensor's samples are tested, which is two to "
+        "160 samples: "
         "accuracies of the smallest sensors are coarse.",
-        "The average is over samples, worst 10% (two sensors) and deviation over sensors. TERM weighs a round's cohort by their losses at "
+        "The average is over samples, worst 10% (two sensors) and deviation over sensors. TERM weighs a round's cohort by their "
+        "losses at "
         "the model they received; the released code keeps a moving average instead.",
         "Mean hinge losses are below one, so that t = 0.1 changes weights by at most a tenth or so; larger tilts are beside it.",
     ]
@@ -133,12 +139,16 @@ def notes(results: Results) -> list[str]:
 
 VEHICLE = Study(
     name="vehicle", paper="Li23", item="table 7.5", title="Fair federated learning", cost=Cost(200, 2), full=Plan(),
-    quick=Plan(seeds=2, rounds=50), data=Needs("Vehicle", read_vehicle, ADVICE), cells=cells, tables=tables, figures=figures, notes=notes,
+    quick=Plan(seeds=2, rounds=50), data=Needs("Vehicle", read_vehicle, ADVICE), cells=cells, tables=tables, figures=figures,
+    notes=notes,
     claims=(
-        Claim("TERM with t = 0.1 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.", "[Li23, table 7.5]",
+        Claim("TERM with t = 0.1 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.",
+              "[Li23, table 7.5]",
               lambda results: _fairer(results, "TERM, t = 0.1")),
-        Claim("TERM with t = 0.1 keeps the average accuracy.", "[Li23, table 7.5]", lambda results: _average(results, "TERM, t = 0.1")),
-        Claim("q-FFL with q = 5 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.", "[Li23, table 7.5]",
+        Claim("TERM with t = 0.1 keeps the average accuracy.", "[Li23, table 7.5]",
+              lambda results: _average(results, "TERM, t = 0.1")),
+        Claim("q-FFL with q = 5 raises the worst sensors' accuracy and makes accuracies more alike than FedAvg.",
+              "[Li23, table 7.5]",
               lambda results: _fairer(results, "q-FFL, q = 5")),
         Claim("A larger tilt, t = 5, does.", "[ours, table 7.5]", lambda results: _fairer(results, "TERM, t = 5")),
     ),
