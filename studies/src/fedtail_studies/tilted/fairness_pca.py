@@ -7,9 +7,9 @@ once. TERM tilts over groups. The projection U is kept orthonormal by a QR decom
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from fedtail.data import Population
 from fedtail.data.tables import read_arrays
 from fedtail_studies.drawing import COLOURS, drawn
-from fedtail_studies.judging import at_most
+from fedtail_studies.judging import at_most, difference, lower
 from fedtail_studies.results import Results
 from fedtail_studies.study import Cell, Claim, Cost, Data, Figure, Finding, Measure, Needs, Numbers, Study, Verdict
 from fedtail_studies.tables import Row, Table
@@ -31,7 +31,7 @@ SIZES = (24_629, 5_371)
 GROUPS = ("high", "low")
 ADVICE = "Write --data DIR, a folder with credit.npz (array x of 30000 x 23: X1 to X23 of the UCI table)."
 STEPS_OF = (1e-3, 3e-3, 1e-2, 3e-2)       # step sizes that are tried for each tilt
-REACHED = 1e-4                                   # of the way from the start: then it has converged
+REACHED = 2e-3                                   # of the way from the start: then it has converged
 VISIBLE, RECOVERED, FASTER = 0.02, 1.05, 2.0      # of the largest loss drawn; of the bound at each dimension; of the tilts' ratio
 
 
@@ -149,9 +149,13 @@ def converged(cell: Cell) -> Numbers:
         projection, values, step_size = tuned(moments, start, tilt, cell.plan.steps)
         _, later = descend(moments, projection, tilt, 2 * cell.plan.steps, step_size)
         gaps = np.array(values) - min(values + later)
-        curves[_key(tilt)] = {"steps_needed": int(np.flatnonzero(gaps > REACHED * gaps[0])[-1]) + 1,
-                              "gaps": gaps[:: max(1, len(gaps) // 100)].tolist()}
+        curves[_key(tilt)] = {"gaps": gaps[:: every(cell.plan.steps)].tolist()}
     return curves
+
+
+def every(steps: int) -> int:
+    """How many steps are between two gaps that are kept."""
+    return max(1, (steps + 1) // 100)
 
 
 def _key(number: float) -> str:
@@ -183,11 +187,11 @@ def tables(results: Results) -> list[Table]:
     rows = [Row(str(dimension), {**{f"{name}, {group}": [at(results, dimension, name, group)] for name in methods
                                     for group in GROUPS},
                                  "min-max, bound": [bound(results, dimension)]}) for dimension in results.plan["dimensions"]]
-    steps = [Row(f"{tilt:g}", {"steps": [float(v) for v in results.values("convergence", f"{_key(tilt)}.steps_needed")]})
+    steps = [Row(f"{tilt:g}", {"steps": needed(results, tilt)})
              for tilt in results.plan["convergence_tilts"]]
     return [Table("Reconstruction error above the group's own best, by target dimension", columns, tuple(rows), digits=4,
                   head="r"),
-            Table(f"Steps until the tilted value is within {REACHED:.2%} of its way, r = {results.plan['dimension']}", ("steps",),
+            Table(f"Steps until the tilted value is within {REACHED:.1%} of its way, r = {results.plan['dimension']}", ("steps",),
                   tuple(steps),
                   digits=0, head="t")]
 
@@ -231,21 +235,33 @@ def _between(results: Results) -> Finding:
                    f"{len(results.plan['dimensions']) - len(wrong)} of {len(results.plan['dimensions'])} dimensions")
 
 
+def needed(results: Results, tilt: float) -> list[float]:
+    """Steps until the gap stays below a share of the first one, by seed; infinite where it never does."""
+    found = []
+    for gaps in results.lists("convergence", f"{_key(tilt)}.gaps"):
+        above = np.flatnonzero(np.array(gaps) > REACHED * gaps[0])[-1]
+        found.append(math.inf if above == len(gaps) - 1 else float((above + 1) * every(results.plan["steps"])))
+    return found
+
+
 def _needed(results: Results, tilt: float) -> float:
-    return results.mean("convergence", f"{_key(tilt)}.steps_needed")
+    return float(np.mean(needed(results, tilt)))
 
 
 def _slower(results: Results) -> Finding:
+    """The largest tilt needs more steps than the smallest, over the same starts."""
     tilts = results.plan["convergence_tilts"]
-    steps = [_needed(results, tilt) for tilt in tilts]
-    grows = all(a <= b * 1.05 for a, b in pairwise(steps)) and steps[-1] > steps[0]
-    return Finding(Verdict.AGREES if grows else Verdict.DISAGREES, f"steps to {REACHED:.2%} of the way, " + ", ".join(
-        f"t = {tilt:g}: {count:.0f}" for tilt, count in zip(tilts, steps, strict=True)))
+    said = ", ".join(f"t = {tilt:g}: {_needed(results, tilt):.0f}" for tilt in tilts)
+    found = lower(difference(needed(results, tilts[0]), needed(results, tilts[-1])), results.papers_data,
+                  what=f"steps at t = {tilts[0]:g} less those at t = {tilts[-1]:g},")
+    return found._replace(reason=f"{found.reason}; means to {REACHED:.1%} of the way, {said}")
 
 
 def _not_exponential(results: Results) -> Finding:
     """Steps grow no faster than the tilt, give or take a factor of two."""
-    low, high = results.plan["convergence_tilts"][1], results.plan["convergence_tilts"][-1]
+    low, high = results.plan["convergence_tilts"][0], results.plan["convergence_tilts"][-1]
+    if math.isinf(max(_needed(results, low), _needed(results, high))):
+        return Finding(Verdict.NOT_TESTABLE, f"{results.plan['steps']} steps are too few to come to {REACHED:.1%} of the way")
     return at_most(_needed(results, high) / _needed(results, low) / (high / low), FASTER,
                    f"steps at t = {high:g} over those at t = {low:g}, divided by the ratio of the tilts")
 
@@ -267,9 +283,8 @@ def figures(results: Results, folder: Path) -> list[Figure]:
     with drawn(folder / "convergence.png") as axis:
         for tilt, colour in zip(results.plan["convergence_tilts"], COLOURS, strict=False):
             for k, gaps in enumerate(results.lists("convergence", f"{_key(tilt)}.gaps")):
-                every = max(1, (results.plan["steps"] + 1) // 100)
-                axis.semilogy(np.arange(len(gaps)) * every, np.maximum(np.array(gaps) / gaps[0], 1e-6), color=colour, alpha=0.7,
-                              label=f"t = {tilt:g}" if k == 0 else None)
+                axis.semilogy(np.arange(len(gaps)) * every(results.plan["steps"]), np.maximum(np.array(gaps) / gaps[0], 1e-6),
+                              color=colour, alpha=0.7, label=f"t = {tilt:g}" if k == 0 else None)
         axis.set(xlabel="gradient steps", ylabel="tilted value above the best, relative", ylim=(1e-6, 1.5))
         axis.legend()
     return [Figure("losses.png", "Loss of each group by target dimension, as figure 7.10."),
