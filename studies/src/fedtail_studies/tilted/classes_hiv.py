@@ -80,6 +80,9 @@ COMPARED = ("ERM", "linear SVM", "CVaR", "LearnReweight", "FocalLoss", "RobustRe
 # fits: from a cell and its split to parameters
 
 
+Fit = Callable[[Cell, Split], np.ndarray]
+
+
 def erm(cell: Cell, split: Split) -> np.ndarray:
     return fitted(Logistic(*split.train), torch.mean)
 
@@ -181,8 +184,9 @@ def _key(number: float) -> str:
 
 
 def cells(plan: Plan, seed: int) -> dict[str, Measure]:
-    fits = {"ERM": erm, STOPPED: stopped_erm, "linear SVM": linear_svm, "CVaR": superquantile, "LearnReweight": reweighted,
-            "FocalLoss": focal_loss, **{f"TERM, t = {tilt:g}": partial(class_tilted, tilt=tilt) for tilt in plan.tilts}}
+    fits: dict[str, Fit] = {
+        "ERM": erm, STOPPED: stopped_erm, "linear SVM": linear_svm, "CVaR": superquantile, "LearnReweight": reweighted,
+        "FocalLoss": focal_loss, **{f"TERM, t = {tilt:g}": partial(class_tilted, tilt=tilt) for tilt in plan.tilts}}
     made: dict[str, Measure] = {name: partial(measured, fit=fit) for name, fit in fits.items()}
     return {**made, "radii": swept, "RobustRegRisk": lambda cell: {**cell.numbers("radii")[_key(chosen(cell))],
                                                                    "radius": chosen(cell)},

@@ -145,10 +145,10 @@ def tables(results: Results) -> list[Table]:
                   digits=3) for what, title in (("all", "all 4s and 9s"), ("rare", "4s, the rare class"))]
 
 
-def _competitive(results: Results) -> Finding:
-    shares, term = results.plan["shares"], METHODS[-1]
-    return all_of(*(not_above(difference(values(results, share, other), values(results, share, term)), NEAR, results.papers_data,
-                              f"{_cell(share)}, {other} less TERM,") for share in shares for other in METHODS[1:-1]))
+def _competitive(results: Results, other: str) -> Finding:
+    """At every imbalance, no more than a little below another method."""
+    return all_of(*(not_above(difference(values(results, share, other), values(results, share, METHODS[-1])), NEAR,
+                              results.papers_data, f"{_cell(share)}, {other} less TERM,") for share in results.plan["shares"]))
 
 
 def _above_erm(results: Results) -> Finding:
@@ -192,8 +192,9 @@ MNIST_IMBALANCE = Study(
     full=Plan(),
     quick=Plan(seeds=2, images=2000, shares=(0.95, 0.99), epochs=5), cells=cells, tables=tables, figures=figures, notes=notes,
     claims=(
-        Claim("TERM has a similar or higher accuracy than focal loss, hard mining, inverse ratio and learned reweighting.",
-              "[Li23, section 7.7.2.4]", _competitive),
+        *(Claim(f"TERM has a similar or higher accuracy than {name}.", "[Li23, section 7.7.2.4]",
+                partial(_competitive, other=name))
+          for name in METHODS[1:-1]),
         Claim("TERM has a higher accuracy than ERM at every imbalance.", "[Li23, figure 7.14]", _above_erm),
     ),
 )

@@ -134,19 +134,19 @@ class RunningTilted:
     """Algorithm 14 over examples: weights exp(t (f - R)), R a running tilted mean in log space, t growing linearly from zero."""
 
     def __init__(self, tilt: float, smoothing: float = 0.2) -> None:
-        self.tilt, self.smoothing, self.running = tilt, smoothing, None
+        self.tilt, self.smoothing = tilt, smoothing
+        self.running: Tensor | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         tilt, losses = self.tilt * batch.progress, batch.losses.detach().double()
         if abs(tilt) < 1e-3:
             return batch.losses.mean()
         fresh = ((tilt * losses).logsumexp(0) - torch.tensor(len(losses)).log()) / tilt
-        if self.running is None:
-            self.running = fresh
-        parts = torch.stack([torch.log(torch.tensor(1 - self.smoothing)) + tilt * self.running.cpu(),
+        before = fresh if self.running is None else self.running
+        parts = torch.stack([torch.log(torch.tensor(1 - self.smoothing)) + tilt * before.cpu(),
                              torch.log(torch.tensor(self.smoothing)) + tilt * fresh.cpu()])
-        self.running = (parts.logsumexp(0) / tilt).to(losses)
-        weights = (tilt * (losses - self.running)).clamp(max=10).exp().to(batch.losses)
+        self.running = running = (parts.logsumexp(0) / tilt).to(losses)
+        weights = (tilt * (losses - running)).clamp(max=10).exp().to(batch.losses)
         return (weights * batch.losses).mean()
 
 
