@@ -16,8 +16,8 @@ from fedtail.engine.kernel_choice import kernel_for
 from fedtail.engine.kernels import own_randomness
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
-from fedtail.evaluation.distribution import table
-from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_of, task_with_model
+from fedtail.evaluation.distribution import text_table
+from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_from_values, task_with_model
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -35,7 +35,7 @@ class FineTuned:
 
     def table(self) -> str:
         """Aligned text: the error before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
-        return table({"before": self.before.error.summary(), "after": self.after.error.summary()},
+        return text_table({"before": self.before.error.summary(), "after": self.after.error.summary()},
                      ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
 
@@ -73,4 +73,4 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
     before = client_values_by_block(kernel, params, held, task.all_metrics, engine.workers)
     parts = run_blocks(tuned_values, len(blocks), num_workers(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
-    return FineTuned(evaluation_of(task, before, held), evaluation_of(task, after, held))
+    return FineTuned(evaluation_from_values(task, before, held), evaluation_from_values(task, after, held))
