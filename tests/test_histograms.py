@@ -29,7 +29,7 @@ from fedtail.quantiles.strategies import (
     Strategy,
     flat_strategy,
     optimal_strategy,
-    printed_cumulative_counts,
+    published_cumulative_counts,
     scale_for_noise,
     tree_strategy,
 )
@@ -142,10 +142,10 @@ def test_printed_cumulative_counts_are_dyadic_sums():
             r = max(r for r in range(4) if start % (1 << r) == 0 and start + (1 << r) <= end)
             total, start = total + nodes[r, start], start + (1 << r)
         return total
-    assert printed_cumulative_counts(tree_strategy(16, 1), noisy) == approx([dyadic(end) for end in range(1, 17)])
-    assert printed_cumulative_counts(flat_strategy(4, 2), np.array([2, 4, -2, 6])) == approx([1, 3, 2, 5])
+    assert published_cumulative_counts(tree_strategy(16, 1), noisy) == approx([dyadic(end) for end in range(1, 17)])
+    assert published_cumulative_counts(flat_strategy(4, 2), np.array([2, 4, -2, 6])) == approx([1, 3, 2, 5])
     with pytest.raises(ValueError, match="the papers print cumulative counts for flat and tree, got optimal"):
-        printed_cumulative_counts(STRATEGIES[2], noisy)
+        published_cumulative_counts(STRATEGIES[2], noisy)
 
 
 # the optimal factorisation

@@ -41,7 +41,7 @@ from fedtail.quantiles.expected_error import (
 from fedtail.quantiles.histogram import quantile_error, threshold_index
 from fedtail.quantiles.planning import smallest_noise_shares
 from fedtail.quantiles.private import QuantileRelease, checked_values, noisy_sum, release
-from fedtail.quantiles.strategies import Strategy, printed_cumulative_counts
+from fedtail.quantiles.strategies import Strategy, published_cumulative_counts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
 UNIT = Edges.of_equal_width(0.0, 10.0, 64)
@@ -482,7 +482,7 @@ def test_optimal_rows_beat_both_methods_of_the_papers(clients, bins, epsilon):
     for mine, histogram, (best, *sums) in zip(values, histograms, noisy, strict=True):
         truth, found = np.cumsum(histogram), ours.estimate(best, float(clients))
         one = index_errors(np.cumsum(found), float(clients), truth).mean()
-        running, *nodes = (printed_cumulative_counts(part, noisy) for part, noisy in zip(others, sums, strict=True))
+        running, *nodes = (published_cumulative_counts(part, noisy) for part, noisy in zip(others, sums, strict=True))
         theirs = [index_errors(running, max(running[-1], clients / 2), truth)]                # option 1, with its guard
         theirs += [index_errors(cumulative, float(clients), truth) for cumulative in (running, *nodes)]
         gaps.append([their.mean() - one for their in theirs])
@@ -510,7 +510,7 @@ def test_the_bounds_of_the_papers_hold(method):
     for k in range(60):
         values = draw("uniform", clients, k)
         truth = np.cumsum(np.bincount(edges.bin_indices(values), minlength=bins))
-        cumulative = printed_cumulative_counts(strategy, noisy_sum(plan, values, SeededRandomness(k, method)))
+        cumulative = published_cumulative_counts(strategy, noisy_sum(plan, values, SeededRandomness(k, method)))
         total = float(cumulative[-1]) if method == "flat, estimated count" else float(clients)
         nearest = np.array([np.abs(np.append(0.0, cumulative[:-1]) / total - level).min() for level in LEVELS])
         bound = nearest + (tree_part if method == "tree" else flat_part)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtail.data.population import rows_of
 from fedtail.losses import is_padding
-from fedtail.modules import call_module, isolated_generators, trainable_parameters, training_copy
+from fedtail.modules import call_module, lock_and_restore_generators, trainable_parameters, training_copy
 from fedtail.types import Examples
 
 CLOSE = 1e-3         # of the largest output: far above rounding over batches of different sizes, far below a mean over the batch
@@ -32,7 +32,7 @@ def try_module(module: nn.Module, inputs: Examples) -> Tensor:
     """
     _refuse_tensor_hooks(module)
     trial = Trial(module)
-    with torch.no_grad(), isolated_generators():
+    with torch.no_grad(), lock_and_restore_generators():
         outputs = trial(trial.evaluating, inputs)
         trial(trial.learning, inputs)                      # buffers that are filled at the first call are filled now
         trial.move_parameters()
@@ -51,7 +51,7 @@ def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Ten
     """
     trial, picked = Trial(module), torch.tensor([len(targets) - 1, 0])
     _turn_off_dropout(trial.learning)
-    with torch.no_grad(), isolated_generators():
+    with torch.no_grad(), lock_and_restore_generators():
         for copied in (trial.evaluating, trial.learning):
             trial(copied, inputs)                          # buffers that are filled at the first call are filled now
         trial.move_parameters()                                       # last layers that start at zero would hide all before them

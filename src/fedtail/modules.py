@@ -86,7 +86,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def isolated_generators(device: torch.device | None = None) -> Iterator[None]:
+def lock_and_restore_generators(device: torch.device | None = None) -> Iterator[None]:
     """A context in which this thread alone uses torch's random generators; their states are restored at its end.
 
     Modules draw from generators that all threads of the process share. Code that seeds them does so in this context, so that
@@ -104,7 +104,7 @@ def generator_states(device: torch.device) -> list[Tensor]:
 
 @contextmanager
 def block_other_draws() -> Iterator[None]:
-    """A context in which no other thread is inside `isolated_generators`, for forking a process.
+    """A context in which no other thread is inside `lock_and_restore_generators`, for forking a process.
 
     A child forked while another thread draws would inherit a locked generator that nobody releases.
     """

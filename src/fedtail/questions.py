@@ -223,7 +223,7 @@ class Statistic:
         return math.inf if self.smallest_group is None else self.smallest_group
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Whoever failed, (clients,) bool: everybody is taken to contribute."""
+        """Which clients failed, (clients,) bool: all clients are taken to contribute."""
         return shard.failed
 
     def count_question(self) -> Question:
@@ -349,7 +349,7 @@ class Train:
         return self.risk.fewest_contributors(self.dual, mass) if self.local.declares.everyone_trains else None
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Whoever has a weight and takes a step, and failed, (clients,) bool."""
+        """Which clients have a weight and take a step, and failed, (clients,) bool."""
         return shard.contributed[self.model] & shard.failed
 
     def count_question(self) -> Question:
@@ -423,7 +423,7 @@ class Evaluate:
         return None                     # some clients may have nothing to evaluate on: they are counted first
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Nobody, (clients,) bool: those who contribute are counted exactly."""
+        """All False, (clients,) bool: those who contribute are counted exactly, so that nobody is wrongly taken to."""
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:
@@ -484,7 +484,7 @@ class Count:
         return math.inf                 # everybody in the cohort answers
 
     def failed_contributors(self, shard: Shard) -> Tensor:
-        """Nobody, (clients,) bool: those who contribute are counted exactly."""
+        """All False, (clients,) bool: those who contribute are counted exactly, so that nobody is wrongly taken to."""
         return torch.zeros_like(shard.failed)
 
     def count_question(self) -> Question:

@@ -182,7 +182,7 @@ def scale_for_noise(noise_multiplier: float, honest: int) -> int:
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
 
-def printed_cumulative_counts(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
+def published_cumulative_counts(strategy: Strategy, noisy: np.ndarray) -> np.ndarray:
     """Cumulative counts at the upper edges as the papers compute them from a `noisy` sum, (bins,) float64.
 
     [PLMH22q, Algorithms 1 and 2]: running sums of the bins for "flat", sums of the fewest nodes for "tree", whose last entry is

@@ -19,7 +19,7 @@ from fedtail.quantiles import Edges, QuantilePlan, Strategy, flat_strategy, opti
 from fedtail.quantiles.histogram import quantile_error, quantiles, threshold_index
 from fedtail.quantiles.planning import strategy_with_noise
 from fedtail.quantiles.private import noisy_sum
-from fedtail.quantiles.strategies import printed_cumulative_counts
+from fedtail.quantiles.strategies import published_cumulative_counts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
 DELTA, BOUND = 1e-5, 10.0
@@ -76,10 +76,10 @@ def method_errors(kind: str, clients: int, bins: int, epsilon: float, run: int) 
     values, made = drawn_values(kind, clients, run), plans(clients, bins, epsilon)
     truth = true_counts(made["flat"], values)
     noisy = {name: noisy_sum(plan, values, _stream(run, name, clients, bins, epsilon)) for name, plan in made.items()}
-    running = printed_cumulative_counts(made["flat"].strategy, noisy["flat"])
+    running = published_cumulative_counts(made["flat"].strategy, noisy["flat"])
     found = made["optimal"].strategy.estimate(noisy["optimal"], float(clients))
     inside = quantiles(found, made["flat"].edges, np.array(LEVELS))
-    trees = {name: printed_cumulative_counts(made[name].strategy, noisy[name]) for name in ("tree, as printed", "tree")}
+    trees = {name: published_cumulative_counts(made[name].strategy, noisy[name]) for name in ("tree, as printed", "tree")}
     return {"flat, estimated n": level_errors(running, max(float(running[-1]), clients / 2), truth),
             "flat, exact n": level_errors(running, float(clients), truth),
             **{name: level_errors(cumulative, float(clients), truth) for name, cumulative in trees.items()},
@@ -116,7 +116,7 @@ def wrap_errors(kind: str, scale: int, bins: int, bits: tuple[int, ...], run: in
     noisy = noisy_sum(plan, values, SeededRandomness(run, scale, bins))
     found = {}
     for width in bits:                                             # each modulus divides the next
-        cumulative = printed_cumulative_counts(plan.strategy, symmetric(width).decode(noisy))
+        cumulative = published_cumulative_counts(plan.strategy, symmetric(width).decode(noisy))
         found[f"{width} bits"] = float(np.mean(level_errors(cumulative, float(WRAP_CLIENTS), truth)))
     counts = best.strategy.estimate(noisy_sum(best, values, _stream(run, "best", best.epsilon)), float(WRAP_CLIENTS))
     found["optimal"] = float(np.mean(level_errors(np.cumsum(counts), float(WRAP_CLIENTS), truth)))
