@@ -58,7 +58,7 @@ def refuse_dependence_on_batch(module: nn.Module, inputs: Examples, targets: Ten
         for copied in (trial.evaluating, trial.learning):
             whole, pair = trial(copied, inputs), trial(copied, rows_of(inputs, picked))
             if not trial.drew and len(whole) == len(targets) and pair.shape[1:] == whole.shape[1:]:
-                trial.refuse_difference(pair, whole[picked], targets[picked])
+                trial.refuse_different_outputs(pair, whole[picked], targets[picked])
 
 
 class Trial:
@@ -99,7 +99,7 @@ class Trial:
             away = torch.where(parameter < 0, -1.0, 1.0)
             parameter.add_(away * torch.linspace(1e-3, 2e-3, parameter.numel()).reshape(parameter.shape))
 
-    def refuse_difference(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
+    def refuse_different_outputs(self, some: Tensor, others: Tensor, targets: Tensor) -> None:
         """Raise a ValueError where two outputs for the same examples, `some` and `others`, differ by more than rounding.
 
         Positions that are padding by `targets`, and values that are not finite, are left out.

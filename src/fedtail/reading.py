@@ -78,7 +78,7 @@ def json_value(text: str | bytes, where: str) -> Any:
     """
     try:
         value = json.loads(text, object_pairs_hook=dict_of_unique_keys, parse_constant=_refuse_constant)
-        _check_tree(value)
+        _check_nested_value(value)
     except (ValueError, RecursionError) as reason:
         raise Unreadable(f"{where} is not readable json ({short_text(reason)}).") from None
     return value
@@ -112,7 +112,7 @@ def toml_tables(text: str, where: str) -> dict[str, Any]:
         raise Unreadable(f"{where} is not valid TOML: a key has more than {DEPTH} parts.")
     try:
         tables = tomllib.loads(text)
-        _check_tree(tables)
+        _check_nested_value(tables)
     except (ValueError, RecursionError) as reason:
         hint = " Text needs quotes; true and false are small." if "Invalid value" in str(reason) else ""
         raise Unreadable(f"{where} is not valid TOML: {short_text(reason)}.{hint}") from None
@@ -172,7 +172,7 @@ def largest_unpacked_size(path: str | Path) -> int:
 
 
 def refuse_decompression_bomb(path: str | Path, size: float) -> None:
-    """Raise `Unreadable` where the arrays of the file at `path`, of `size` bytes, would take far more memory than the file.
+    """Raise `Unreadable` where `size`, the bytes of a file's arrays once unpacked, is far more than the file at `path` has.
 
     That is more than `RATIO` times the file's size, and more than `ALWAYS` bytes: a few bytes can stand for any number of equal
     values.
@@ -182,19 +182,19 @@ def refuse_decompression_bomb(path: str | Path, size: float) -> None:
                          f"as many. If that is right, write it without compression: numpy.savez(...).")
 
 
-def _check_tree(value: Any) -> None:
+def _check_nested_value(value: Any) -> None:
     """Raise a ValueError where a value is nested more than `DEPTH` deep, or holds surrogates or integers beyond 64 bits."""
     level = [value]
     for _ in range(DEPTH + 1):
         inner: list[Any] = []
         for one in level:
             if isinstance(one, dict):
-                _check_text(one)
+                _refuse_surrogates(one)
                 inner += one.values()
             elif isinstance(one, list):
                 inner += one
             elif isinstance(one, str):
-                _check_text([one])
+                _refuse_surrogates([one])
             elif isinstance(one, int) and not -LARGEST <= one < 2 * LARGEST:
                 raise ValueError("a whole number has more than 64 bits")
         level = inner
@@ -203,7 +203,7 @@ def _check_tree(value: Any) -> None:
     raise ValueError(f"it is nested more than {DEPTH} deep")
 
 
-def _check_text(texts: Any) -> None:
+def _refuse_surrogates(texts: Any) -> None:
     """Raise a UnicodeEncodeError where one of the texts holds a surrogate, which JSON can write but UTF-8 cannot encode."""
     for text in texts:
         if not text.isascii():

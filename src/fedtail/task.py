@@ -125,15 +125,15 @@ class Task:
         if len(population) == 0:
             raise ValueError("the population has no clients. Was everybody filtered out (at_least, select)?")
         self._refuse_ambiguous_padding(population)
-        inputs, targets = self._examples(population, _rows_to_try(population))
+        inputs, targets = self._examples_in_rows(population, _rows_to_try(population))
         outputs = try_module(self.module, inputs)
         self._check_labels(targets, outputs)
         for metric in self.all_metrics:
             if metric.per == "example":
                 _check_example_metric(metric, outputs, targets)
-        refuse_dependence_on_batch(self.module, *self._examples(population, _rows_of_several_clients(population)))
+        refuse_dependence_on_batch(self.module, *self._examples_in_rows(population, _rows_of_several_clients(population)))
 
-    def _examples(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
+    def _examples_in_rows(self, population: Population, rows: Tensor) -> tuple[Tensor | dict[str, Tensor], Tensor]:
         """The inputs and targets in these rows of the population, on the CPU; floating-point inputs in the module's dtype."""
         dtype = next(p for p in self.module.parameters() if p.requires_grad).dtype
         rows = rows.to(population.targets.device)

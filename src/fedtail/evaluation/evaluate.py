@@ -76,7 +76,7 @@ def evaluate(model: Trained | nn.Module, population: Population, task: Task | No
     check_task_once(task, population)
     params = task.params().to(engine.device, engine.dtype)
     kernel = evaluation_kernel(task, params.device, params.dtype, population, engine.precision)
-    values = client_values_by_block(kernel, params, population, task.all_metrics, engine.workers)
+    values = client_values_in_blocks(kernel, params, population, task.all_metrics, engine.workers)
     return evaluation_from_values(task, values, population, weighted)
 
 
@@ -122,7 +122,7 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
         return None
 
 
-def client_values_by_block(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
+def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
                            workers: int | None = None) -> dict[str, Tensor]:
     """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
@@ -131,11 +131,11 @@ def client_values_by_block(kernel: Kernel, params: Tensor, population: Populatio
     """
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
-    def values(block: int) -> dict[str, Tensor]:
+    def block_values(block: int) -> dict[str, Tensor]:
         """The metrics of the clients in one block, by name."""
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
-    parts = run_blocks(values, len(blocks), num_workers(params.device, workers))
+    parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))
     return {m.name: torch.cat([part[m.name] for part in parts]) for m in metrics}
 
 

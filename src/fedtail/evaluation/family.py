@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedtail.data.population import Population
 from fedtail.engine.kernel_choice import evaluation_kernel
 from fedtail.evaluation.distribution import Distribution, text_table
-from fedtail.evaluation.evaluate import client_values_by_block
+from fedtail.evaluation.evaluate import client_values_in_blocks
 from fedtail.task import Task
 from fedtail.training import Trained, result_params
 
@@ -103,4 +103,4 @@ def _client_errors(task: Task, population: Population) -> Tensor:
     """The mean error of every client under the task's module, (clients,) float64, computed on the CPU."""
     params = task.params().cpu()
     kernel = evaluation_kernel(task, params.device, params.dtype, population)
-    return client_values_by_block(kernel, params, population, task.all_metrics[1:2])["error"]
+    return client_values_in_blocks(kernel, params, population, task.all_metrics[1:2])["error"]

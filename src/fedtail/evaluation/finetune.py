@@ -17,7 +17,13 @@ from fedtail.engine.kernels import own_randomness
 from fedtail.engine.local_fleet import population_on_device
 from fedtail.engine.workers import num_workers, run_blocks
 from fedtail.evaluation.distribution import text_table
-from fedtail.evaluation.evaluate import Evaluation, client_values, client_values_by_block, evaluation_from_values, task_with_model
+from fedtail.evaluation.evaluate import (
+    Evaluation,
+    client_values,
+    client_values_in_blocks,
+    evaluation_from_values,
+    task_with_model,
+)
 from fedtail.fleet import Broadcast
 from fedtail.local.sgd import LocalSGD
 from fedtail.task import Task
@@ -70,7 +76,7 @@ def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD
                           for k, model in zip(few.tolist(), models, strict=True)]
         return {m.name: torch.cat([values[m.name] for values in found])[order.argsort()] for m in task.all_metrics}
 
-    before = client_values_by_block(kernel, params, held, task.all_metrics, engine.workers)
+    before = client_values_in_blocks(kernel, params, held, task.all_metrics, engine.workers)
     parts = run_blocks(tuned_values, len(blocks), num_workers(params.device, engine.workers))
     after = {name: torch.cat([part[name] for part in parts]) for name in before}
     return FineTuned(evaluation_from_values(task, before, held), evaluation_from_values(task, after, held))
