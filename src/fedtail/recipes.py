@@ -156,7 +156,7 @@ def dp_delta_fl(tail_fraction: float, population: int, clip_norm: float, noise_m
 
 
 def _poisson_sampler_and_noise(population: int, cohort_size: int, noise: str,
-                       planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
+                               planned_clients: int | None) -> tuple[Poisson, Callable[[float], Noise]]:
     """A Poisson sampler with `cohort_size` of `population` clients on average, and a function from noise multiplier to noise.
 
     `noise` is "gaussian" or "discrete". Discrete noise relies on `planned_clients`, by default as many as nearly every cohort

@@ -240,7 +240,7 @@ def _scale_to_unit(scores: Tensor) -> Tensor:
 
 
 def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] | None = None, scale: float = 1.0, digits: int = 2,
-          title: str = "") -> str:
+               title: str = "") -> str:
     """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
 
     `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner.

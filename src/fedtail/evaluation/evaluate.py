@@ -123,7 +123,7 @@ def _task_form(task: Task, population: Population) -> tuple[Any, ...] | None:
 
 
 def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Population, metrics: tuple[Metric, ...],
-                           workers: int | None = None) -> dict[str, Tensor]:
+                            workers: int | None = None) -> dict[str, Tensor]:
     """Every metric for every client under the model `params`: a dict by metric name of tensors (clients,) float64.
 
     `kernel` computes the model's outputs. Clients are evaluated in fixed blocks, which up to `workers` processes share where

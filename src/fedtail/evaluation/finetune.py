@@ -42,7 +42,7 @@ class FineTuned:
     def table(self) -> str:
         """Aligned text: the error before and after fine-tuning, with its mean, std, p10, p50, p90 and worst10 over clients."""
         return text_table({"before": self.before.error.summary(), "after": self.after.error.summary()},
-                     ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
+                          ("mean", "std", "p10", "p50", "p90", "worst10"), digits=4, title="error")
 
 
 def finetune(model: Trained | nn.Module, population: Population, local: LocalSGD, task: Task | None = None, fraction: float = 0.5,

@@ -145,7 +145,7 @@ class LocalSGD(LocalTraining):
         self._step_along_gradients(clients, local, anchor, velocity, gradients, penalty)
 
     def _step_along_gradients(self, clients: Clients, local: Tensor, anchor: Tensor, velocity: Tensor | None, gradients: Tensor,
-                    penalty: Penalty) -> None:
+                              penalty: Penalty) -> None:
         """One step along `gradients` (clients, dim), with penalty, momentum and weight decay.
 
         Changes `local` (clients, dim) and `velocity` in place. `velocity` may have more rows than `local`; without momentum it

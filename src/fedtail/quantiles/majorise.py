@@ -96,4 +96,4 @@ class MajoriseMinimise(Part):
         over = yield Statistic(MassAbove(), ladder)
         place = min(max(int((over > tail_mass).sum()) - 1, 0), len(ladder) - 2)      # the last, where the largest came late
         return boundary_dual(float(ladder[place]), float(ladder[place + 1]), float(over[place + 1]),
-                        float(over[place] - over[place + 1]), tail_mass)
+                             float(over[place] - over[place + 1]), tail_mass)
