@@ -151,7 +151,7 @@ def test_by_mass_a_draw_falls_on_the_client_whose_stretch_of_the_total_it_hits(m
     """Stretches of lengths 1, 2, 3, 2 out of 8, closed on the left; one that rounds up to the total is the last client's."""
     population, eighths = crowd(4, [1.0, 2, 3, 2]), torch.arange(9).double()
     assert population.key.argsort().tolist() == [0, 1, 2, 3]
-    monkeypatch.setattr("fedtail.sampling.uniform", lambda keys: eighths[: len(keys)] / 8)
+    monkeypatch.setattr("fedtail.sampling.uniform_numbers", lambda keys: eighths[: len(keys)] / 8)
     cohort = ByMass(9)(population, 0, 0)
     assert cohort.ids.tolist() == [0, 1, 2, 3]
     assert (cohort.importance * population.mass).tolist() == pytest.approx([1, 2, 3, 3])
