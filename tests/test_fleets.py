@@ -141,7 +141,7 @@ def test_a_gathering_question_is_refused_even_where_the_part_does_not_say_so(pro
 
     fleet = LocalFleet(POPULATION, make_task(processes.kind))
     algorithm = fedtail.fedavg(8, **LOCAL)
-    state = algorithm.start(make_task(processes.kind).params(), 0)
+    state = algorithm.initial_state(make_task(processes.kind).params(), 0)
     cohort = algorithm.sample(POPULATION, 0, 0)
     planned = planned_round(algorithm, fleet, IntegerChannel(), len(state.params))
     with IntegerChannel().open(fleet, cohort, algorithm.broadcast(state, 0), fedtail.Ledger(), planned) as ask, pytest.raises(ValueError, match="reveals only sums"):
@@ -167,7 +167,7 @@ def test_ascent_by_client_is_refused_where_memory_can_be_lost(processes):
 def test_a_node_builds_only_what_it_was_given_and_says_so():
     node = Node(POPULATION, make_task("linear"))
     algorithm = replace(fedtail.fedavg(8, **LOCAL), risk=Expectile(0.8))
-    broadcast = algorithm.broadcast(algorithm.start(make_task("linear").params(), 0), 0)
+    broadcast = algorithm.broadcast(algorithm.initial_state(make_task("linear").params(), 0), 0)
     node.tell(pack(Open(algorithm.sample(POPULATION, 0, 0), broadcast)))
     question = Ask(0, (Statistic(Expectile(0.8), torch.zeros(1)),), PlainChannel().encoding(8, 30.0))
     with pytest.raises(Refused, match="'Expectile', which this node was not given"):
@@ -360,7 +360,7 @@ def test_nodes_of_one_client_with_their_own_arrays_train_the_simulators_model():
 
 def test_a_node_answers_only_about_the_round_that_is_open():
     node, algorithm = Node(POPULATION, make_task("linear")), fedtail.fedavg(8, **LOCAL)
-    state = algorithm.start(make_task("linear").params(), 0)
+    state = algorithm.initial_state(make_task("linear").params(), 0)
     question = Train(algorithm.local, algorithm.risk, torch.zeros(0), algorithm.aggregate)
     types, code = types_by_name(PARTS), PlainChannel().encoding(8, 30.0)
 

@@ -17,7 +17,7 @@ from fedtail.deployment.masking import AllOrNothing, DropoutTolerant, Masking
 from fedtail.deployment.node import PARTS, Ask, Close, Open, context_digest, may_be_repeated
 from fedtail.deployment.node_messages import AnswerReport, NodeMessage, Reply, message_bytes, read_reply, silent_clients
 from fedtail.deployment.registry import ClientRegistry
-from fedtail.deprecated import new_value, with_old_names
+from fedtail.deprecated import value_with_new_name, with_old_names
 from fedtail.fleet import Broadcast
 from fedtail.questions import Question
 from fedtail.sampling import Cohort
@@ -52,13 +52,13 @@ class RemoteFleet:
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
         """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule."""
-        schedule = new_value("schedule", schedule)
+        schedule = value_with_new_name("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
         self.exchange, self.population, self.forgets, self.schedule = exchange, registry, forgets, schedule
         self.answer_count = 0                                    # clients whose answers the last sums hold
         self._heard: set[int] = set()                            # nodes whose answers are in a sum of the open round
-        self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
+        self.answers_outside_largest_node = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
         self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
@@ -72,7 +72,7 @@ class RemoteFleet:
         self._asking, self._problems, self._exchanges = b"", dict[int, str](), 0
         self._silent: dict[int, int] = {}                    # clients by node that the masked row holds with zeros only
 
-    def draw(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
+    def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
         """The cohort of round `round`; `draw` samples the cohort of a round number.
 
         With the schedule "ahead" the cohort of the next round is sampled now too, because its keys are exchanged with this round,
@@ -82,7 +82,7 @@ class RemoteFleet:
         self._drawn = {round + 1: draw(round + 1)} if self.schedule == "ahead" else {}
         return cohort
 
-    def open(self, cohort: Cohort, broadcast: Broadcast) -> None:
+    def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with a cohort, and clear `reports`. Nothing is sent yet.
 
         For each node with sampled clients, the broadcast (round, seed, model; never the noise seed) is queued with its part of
@@ -159,11 +159,11 @@ class RemoteFleet:
         self._heard |= set(found.survivors)
         return list(torch.from_numpy(found.total).split(widths))
 
-    def silent(self, questions: Iterable[Question]) -> int:
+    def count_silent_clients(self, questions: Iterable[Question]) -> int:
         """How many clients answered the last masked questions with zeros, as their nodes say; not used by `collect_masked`."""
         return sum(self._silent.values())
 
-    def close(self, finished: bool) -> None:
+    def close_round(self, finished: bool) -> None:
         """End the round; `finished` is whether it was completed. Nothing is sent.
 
         For nodes that received the round's broadcast, a message about its end is queued for their next question; for the others
@@ -178,7 +178,7 @@ class RemoteFleet:
                 self._unsent[node] = self._unsent[node][:-1]
         self._counts = {}
 
-    def view(self) -> None:
+    def round_view(self) -> None:
         """Always None: a server cannot see single clients. `reports` says how many answered and which nodes failed."""
 
     def finish(self) -> None:
@@ -197,7 +197,7 @@ class RemoteFleet:
         """
         return ClientMemory(self.population.key, {}, self._nodes if self._broadcast.round >= 0 else None)
 
-    def recall(self, memory: ClientMemory) -> None:
+    def restore_memory(self, memory: ClientMemory) -> None:
         """Continue the training that a checkpoint's `memory` names, so that nodes find what their clients remember in it.
 
         Where `memory.nodes` is None a new training begins, under a random name.
@@ -293,13 +293,13 @@ class RemoteFleet:
     def _report(self, nodes: Iterable[int]) -> None:
         """Append to `reports` the report of a question whose sums hold the answers of `nodes`; none: nothing was released.
 
-        Sets `answer_count` to the number of clients at these nodes, and `answered_beside_largest` to those outside the largest of
-        them.
+        Sets `answer_count` to the number of clients at these nodes, and `answers_outside_largest_node` to that of the clients at
+        all but the largest of them.
         """
         self._note_refused()
         counts = [self._counts[node] for node in nodes]
         self.answer_count = answered = sum(counts)
-        self.answered_beside_largest = answered - max(counts, default=0)
+        self.answers_outside_largest_node = answered - max(counts, default=0)
         self.reports.append(AnswerReport(self._broadcast.round, len(self.reports), sum(self._counts.values()), answered,
                                          dict(self._problems), self._exchanges))
 

@@ -171,7 +171,8 @@ class Recorder:
             self.note("cohorts and noise come from the operating system: the run goes on, but not as it would have to the bit")
         if checkpoint:
             return checkpoint.to_trained(self.experiment.algorithm, task, self.seed)
-        start = Trained(self.experiment.algorithm, task, self.experiment.algorithm.start(task.params(), self.seed), self.seed)
+        algorithm = self.experiment.algorithm
+        start = Trained(algorithm, task, algorithm.initial_state(task.params(), self.seed), self.seed)
         found = self.records.begin(start, self._lines)
         if found is not None:
             self._write_evaluation(start, found)
