@@ -563,12 +563,12 @@ def read_node_file(place: Path) -> None:
 
 
 def read_table(place: Path) -> None:
-    from fedtail.data.opening import open_any
+    from fedtail.data.opening import open_any_data
     from fedtail.data.tables import list_arrays, read_arrays
 
     path = next(place.iterdir(), place / "gone.npz")
     held = list_arrays(path)
-    open_any(path)
+    open_any_data(path)
     read_arrays(path, [*held][:3])
 
 
@@ -588,7 +588,7 @@ def use(population: Any) -> None:
     """Whatever reads examples must stay within them."""
     for k in range(len(population)):
         population.client(k)
-    population.num_examples, population.examples(), repr(population)
+    population.num_examples, population.example_clients_and_rows(), repr(population)
     population.select([0])
 
 

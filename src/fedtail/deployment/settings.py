@@ -137,11 +137,11 @@ class NodeSettings:
         Test examples come from the file `test`, or are a random `test_share` of each client's examples in `data`. Where neither
         is set, test is None and clients train on all their examples. The files are read at each call.
         """
-        from fedtail.data.opening import open_any
+        from fedtail.data.opening import open_any_data
 
-        whole = open_any(self.folder / self.data, **self.columns)
+        whole = open_any_data(self.folder / self.data, **self.columns)
         if self.test:
-            return whole, match_by_name(open_any(self.folder / self.test, **self.columns), whole)
+            return whole, match_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
     def node(self, seed: int) -> Node:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtail.channel.base import Encoder
 from fedtail.client_memory import LargeMemory, Memory
 from fedtail.clients import Clients, HeldOut, Memo, Report, Shard, memo_name
-from fedtail.data.arrays import tensors_of
+from fedtail.data.arrays import input_tensors
 from fedtail.data.population import Population
 from fedtail.engine.blocks import clients_side_by_side, cohort_blocks, max_blocks
 from fedtail.engine.fork_pool import Perform
@@ -164,7 +164,7 @@ class LocalFleet(SimulatedFleet):
         Returns, by name, positions in the cohort and the rows of the clients there. Raises RuntimeError if no round is open.
         """
         opening, _ = self._current_round()
-        written = opening.places.read_written()
+        written = opening.places.read_written_rows()
         self._rows.discard(opening.places)
         return written
 
@@ -321,6 +321,6 @@ def population_on_device(population: Population, device: torch.device) -> Popula
     """
     if device.type != "cuda" or population.targets.device.type == "cuda":
         return population
-    needed = sum(tensor.nbytes for tensor in (*tensors_of(population.inputs), population.targets))
+    needed = sum(tensor.nbytes for tensor in (*input_tensors(population.inputs), population.targets))
     free, _ = torch.cuda.mem_get_info(device)
     return population.to(device) if needed < free // 2 else population

@@ -28,9 +28,9 @@ def read_array_file(path: str, x: str | list[str] = "x", y: str = "y", client: s
     `x`, `y`, `group` and `mass` name arrays, a list of names for several inputs. `client` names an array of client ids, or is
     a function that assigns the examples to clients.
     """
-    from fedtail.data.tables import read_arrays, suffix_of
+    from fedtail.data.tables import checked_suffix, read_arrays
 
-    read = Population.from_parquet if suffix_of(path) == ".parquet" else Population.from_npz
+    read = Population.from_parquet if checked_suffix(path) == ".parquet" else Population.from_npz
     dealt = client if isinstance(client, str) else client(y, lambda name: read_arrays(path, [name])[name], None)
     return read(path, x, y, dealt, group, mass)
 

@@ -58,7 +58,7 @@ class WriterLock:
         self._end = weakref.finalize(self, _unlock, self.folder / NAME, descriptor, os.getpid())
         _LOCKS.add(self)
 
-    def check(self) -> None:
+    def check_free(self) -> None:
         """Raise RowsError where another writer has the lock and does not give it up within 10 seconds.
 
         If it is in this process, the error comes without the wait. Where there is a lock file, the lock is taken for a
@@ -110,7 +110,7 @@ def refuse_other_writers(folder: Path) -> None:
     """
     lock = WriterLock(folder)
     if not lock._is_held_in_process():
-        lock.check()
+        lock.check_free()
 
 
 def _try_lock(path: Path) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedtail.data import Population
-from fedtail.data.tables import suffix_of
+from fedtail.data.tables import checked_suffix
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
 from fedtail.experiment.task_section import task_plan
@@ -39,7 +39,7 @@ def choose_model(place: str | Path, data: str | Path, x: str | Sequence[str] = "
     task, modules = load_models(run, trust)
     if not Path(data).is_file():
         raise FileNotFoundError(f"there is no file {data}.")
-    read = Population.from_parquet if suffix_of(data) == ".parquet" else Population.from_npz
+    read = Population.from_parquet if checked_suffix(data) == ".parquet" else Population.from_npz
     mine = read(data, x, y, None)                       # one client: this one
     picked = choose(modules, mine.client(0), task)
     scale = 100.0 if run.about["rates"] else 1.0
