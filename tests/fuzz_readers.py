@@ -521,10 +521,10 @@ def wire_messages() -> list[Files]:
 
 
 def node_messages() -> list[Files]:
-    from fedtail.deployment.node_messages import NodeMessage, Reply, message_bytes
+    from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message
 
     message = NodeMessage(b"run", 3, 5, (b"open", b"close"), b"ask", b"")
-    return [{"m.bin": message_bytes(message)}, {"m.bin": message_bytes(Reply(bytes(32), b"answer", b"", b"no"))}]
+    return [{"m.bin": encode_message(message)}, {"m.bin": encode_message(Reply(bytes(32), b"answer", b"", b"no"))}]
 
 
 def value_files() -> list[Files]:

@@ -7,12 +7,12 @@ import pytest
 
 from fedtail.deployment import Node, Site
 from fedtail.deployment import site as site_module
-from fedtail.deployment.node_messages import NodeMessage, message_bytes, read_reply
+from fedtail.deployment.node_messages import NodeMessage, encode_message, read_reply
 from fedtail.deployment.settings import NodeSettings
 
 from remote_cases import PEOPLE, TASK
 
-LETTER = message_bytes(NodeMessage(b"run", 0, 1, ask=b"no question"))
+LETTER = encode_message(NodeMessage(b"run", 0, 1, ask=b"no question"))
 
 
 def site(**settings):

@@ -39,9 +39,9 @@ NAMES = {
 }
 ATTRIBUTES = {      # by class; those that are fields were keywords too
     "AdaptiveClip": {"now": "current_clip_norm"},
-    "AnswerReport": {"asked": "sampled"},
+    "AnswerReport": {"asked": "sampled", "line": "as_dict"},
     "Client": {"asked": "checked_query"},
-    "ClientRegistry": {"joined": "with_node", "part": "cohort_at"},
+    "ClientRegistry": {"counts": "clients_per_node", "joined": "with_node", "nodes": "num_nodes", "part": "cohort_at"},
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
     "Composition": {"declared": "declarations", "innermost": "innermost_risk"},
@@ -50,6 +50,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
     "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
+    "Node": {"row": "integer_row", "silent": "silent_clients", "tell": "receive_broadcast"},
     "PoissonSampling": {"decisive": "revealed"},
     "Population": {"examples": "example_clients_and_rows", "pieces": "client_blocks"},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",

@@ -54,7 +54,7 @@ def _with_single_tail_question(source: Source) -> Source:
     return source.with_value(("risk", "quantile"), ONE_QUESTION, BY)
 
 
-def channel_for(experiment: Experiment, population: Any) -> Channel:
+def deployment_channel(experiment: Experiment, population: Any) -> Channel:
     """The channel that the experiment file names; where it names none, a `SecureChannel`.
 
     The default's threshold is the largest of 2, the algorithm's minimum, and a majority of the clients expected in a cohort from
@@ -66,7 +66,7 @@ def channel_for(experiment: Experiment, population: Any) -> Channel:
     return SecureChannel(threshold=max(2, experiment.algorithm.minimum, int(expected) // 2 + 1))
 
 
-def deployed_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
+def deployed_experiment_table(experiment: Experiment, channel: Channel, seed: int) -> dict[str, Any]:
     """The experiment for one seed with every default, as the plain values that are written to the run's folder.
 
     The sections data, engine and folder are left out, and evaluate too where nodes evaluate nothing. `channel` replaces the

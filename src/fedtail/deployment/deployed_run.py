@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtail.deployment.deployed_experiment import channel_for, deployed_table
+from fedtail.deployment.deployed_experiment import deployed_experiment_table, deployment_channel
 from fedtail.deployment.remote import RemoteFleet
 from fedtail.evaluation.evaluate import Evaluation
 from fedtail.experiment.experiment import Experiment
@@ -59,8 +59,8 @@ class DeployedRun:
         A checkpoint is written after every round. After the last one the nodes are sent how it ended, and the results are
         written.
         """
-        channel, checkpoints = channel_for(self.experiment, fleet.population), Checkpoints(self.folder)
-        table = deployed_table(self.experiment, channel, self.seed)
+        channel, checkpoints = deployment_channel(self.experiment, fleet.population), Checkpoints(self.folder)
+        table = deployed_experiment_table(self.experiment, channel, self.seed)
         checkpoint, problems = earlier_checkpoint(checkpoints, table, self.resume, "resume=true", "out")
         task, privacy = self.experiment.task.make(self.seed), self.experiment.privacy
         ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
@@ -116,7 +116,7 @@ class DeploymentRecords:
         evaluates, error = self.experiment.evaluate.on_nodes, self.task.error
         whole = evaluates is not None and evaluates.error_bound == 1
         return {"splits": {self.tested_split: self.clients} if evaluates else {},
-                "data": f"at {self.fleet.population.nodes} nodes",
+                "data": f"at {self.fleet.population.num_nodes} nodes",
                 "rates": error is misclassification or (error is default_error and whole)}
 
     def begin(self, start: Trained, lines: dict[str, Lines]) -> None:
@@ -129,11 +129,11 @@ class DeploymentRecords:
         None where it evaluated nothing.
         """
         for report in self.fleet.reports:
-            lines["answers.jsonl"].write(report.line())
+            lines["answers.jsonl"].write(report.as_dict())
         self.log(f"round {progress.trained.rounds} of {self.experiment.rounds}: {time.monotonic() - self.began:.1f} s, "
                  f"{sum(report.exchanges for report in self.fleet.reports)} exchanges")
         found = progress.before.evaluation if progress.before else None
-        return None if progress.before is None or found is None else (progress.before, self._by_split(found))
+        return None if progress.before is None or found is None else (progress.before, self._evaluations_by_split(found))
 
     def finish(self, trained: Trained) -> tuple[list[SplitEvaluations] | None, dict[str, Any], list[Path]]:
         """The triple (evaluations, entries for result.json, files written), for the final models as the last cohort found them.
@@ -146,9 +146,9 @@ class DeploymentRecords:
             return None, {}, []
         histograms = [{name: {"edges": one.edges.values, "counts": one.counts.tolist(), "noise": one.noise}
                        for name, one in evaluation.distributions.items()} for evaluation in found]
-        return self._by_split(found), {"histograms": histograms}, []
+        return self._evaluations_by_split(found), {"histograms": histograms}, []
 
-    def _by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
+    def _evaluations_by_split(self, found: tuple[Evaluation, ...]) -> list[SplitEvaluations]:
         """A list with one dict for each model: its evaluation, under the name of the split that clients evaluate on."""
         return [{self.tested_split: evaluation} for evaluation in found]
 

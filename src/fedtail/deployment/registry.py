@@ -52,7 +52,7 @@ class Who(NodeInfo):
 TYPES = {"Who": NodeInfo, "NodeInfo": NodeInfo}      # by the name on the wire
 
 
-def node_info(settings: NodeSettings) -> bytes:
+def packed_node_info(settings: NodeSettings) -> bytes:
     """The packed node info that a node with these settings sends to the server; reads its data for keys, masses and groups.
 
     With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
@@ -94,11 +94,11 @@ class ClientRegistry:
         return len(self.key)
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         """The number of nodes that hold at least one client."""
         return len(self.node.unique())
 
-    def counts(self, cohort: Cohort) -> dict[int, int]:
+    def clients_per_node(self, cohort: Cohort) -> dict[int, int]:
         """The number of a cohort's clients at each node, by node in ascending order; nodes without any of them are left out."""
         nodes, counts = self.node[cohort.ids].unique(return_counts=True)
         return dict(zip(nodes.tolist(), counts.tolist(), strict=True))

@@ -123,9 +123,10 @@ class NodeSettings:
         """
         if not self.identity:
             return None
-        from fedtail.deployment.keys import public_identity, read_identity
+        from fedtail.deployment.keys import parse_public_identity, read_identity
 
-        return Identity(read_identity(self.folder / self.identity), tuple(map(public_identity, self.pinned)), self.colluding)
+        secret = read_identity(self.folder / self.identity)
+        return Identity(secret, tuple(map(parse_public_identity, self.pinned)), self.colluding)
 
     def population(self) -> Population:
         """The clients of this node with the examples they train on, read from `data` anew at each call."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedtail.deployment.node_messages import NodeMessage, Reply, digest, message_bytes, read_message, silence
+from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, encode_silent_count, message_digest, read_message
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -26,7 +26,7 @@ MOST_BROADCASTS = 4    # beginnings and ends of rounds that wait for the computi
 class Computing(Protocol):
     """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
-    def tell(self, message: bytes) -> None:
+    def receive_broadcast(self, message: bytes) -> None:
         """Receive the broadcast that begins a round (a packed `Open`) or ends one (a packed `Close`); Refused for any other."""
         ...
 
@@ -37,7 +37,7 @@ class Computing(Protocol):
         """
         ...
 
-    def row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
+    def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
 
         The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
@@ -45,7 +45,7 @@ class Computing(Protocol):
         """
         ...
 
-    def silent(self, ask: bytes) -> int:
+    def silent_clients(self, ask: bytes) -> int:
         """How many of this node's clients sent only zeros in the row for this question although they were to contribute to it."""
         ...
 
@@ -131,31 +131,31 @@ class Site:
         that is 0.
         """
         began = time.monotonic() if began is None else began
-        reply = self._reply(content)
+        reply = self._reply_or_problem(content)
         if keep is not None:
             keep(self.save())
         if self.answer_after:
-            wait_for_multiple(began, self.answer_after)
+            sleep_to_next_multiple(began, self.answer_after)
         return reply
 
-    def _reply(self, content: bytes) -> bytes:
+    def _reply_or_problem(self, content: bytes) -> bytes:
         """The reply to a message, without the wait of `answer_after`; any exception becomes a reply that holds its `error_text`.
 
         Changes the state: a new run begins afresh, and the message's broadcasts join those that wait for the part that computes.
         Only the newest MOST_BROADCASTS of them are kept.
         """
-        about = digest(content)
+        about = message_digest(content)
         try:
             message = read_message(content)
-            self._begin(message)
+            self._begin_run(message)
             self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
             if message.secure:
-                return message_bytes(self._answer_masked(about, message))
-            return message_bytes(Reply(about, self._answer_in_the_clear(message)))
+                return encode_message(self._answer_masked(about, message))
+            return encode_message(Reply(about, self._unmasked_answer(message)))
         except Exception as why:
-            return message_bytes(Reply(about, problem=error_text(why).encode()))
+            return encode_message(Reply(about, problem=error_text(why).encode()))
 
-    def _begin(self, message: NodeMessage) -> None:
+    def _begin_run(self, message: NodeMessage) -> None:
         """If the message belongs to another run than the last one, forget that run and take this node's number from the message.
 
         Waiting broadcasts and the secrets of secure sums are dropped with the old run. Raises Refused where the message is for a
@@ -167,7 +167,7 @@ class Site:
         if message.to != self._me:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
-    def _answer_in_the_clear(self, message: NodeMessage) -> bytes:
+    def _unmasked_answer(self, message: NodeMessage) -> bytes:
         """The packed answer to the message's question, without masks; b"" where it asks none.
 
         Broadcasts that wait are passed on to the part that computes first. Raises Refused for a question where `masked_only` is
@@ -191,10 +191,11 @@ class Site:
             self._participant = Participant(self._me, self._run, self.minimum, self.repetitions, self._identity,
                                             corrupted=self.corrupted)
         self._silent = 0
-        answer, refused = self._participant.answer(message.secure, lambda _, ask, attempt=0: self._row(message, ask, attempt))
-        return Reply(about, silence(self._silent), answer, "; ".join(map(str, refused)).encode())
+        answer, refused = self._participant.answer(
+            message.secure, lambda _, ask, attempt=0: self._integer_row(message, ask, attempt))
+        return Reply(about, encode_silent_count(self._silent), answer, "; ".join(map(str, refused)).encode())
 
-    def _row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
+    def _integer_row(self, message: NodeMessage, ask: Ask, attempt: int) -> tuple[Any, bytes]:
         """The pair (row of integers, context digest) for a masked question; sets `_silent` to the clients in it with zeros only.
 
         Raises Refused where the message holds no question. Any other error becomes Refused as well, with a text that holds no
@@ -203,8 +204,8 @@ class Site:
         if not message.ask:
             raise Refused("a row is asked for without a question.")
         try:
-            row = self._loaded_node().row(message.ask, ask.modulus_bits, attempt)
-            self._silent = self._loaded_node().silent(message.ask)
+            row = self._loaded_node().integer_row(message.ask, ask.modulus_bits, attempt)
+            self._silent = self._loaded_node().silent_clients(message.ask)
             return row
         except Refused:
             raise
@@ -218,11 +219,11 @@ class Site:
             node.recall(self._saved_node)
             self._node = node
         while self._broadcasts:
-            self._node.tell(self._broadcasts.pop(0))
+            self._node.receive_broadcast(self._broadcasts.pop(0))
         return self._node
 
 
-def wait_for_multiple(began: float, seconds: float) -> None:
+def sleep_to_next_multiple(began: float, seconds: float) -> None:
     """Sleep until 1, 2, 3, ... times `seconds` after `began` (by `time.monotonic()`), whichever of these times comes next.
 
     Logs a warning where it is not the first, because the multiple reveals roughly how long the answer took.

@@ -136,13 +136,13 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
         loopback.start_link()
         for name in node_names(nodes):
-            loopback.register(name)
+            loopback.register_node(name)
             loopback.start_node(name)
         say(f"{nodes} nodes registered and started, {len(population)} clients")
         for method in METHODS:
             out = folder.path / "runs" / method.lower()
-            loopback.run(method=method, out=str(out), nodes=nodes)
-            loopback.wait(out, patience)
+            loopback.submit_run(method=method, out=str(out), nodes=nodes)
+            loopback.wait_for_result(out, patience)
             found.append(compare_with_simulator(folder, population, method, out))
             say(f"{method}: {rounds} rounds, {found[-1].exchanges} exchanges of {found[-1].seconds:.1f} s")
     return found
