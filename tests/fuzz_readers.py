@@ -621,9 +621,9 @@ def read_checkpoints(place: Path) -> None:
 
 
 def read_whole(place: Path) -> None:
-    from fedtail.runs.execution import is_finished_and_whole
+    from fedtail.runs.execution import is_run_finished_and_intact
 
-    is_finished_and_whole(place / "run")
+    is_run_finished_and_intact(place / "run")
 
 
 def read_models(place: Path) -> None:

@@ -26,7 +26,7 @@ from fedtail.parquet_files import _CompactReader, open_parquet, unpacked_size
 from fedtail.privacy.ledger_file import HEAD, LedgerError, LedgerFile
 from fedtail.reading import DEPTH, Unreadable, check_plain_name, json_lines, json_value, read_bytes, read_json, toml_tables
 from fedtail.rows import Mark, RowsError, RowStore
-from fedtail.runs.execution import is_finished_and_whole
+from fedtail.runs.execution import is_run_finished_and_intact
 from fedtail.runs.run_folder import RunFolder, read_rounds
 from fedtail.wire import pack, types_by_name, unpack
 from run_folders import write_folder
@@ -418,7 +418,7 @@ def test_a_result_that_names_files_elsewhere_is_not_whole(tmp_path):
     for name in ("/dev/zero", "../../etc/passwd", "pipe"):
         os.path.exists(run.path / "pipe") or os.mkfifo(run.path / "pipe")
         (run.path / "result.json").write_text(json.dumps(result | {"files": {name: "0" * 32}}))
-        assert not is_finished_and_whole(run.path)
+        assert not is_run_finished_and_intact(run.path)
 
 
 # Row stores

@@ -25,6 +25,7 @@ NAMES = {
     "fedtail.data.fetching": {"named": "find_public_set"},
     "fedtail.data.opening": {"open_any": "open_any_data"},
     "fedtail.deployment": {"Answers": "AnswerReport", "Roster": "ClientRegistry"},
+    "fedtail.experiment": {"seeds_of": "parse_seeds"},
     "fedtail.parts": {"side_by_side": "join_conversations"},
     "fedtail.privacy": {"Table": "DiscreteGaussianTable", "Terms": "PrivacyBudget", "decisive_share": "reveal_probability",
                         "exact": "exact_discrete_gaussian", "probability": "discrete_gaussian_probability"},
@@ -45,7 +46,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "Clients": {"kept": "kept_rows", "one_by_one": "batches_of_one", "split": "examples_in_split"},
     "ClientStatistics": {"weighted": "with_density"},
     "Composition": {"declared": "declarations", "innermost": "innermost_risk"},
-    "Experiment": {"computing": "training_engine"},
+    "Experiment": {"computing": "training_engine", "evaluating": "evaluation_engine", "own_code": "own_code_digests"},
     "Family": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
@@ -68,7 +69,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                   "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
                   "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
-    "Source": {"changed": "with_value", "where": "location"},
+    "Source": {"changed": "with_value", "refuse": "error_at", "where": "location"},
     "State": {"keeping": "with_part_state", "of": "part_state"},
 }
 KEYWORDS = {**ATTRIBUTES, "RemoteFleet": {"roster": "registry"}}

@@ -27,7 +27,7 @@ from fedtail.evaluation.federated import ClientMetrics
 from fedtail.fleet import Broadcast
 from fedtail.questions import Count, Evaluate, Statistic, Train
 from fedtail.rows import Mark, Rows, RowsError, RowStore
-from fedtail.runs.files import write_whole
+from fedtail.runs.files import write_atomically
 from fedtail.sampling import Cohort
 from fedtail.secure.encoding import Refused
 from fedtail.task import Task
@@ -272,7 +272,7 @@ class Node:
         if not place.exists():                                 # a training begins
             remove_old_trainings(place.parent.parent, self.trainings, place.parent)
         self.fleet.lock_folder()                               # of which one node is the writer
-        write_whole(place, saved)
+        write_atomically(place, saved)
         if not self.fleet.stamp:
             self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named

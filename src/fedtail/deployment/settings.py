@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtail.deployment.site import Site
-from fedtail.experiment.values import fit_value, type_hints_of
+from fedtail.experiment.values import convert_value, type_hints_by_name
 from fedtail.reading import TOML_BYTES, read_text, shorten, toml_tables
 from fedtail.secure.identity import Identity
 from fedtail.secure.sparse_graph import CORRUPTED
@@ -101,9 +101,9 @@ class NodeSettings:
         for name, example in WORDS.items():
             if name not in given:
                 raise ValueError(f"{place.name} does not say {name}. Write {example}.")
-        hints = type_hints_of(cls)
+        hints = type_hints_by_name(cls)
         for name, value in given.items():
-            problem, _ = fit_value(value, hints[name])
+            problem, _ = convert_value(value, hints[name])
             if problem or (name == "columns" and not isinstance(value, dict)):
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shorten(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
@@ -156,7 +156,7 @@ class NodeSettings:
         from fedtail.deployment.parts import user_parts
         from fedtail.experiment.trust import Trust
 
-        experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.of(self.trust, self.folder))
+        experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.from_names(self.trust, self.folder))
         own = {part.__name__: part for one in experiments for part in user_parts(one.algorithm)}
         population, test = self.splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",

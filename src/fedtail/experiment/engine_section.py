@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedtail.data.population import Population
 from fedtail.errors import FieldError
-from fedtail.experiment.part_tables import own_file
+from fedtail.experiment.part_tables import own_code_file
 from fedtail.experiment.values import NONE
 from fedtail.task import Task
 
@@ -66,7 +66,7 @@ def own_modules(folder: Path) -> list[ModuleType]:
     found = []
     for module in list(sys.modules.values()):
         name, file = getattr(module, "__name__", "fedtail"), getattr(module, "__file__", None) or ""
-        beside = own_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
+        beside = own_code_file(folder, name) if file and name.partition(".")[0] != "fedtail" else None
         if beside and beside.resolve() == Path(file).resolve():
             found.append(module)
     return found

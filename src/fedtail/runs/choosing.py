@@ -12,7 +12,7 @@ from fedtail.data import Population
 from fedtail.data.tables import checked_suffix
 from fedtail.evaluation import choose
 from fedtail.experiment.source import Source, Trusted
-from fedtail.experiment.task_section import task_plan
+from fedtail.experiment.task_section import plan_task
 from fedtail.runs.files import RunError
 from fedtail.runs.run_folder import RunFolder, find_runs
 from fedtail.task import Task
@@ -57,7 +57,7 @@ def load_models(run: RunFolder, trust: Trusted = ()) -> tuple[Task, list[nn.Modu
     """
     from safetensors.torch import load_file
 
-    plan = task_plan(Source.read(run.path / "experiment.toml", trust=trust))
+    plan = plan_task(Source.read(run.path / "experiment.toml", trust=trust))
     tasks = [plan.make(run.seed) for _ in run.members]
     for task, path in zip(tasks, run.models, strict=True):
         try:

@@ -24,7 +24,7 @@ class RunRefused(RunError, ValueError):
     """A run was not started, and nothing was changed; the message says why."""
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file atomically: to a temporary file beside it, then by renaming; a crash leaves the old file or the new one.
 
     Returns once it is on disk. Text is encoded as UTF-8. Raises RunError where it could not be written; the old file is then
@@ -48,7 +48,7 @@ def write_json(path: Path, value: Any) -> None:
 
     Raises RunError where it could not be written; the old file is then intact.
     """
-    write_whole(path, json.dumps(json_values(value), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(json_values(value), indent=1, allow_nan=False) + "\n")
 
 
 def json_values(value: Any) -> Any:
@@ -105,7 +105,7 @@ class Lines:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def hold_folder_lock(folder: Path) -> Iterator[None]:
     """Within the block, hold a lock (the file `.lock`) that makes this process the only writer of `folder`, which is created.
 
     Raises RunRefused where another process holds the lock, without waiting, or where the folder cannot be written to. The
@@ -163,6 +163,6 @@ def module_bytes(module: nn.Module) -> bytes:
     return model_bytes(module)
 
 
-def digest_of(content: bytes) -> str:
+def bytes_digest(content: bytes) -> str:
     """The BLAKE2b digest (16 bytes) of `content`, as 32 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()

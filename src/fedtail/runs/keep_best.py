@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtail.evaluation.distribution import parse_keep_best
 from fedtail.model_file import model_bytes, training_record
-from fedtail.runs.files import RunError, write_json, write_whole
+from fedtail.runs.files import RunError, write_atomically, write_json
 from fedtail.runs.measurements import SplitEvaluations
 from fedtail.training import Trained
 
@@ -43,7 +43,7 @@ class KeepBest:
             value, before = distribution.statistic(self.statistic), self.found[k]
             if math.isfinite(value) and (before is None or _is_better(value, before["value"], distribution.better)):
                 modules = modules or trained.modules
-                write_whole(self.model_file(k), model_bytes(modules[k], training_record(trained.ledger, trained.rounds)))
+                write_atomically(self.model_file(k), model_bytes(modules[k], training_record(trained.ledger, trained.rounds)))
                 self.found[k] = {"round": trained.rounds, "statistic": f"{self.metric}.{self.statistic}", "value": value}
                 write_json(self.folder / "best.json", self.found)
 

@@ -15,7 +15,7 @@ from fedtail.engine import Engine
 from fedtail.evaluation import Distribution, Evaluation, evaluate, evaluate_family, finetune
 from fedtail.fleet import RoundView
 from fedtail.local import LocalSGD
-from fedtail.runs.files import RunError, write_whole
+from fedtail.runs.files import RunError, write_atomically
 from fedtail.runs.run_folder import read_rounds
 from fedtail.training import Trained
 
@@ -77,7 +77,7 @@ def _tail_threshold(risk: Any, state: State) -> float | None:
     return start if start is not None and math.isfinite(start) else None
 
 
-def client_rows(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
+def client_table_columns(evaluations: list[SplitEvaluations], splits: Populations) -> dict[tuple[str, int], ClientColumns]:
     """The columns of the table over clients by (split, position of the model), each an array over the clients of the split.
 
     They are the client's identity (split, number, name, size, mass, group, model), and its loss, error and other metrics.
@@ -108,7 +108,7 @@ def add_participation(rows: dict[tuple[str, int], ClientColumns], rounds: Path) 
         rows["train", member] |= {"asked": sampled, "in_tail": contributed[member]}
 
 
-def add_picks(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
+def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population) -> None:
     """Add columns for the model of a family that each client picks by half of its examples, and errors on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place: `picks` is True for the model that the
@@ -141,7 +141,7 @@ def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, 
     return summaries
 
 
-def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
+def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
     """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
 
     `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
@@ -154,7 +154,7 @@ def write_clients(path: Path, rows: dict[tuple[str, int], ClientColumns], name: 
     arrays = {column: arrow.concat_arrays([_arrow_array(part, column) for part in rows.values()]) for column in columns}
     content = io.BytesIO()
     parquet.write_table(arrow.table(arrays).replace_schema_metadata({"simulator_only": "true", "experiment": name}), content)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def _identity_columns(population: Population, split: str, member: int) -> ClientColumns:

@@ -15,11 +15,11 @@ from flwr.common import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.deployment.deployed_experiment import deployed_experiment
-from fedtail.deployment.deployed_run import DeployedRun, write_log
+from fedtail.deployment.deployed_run import DeployedRun, append_to_log
 from fedtail.deployment.flower.transport import FlowerTransport, wait_until
 from fedtail.deployment.registry import ClientRegistry, NodeInfo, read_node_info
 from fedtail.deployment.remote import RemoteFleet
-from fedtail.runs.files import write_whole
+from fedtail.runs.files import write_atomically
 
 app = ServerApp()
 TRIES = 3              # to get the node info of a node while rounds go on: each may take as long as an exchange
@@ -98,9 +98,9 @@ def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
     """
     out = Path(str(settings["out"]))
     try:
-        _run_experiment(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(write_log, out)), settings, out)
+        _run_experiment(FlowerTransport(grid, float(settings.get("timeout", 60.0)), partial(append_to_log, out)), settings, out)
     except BaseException:
-        write_log(out, traceback.format_exc())
+        append_to_log(out, traceback.format_exc())
         raise
 
 
@@ -120,7 +120,7 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
         """Register nodes that have joined, and write the seconds of each exchange to seconds.json in the run's folder."""
         nodes.register_new_nodes(TRIES)
         fleet.population = nodes.registry
-        write_whole(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
+        write_atomically(out / "seconds.json", json.dumps([round(one, 3) for one in transport.seconds]))
 
     run.run(fleet, let_nodes_join)
 
