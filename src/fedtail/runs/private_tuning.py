@@ -99,8 +99,8 @@ class PrivateSearch:
         `trials` is the number of trials, or its mean where the number is random. The budget must have a delta.
         """
         assert self.budget.delta is not None
-        return epsilon_of_search([(self.trial_round_event, self.rounds_per_trial)], self.judging_events, self.stopping_rule, trials,
-                                 self.budget.delta, self.budget.adjacency)
+        return epsilon_of_search([(self.trial_round_event, self.rounds_per_trial)], self.judging_events, self.stopping_rule,
+                                 trials, self.budget.delta, self.budget.adjacency)
 
     def check_epsilon(self) -> None:
         """Raise RunRefused, before anything is trained, where the epsilon of the search cannot be stated or is too large.
