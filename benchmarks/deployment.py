@@ -48,7 +48,7 @@ def rows(nodes: int, rounds: int, schedules: list[str]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="fedtail-bench-", ignore_cleanup_errors=True) as temporary:
         folder, _ = write_example(Path(temporary) / "deployment", nodes, rounds)
         with Loopback(folder) as loopback:
-            loopback.start_link()
+            loopback.start_superlink()
             for name in node_names(nodes):
                 loopback.register_node(name)
                 loopback.start_node(name)

@@ -26,7 +26,7 @@ class Deployment:
 
     def __enter__(self):
         self.loopback.__enter__()
-        self.loopback.start_link()
+        self.loopback.start_superlink()
         for name in self.started:
             self.loopback.register_node(name)
             self.loopback.start_node(name)

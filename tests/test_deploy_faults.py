@@ -67,7 +67,7 @@ def test_the_server_is_killed_and_goes_on_and_a_node_joins_and_a_stranger_is_kep
         loopback.wait_for_log(deployment.out("run"), lambda log: "round 1 of 3" in log, 400.0)
         deployment.after_exchange("run", 7)
         loopback.kill_process("superlink")
-        loopback.start_link()
+        loopback.start_superlink()
         deployment.run("run", timeout=TIMEOUT, resume=True)
         deployment.finish("run")
         assert "resumed after round" in deployment.log("run")

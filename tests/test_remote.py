@@ -110,7 +110,7 @@ def test_noise_is_drawn_once_even_in_new_processes():
     sites, asked = Sites(nodes=2), []
 
     def fault(now, node, letter, answer):
-        sites.sites[node] = sites.fresh(node).recall(sites.sites[node].save())
+        sites.sites[node] = sites.fresh(node).restore(sites.sites[node].save())
         asked.append((answer, sites.sites[node].handle(letter)))
         return answer
 

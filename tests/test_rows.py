@@ -584,9 +584,9 @@ def test_a_second_node_with_the_same_folder_is_refused(impatient, tmp_path, widt
     saved = sites.sites[0]._loaded_node().save()
     second = sites.fresh(0)._loaded_node()
     with pytest.raises(RowsError, match="has a writer already"):
-        second.recall(saved)
+        second.restore(saved)
     sites.sites.clear()
-    second.recall(saved)
+    second.restore(saved)
 
 
 def test_a_node_keeps_its_last_trainings_and_never_removes_one_that_is_open(impatient, tmp_path):

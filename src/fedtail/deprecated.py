@@ -51,7 +51,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
     "FederatedAlgorithm": {"lost": "after_lost_round", "skip": "after_skipped_round"},
     "Guarantee": {"against_server": "without_amplification", "experimental": "is_experimental"},
     "Ledger": {"affordable": "affordable_rounds", "began_with": "record_earlier", "terms": "budget"},
-    "Node": {"row": "integer_row", "silent": "silent_clients", "tell": "receive_broadcast"},
+    "Node": {"recall": "restore", "row": "integer_row", "silent": "silent_clients", "tell": "receive_broadcast"},
     "PoissonSampling": {"decisive": "revealed"},
     "Population": {"examples": "example_clients_and_rows", "pieces": "client_blocks"},
     "RoundView": {"asked": "sampled", "cohort": "cohort_size", "counted": "contributors", "failed": "num_failed",
@@ -69,6 +69,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                   "of_clients": "client_columns", "promise": "privacy_line", "tabled": "has_client_table",
                   "tested": "tested_split"},
     "SecureChannel": {"hides_among": "minimum_contributors"},
+    "Site": {"recall": "restore"},
     "Source": {"changed": "with_value", "refuse": "error_at", "where": "location"},
     "State": {"keeping": "with_part_state", "of": "part_state"},
 }

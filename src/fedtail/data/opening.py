@@ -43,7 +43,7 @@ def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Popul
 
     if is_dataset_folder(place):
         dataset = open_dataset(place, split)
-        there = {name: f"({len(dataset)},) {_type_name(feature)}" for name, feature in dataset.features.items()}
+        there = {name: f"({len(dataset)},) {_column_type_name(feature)}" for name, feature in dataset.features.items()}
         return Population.from_dataset(dataset, **_array_names_by_role(place, given, there))
     saved = (place / "population.json").is_file()
     if not saved and not any(place.glob("*.json")):
@@ -72,7 +72,7 @@ def _array_names_by_role(place: Path, given: dict[str, Any], there: dict[str, st
     return names
 
 
-def _type_name(feature: Any) -> str:
+def _column_type_name(feature: Any) -> str:
     """The type of a data set's column (a `datasets` feature) as text, for an error: "int64", or a class name such as "Image"."""
     return str(feature.dtype) if type(feature).__name__ == "Value" else type(feature).__name__
 

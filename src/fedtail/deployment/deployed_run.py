@@ -51,9 +51,9 @@ class DeployedRun:
         refuse_foreign_folder(self.folder, {"run.json", "log.txt"})
         _wait_for_writer(self.folder)
         with hold_folder_lock(self.folder), redirect_warnings(self.log):
-            return self._run(fleet, between)
+            return self._run_locked(fleet, between)
 
-    def _run(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
+    def _run_locked(self, fleet: RemoteFleet, between: Callable[[], None]) -> Trained:
         """Train from the newest checkpoint, or from the start, and return the trained models; the caller holds the folder's lock.
 
         A checkpoint is written after every round. After the last one the nodes are sent how it ended, and the results are

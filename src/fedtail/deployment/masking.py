@@ -45,7 +45,7 @@ class Masking(Protocol):
         """
         ...
 
-    def pop_refused(self) -> list[tuple[int, Refused]]:
+    def pop_refused_messages(self) -> list[tuple[int, Refused]]:
         """The pairs (node, Refused) of messages that were refused since the last call; the list here is emptied."""
         ...
 
@@ -91,9 +91,9 @@ class DropoutTolerant:
         self._asked, self._left, self._prepared = self._asked + 1, self._left - 1, ahead or self._prepared
         return self._rounds.sum(width, modulus_bits, context, ahead, check)
 
-    def pop_refused(self) -> list[tuple[int, Refused]]:
+    def pop_refused_messages(self) -> list[tuple[int, Refused]]:
         """The pairs (node, Refused) of messages that were refused since the last call; the list here is emptied."""
-        return pop_refused(self._rounds.server)
+        return pop_refused_messages(self._rounds.server)
 
     def _open_session(self, counts: Counts, threshold: int) -> None:
         """Open a session for this cohort: the one prepared in the round before if it fits and has enough keys, else a new one.
@@ -188,9 +188,9 @@ class AllOrNothing:
         check(found.survivors)                                      # with what came along with the rows
         return found
 
-    def pop_refused(self) -> list[tuple[int, Refused]]:
+    def pop_refused_messages(self) -> list[tuple[int, Refused]]:
         """The pairs (node, Refused) of messages refused since the last call, [] before `exchange_keys`; the list is emptied."""
-        return pop_refused(self._rounds.server if self._rounds else None)
+        return pop_refused_messages(self._rounds.server if self._rounds else None)
 
     def _check_enough_clients(self, members: tuple[int, ...], check: Check) -> None:
         """Raise TooFew where the nodes `members` are fewer than 2 or hold fewer clients than the threshold; then call `check`."""
@@ -201,7 +201,7 @@ class AllOrNothing:
         check(members)
 
 
-def pop_refused(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
+def pop_refused_messages(server: Server | AllOrNothingServer | None) -> list[tuple[int, Refused]]:
     """A server's list of refused messages as pairs (node, Refused); it is emptied there. [] where `server` is None."""
     if server is None:
         return []

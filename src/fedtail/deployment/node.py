@@ -171,7 +171,7 @@ class Node:
         An open round is closed as not finished.
         """
         place = self._state_file(training)
-        self.recall(place.read_bytes() if place and place.is_file() else b"")
+        self.restore(place.read_bytes() if place and place.is_file() else b"")
         if not self._training and place:
             self.fleet.reset_to_folder(place.parent)
         self._training = training
@@ -243,7 +243,7 @@ class Node:
             raise Refused(f"a message could not be read: {why}") from why      # which is about the message
 
     def save(self) -> bytes:
-        """The state as bytes, for `recall` in another process; also written to the training's folder where the node has one.
+        """The state as bytes, for `restore` in another process; also written to the training's folder where the node has one.
 
         Of the answers in the open round only private ones are in it, because others can be computed again. Raises RowsError where
         clients remember more than fits into a message and the node has no folder.
@@ -277,7 +277,7 @@ class Node:
             self.fleet.remove_unused_files(named | self._named)      # the state before may be all that is left after a crash
             self._named = named
 
-    def recall(self, saved: bytes) -> None:
+    def restore(self, saved: bytes) -> None:
         """Replace the state by one that `save` returned; b"" begins without any memory. An open round is closed as not finished.
 
         The round that was open when it was saved is opened again. Takes the writer's lock of the training's folder, if that

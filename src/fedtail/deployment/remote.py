@@ -101,7 +101,7 @@ class RemoteFleet:
         The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises
         RoundLost where no node answered.
         """
-        ask = self._pack_question(questions, encoding)
+        ask = self._begin_questions(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
         found = {node: sums for node, reply in replies.items() if (sums := self._checked_sums(node, reply, questions, encoding))}
         self._append_report(found)
@@ -123,7 +123,7 @@ class RemoteFleet:
         shares = max((one.mechanism.minimum for one in questions if adds_shares(one.mechanism)), default=0)
         if shares:                                           # beside those of any one node, which knows its own
             threshold = max(threshold, shares + max(self._counts.values()))
-        self._asking = self._pack_question(questions, encoding)
+        self._asking = self._begin_questions(questions, encoding)
 
         def retry_context() -> bytes:
             """Charge for the retry, mark the question as a second attempt, and return the context digest of that question."""
@@ -148,7 +148,7 @@ class RemoteFleet:
             self._open_masked(threshold, graph)
             context = context_digest(self._broadcast, self._asking)
             found = self._masking.sum_rows(sum(widths), encoding.modulus_bits, context,
-                                      retry_context if may_retry_sum(questions) else None, check_enough)
+                                           retry_context if may_retry_sum(questions) else None, check_enough)
         except Refused as why:
             self._append_report(())
             raise RoundLost(str(why)) from why
@@ -218,8 +218,8 @@ class RemoteFleet:
             self._masking.exchange_keys(tuple(self.population.node.unique().tolist()))
         self._masked_round = self._broadcast.round
 
-    def _pack_question(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """The questions of the open round, packed for nodes; resets the problems, exchanges and zeros noted for the last ones."""
+    def _begin_questions(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
+        """Reset the problems, exchanges and zeros noted for the last questions; returns the new ones as a packed `Ask`."""
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
@@ -288,11 +288,11 @@ class RemoteFleet:
 
     def _note_refused_messages(self) -> None:
         """Note in `_problems` why messages of secure sums were refused since the last call; a node's earlier reason is kept."""
-        for node, why in self._masking.pop_refused():
+        for node, why in self._masking.pop_refused_messages():
             self._problems.setdefault(node, str(why))
 
     def _append_report(self, nodes: Iterable[int]) -> None:
-        """Append to `reports` the report of a question whose sums hold the answers of `nodes`; none: nothing was released.
+        """Append to `reports` the report of a question; its sums hold the answers of `nodes`. With none, nothing was released.
 
         Sets `answer_count` to the number of clients at these nodes, and `answered_beside_largest` to those outside the largest of
         them.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedtail.deployment.node_messages import NodeMessage, Reply, encode_message, encode_silent_count, message_digest, read_message
+from fedtail.deprecated import with_old_names
 from fedtail.secure.encoding import U64, Blob, Refused, decode, encode
 from fedtail.secure.identity import Identity
 from fedtail.secure.messages import Ask
@@ -50,10 +51,10 @@ class Computing(Protocol):
         ...
 
     def save(self) -> bytes:
-        """The state of this part as bytes, which `recall` takes in another process."""
+        """The state of this part as bytes, which `restore` takes in another process."""
         ...
 
-    def recall(self, saved: bytes) -> None:
+    def restore(self, saved: bytes) -> None:
         """Replace the state of this part by one that `save` returned; b"" begins without any state."""
         ...
 
@@ -69,6 +70,7 @@ class SiteState:
     node: Blob = b""
 
 
+@with_old_names
 class Site:
     """One node of a deployment, as a transport sees it: `handle(message) -> reply`, bytes both ways.
 
@@ -86,7 +88,7 @@ class Site:
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
         """Store the settings; nothing is loaded or computed yet. Raises ValueError unless 0 <= `answer_after` < infinity.
 
-        `node` returns the part that computes; it is called when the data are first needed, and again after `recall`.
+        `node` returns the part that computes; it is called when the data are first needed, and again after `restore`.
         `repetitions` is how often the server may repeat an all-or-nothing sum over fewer nodes.
         """
         if not 0 <= answer_after < math.inf:
@@ -105,12 +107,12 @@ class Site:
         self._silent = 0                                     # of its clients in the row it is about to send
 
     def save(self) -> bytes:
-        """The whole state of this node as bytes, for `recall`. It holds secrets: store it where only this node reads."""
+        """The whole state of this node as bytes, for `restore`. It holds secrets: store it where only this node reads."""
         participant = self._participant.save() if self._participant else b""
         return encode(SiteState(self._run, self._me, tuple(self._broadcasts), participant,
                                 self._node.save() if self._node is not None else self._saved_node))
 
-    def recall(self, saved: bytes) -> Site:
+    def restore(self, saved: bytes) -> Site:
         """Replace this node's state by one that `save` returned, and return this same object.
 
         The part that computes is dropped; it is made again, and given its own saved state, when a message next needs it. Raises
@@ -216,7 +218,7 @@ class Site:
         """The part that computes, after it received all waiting broadcasts; the first call makes it and restores its state."""
         if self._node is None:
             node = self._make()
-            node.recall(self._saved_node)
+            node.restore(self._saved_node)
             self._node = node
         while self._broadcasts:
             self._node.receive_broadcast(self._broadcasts.pop(0))

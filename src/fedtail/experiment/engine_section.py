@@ -54,11 +54,11 @@ class EnginePlan:
         """
         from fedtail.engine.ray import RayFleet
 
-        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=own_modules(folder),
+        return RayFleet(population, task, self.shards, self.address, kernel=self.kernel, own=loaded_own_modules(folder),
                         folder=memory)
 
 
-def own_modules(folder: Path) -> list[ModuleType]:
+def loaded_own_modules(folder: Path) -> list[ModuleType]:
     """The loaded modules whose files are in the experiment's `folder`, and so are missing on other machines.
 
     Modules of fedtail are left out.

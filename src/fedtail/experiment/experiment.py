@@ -210,7 +210,7 @@ def pick_method(source: Source, method: str) -> Source:
 
 
 def method_names(source: Source) -> list[str]:
-    """The names of the `[[method]]` entries, in order; empty where the file has none, and so is a single method.
+    """The names of the `[[method]]` entries, in order; an empty list where the file describes a single method, without entries.
 
     Raises ExperimentError for an unknown key at the top of the file or in an entry, and for missing or equal names.
     """

@@ -89,7 +89,7 @@ class WriterLock:
         return RowsError(f"{self.folder} has a writer already, {who}, and two would write over each other's rows. {write}, or "
                          "give this one a folder of its own (folder=..., or --out).")
 
-    def _close_inherited(self) -> None:
+    def _close_inherited_descriptor(self) -> None:
         """After a fork, in the child: close the inherited descriptor and count as not held; the lock file stays.
 
         Otherwise the child would go on holding the lock after its parent has ended.
@@ -157,10 +157,10 @@ def _unlock(path: Path, descriptor: int, owner: int) -> None:
         os.close(descriptor)
 
 
-def _close_all_inherited() -> None:
+def _close_all_inherited_locks() -> None:
     """In a forked child: close the descriptors of all locks that its parent held, so that the child holds none of them."""
     for lock in list(_LOCKS):
-        lock._close_inherited()
+        lock._close_inherited_descriptor()
 
 
-os.register_at_fork(after_in_child=_close_all_inherited)
+os.register_at_fork(after_in_child=_close_all_inherited_locks)

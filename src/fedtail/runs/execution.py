@@ -22,7 +22,7 @@ from fedtail.privacy.ledger import Ledger
 from fedtail.privacy.ledger_file import LedgerFile, LedgerMark
 from fedtail.reading import check_plain_name
 from fedtail.runs.checkpoint import MEMORY, Checkpoint, Checkpoints
-from fedtail.runs.files import RunError, RunRefused, bytes_digest, hold_folder_lock, json_values, refuse_foreign_folder
+from fedtail.runs.files import RunError, RunRefused, bytes_digest, hold_folder_lock, refuse_foreign_folder, to_json_values
 from fedtail.runs.measurements import Populations
 from fedtail.runs.recording import Recorder, Watch, package_versions, redirect_warnings
 from fedtail.runs.run_folder import LEDGER, RunFolder
@@ -135,7 +135,7 @@ def folder_holds_run(experiment: Experiment, seed: int, folder: Path) -> bool:
     """
     if not (folder / "run.json").is_file():
         return False
-    old, new = RunFolder.open(folder).about["experiment"], json_values(experiment.table(seed))
+    old, new = RunFolder.open(folder).about["experiment"], to_json_values(experiment.table(seed))
     return not list(_changed_settings(_comparable_table(old), _comparable_table(new)))
 
 
@@ -225,7 +225,7 @@ def _key_of_error(reason: Exception, table: dict[str, Any]) -> tuple[str, ...]:
 
 
 def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume: bool, go_on: str = "--resume",
-                       elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
+                         elsewhere: str = "--out") -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from, and sentences to show about damaged checkpoints or changed package versions.
 
     The checkpoint is None where the folder has no run, or a run without checkpoints and without trained rounds. `table` is
@@ -238,7 +238,7 @@ def checkpoint_to_resume(checkpoints: Checkpoints, table: dict[str, Any], resume
         return None, []
     run = RunFolder.open(folder, also_deployed=True)
     about = run.about
-    changed = list(_changed_settings(_comparable_table(about["experiment"]), _comparable_table(json_values(table))))
+    changed = list(_changed_settings(_comparable_table(about["experiment"]), _comparable_table(to_json_values(table))))
     checkpoint, problems = checkpoints.load()
     if not resume:
         round = checkpoint.round if checkpoint else 0

@@ -27,7 +27,7 @@ class KeepBest:
         place = folder / "best.json"
         self.found: list[dict[str, Any] | None] = json.loads(place.read_text()) if place.is_file() else [None] * len(members)
 
-    def keep_if_better(self, trained: Trained, found: list[SplitEvaluations], tested: str) -> None:
+    def keep_better_models(self, trained: Trained, found: list[SplitEvaluations], tested: str) -> None:
         """Write the file of each model whose statistic is finite and better than at any earlier evaluation, and `best.json`.
 
         `found` has the evaluations by split for each model of `trained`. The statistic is over the split "validation", or

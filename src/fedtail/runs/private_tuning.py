@@ -120,13 +120,13 @@ class PrivateSearch:
                              "by the error, or remove noise: the held-out clients are then not covered.")
         for name, field in self.search.space.items():
             for value in field.values_to_test():
-                self.check_trial(self.search.experiment_with({name: value}), f"{name} = {value!r}")
+                self.check_trial_cost(self.search.experiment_with({name: value}), f"{name} = {value!r}")
         spent, most = self.epsilon(settings.trials), first.privacy.epsilon
         if most is not None and spent > most:
             raise RunRefused(f"this search would cost epsilon {spent:.4g} at delta {self.budget.delta:g}, more than epsilon = "
                              f"{most:g}. Make fewer trials, or add noise.")
 
-    def check_trial(self, experiment: Experiment, settings: str) -> None:
+    def check_trial_cost(self, experiment: Experiment, settings: str) -> None:
         """Raise RunRefused where `experiment` has another planned round or number of rounds than every trial must have.
 
         With trials of different cost, the stated epsilon would reveal which one was chosen. `settings` only names the trial

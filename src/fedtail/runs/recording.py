@@ -249,7 +249,7 @@ class Recorder:
         if self._board is not None:
             self._board.write(trained.rounds, found)
         if self.best is not None:
-            self.best.keep_if_better(trained, found, self.records.tested_split)
+            self.best.keep_better_models(trained, found, self.records.tested_split)
         self.watch.evaluated(line, self.records.tested_split)
 
     def _last_evaluated_round(self) -> int | None:

@@ -118,7 +118,7 @@ def check_run_json(place: Path, about: dict[str, Any], tested: tuple[str, ...]) 
 
 
 def checked_line(place: Path, line: Any, members: int | None, needed: Mapping[str, Fits] = LINE,
-               more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
+                 more: Mapping[str, Fits] | None = None) -> dict[str, Any]:
     """Return `line`, a line of `metrics.jsonl` or the content of `result.json`; raise Unreadable where it fails its checks.
 
     `members` is the expected number of models, None where it is unknown. `needed` and `more` are the checks by key; keys of
@@ -152,7 +152,7 @@ def check_round(place: Path, line: Any, clients: int) -> None:
 
 
 def check_client_columns(place: Path, kinds: Mapping[str, str], columns: Mapping[str, np.ndarray], members: int | None,
-                  splits: Mapping[str, int]) -> None:
+                         splits: Mapping[str, int]) -> None:
     """Raise Unreadable where the columns of `clients.parquet` are not a table over the clients of the run.
 
     Columns must be present and of the right kind, models below `members` (None: unknown), every model must have the same

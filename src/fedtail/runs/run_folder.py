@@ -174,7 +174,7 @@ class RunFolder:
     def rounds(self) -> list[dict[str, Any]]:
         """One dict per round of `rounds.jsonl`; an empty list where the file was not written.
 
-        It has `round`; `asked`, the positions of the sampled clients; and `members`, with `counted`, the positions of the
+        Each dict has `round`; `asked`, the positions of the sampled clients; and `members`, with `counted`, the positions of the
         clients that contributed to each model, and `threshold`, the loss at which its tail begins or None. Raises Unreadable
         where lines do not fit the run.
         """

@@ -72,7 +72,7 @@ def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
 def _trials_are_private(search: Search, held_out: HeldOut) -> bool:
     """Whether every release of a trial is noisy, so that a user might take the choice among trials for private as well."""
     population, _ = next(iter(held_out.values()))
-    planned = PrivateSearch(search, population, population).trial_round
+    planned = PrivateSearch(search, population, population).trial_round_event
     return not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
 
 
@@ -99,7 +99,7 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
     planned, and RunError where it did.
     """
     search, wanted = private.search, private.search.experiment_with(chosen)
-    private.check_trial(wanted, str(chosen))
+    private.check_trial_cost(wanted, str(chosen))
     watch.begin("a trial of a private search", seed, 0, wanted.rounds)
     task = wanted.task.make(seed)
     with wanted.fleet(task, private.population) as fleet:

@@ -13,7 +13,7 @@ import torch
 from fedtail.channel import IntegerChannel
 from fedtail.data import Population, digits
 from fedtail.deployment.deployed_experiment import deployed_experiment
-from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment
+from fedtail.deployment.flower.folder import DeploymentFolder, write_deployment_folder
 from fedtail.deployment.flower.loopback import Loopback
 from fedtail.training import train
 
@@ -85,8 +85,8 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
     written = path.parent / f"{path.name}.toml"
     written.write_text(text, encoding="utf-8")
     try:
-        folder = write_deployment(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum, keys="data",
-                                  test_share=HELD_OUT if evaluates else 0.0)
+        folder = write_deployment_folder(path, written, node_names(nodes), "127.0.0.1", 1, data="data", minimum=minimum,
+                                         keys="data", test_share=HELD_OUT if evaluates else 0.0)
     finally:
         written.unlink()
     home = torch.arange(len(population)) % nodes
@@ -134,7 +134,7 @@ def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None],
     found = []
     with Loopback(folder) as loopback:
         say(f"SuperLink on 127.0.0.1:{loopback.port}, TLS and node authentication on")
-        loopback.start_link()
+        loopback.start_superlink()
         for name in node_names(nodes):
             loopback.register_node(name)
             loopback.start_node(name)

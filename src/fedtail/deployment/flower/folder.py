@@ -86,7 +86,7 @@ class DeploymentFolder:
         """The folder `nodes/NAME` with all that one node needs; it is copied to the node."""
         return self.path / "nodes" / name
 
-    def write_link_config(self, address: str) -> None:
+    def write_superlink_config(self, address: str) -> None:
         """Write home/config.toml, with which `flwr` finds the SuperLink at `address` ("host:port") and verifies its identity."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(
@@ -94,11 +94,11 @@ class DeploymentFolder:
             f'root-certificates = "{self.server / "ca.crt"}"\n', encoding="utf-8")
 
 
-def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
-                     **of_nodes: Any) -> DeploymentFolder:
+def write_deployment_folder(path: Path, experiment: Path, nodes: Sequence[str], host: str, port: int,
+                            **of_nodes: Any) -> DeploymentFolder:
     """Write everything for a deployment of the file `experiment` into a folder, with fresh keys, and return its paths.
 
-    `host` and `port` are how nodes reach the server; `of_nodes` are the arguments of `write_node` for all nodes. Raises
+    `host` and `port` are how nodes reach the server; `of_nodes` are the arguments of `write_node_folder` for all nodes. Raises
     FileExistsError where the folder is not empty, and ValueError for fewer than two nodes or two of one name.
     """
     if path.exists() and any(path.iterdir()):
@@ -112,14 +112,14 @@ def write_deployment(path: Path, experiment: Path, nodes: Sequence[str], host: s
         APP.format(experiment=folder.path / "experiment.toml", out=folder.path / "runs" / "run", nodes=len(nodes)),
         encoding="utf-8")
     make_certificates(folder.server, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
-    folder.write_link_config(f"{host}:{port}")
+    folder.write_superlink_config(f"{host}:{port}")
     for name in nodes:
-        write_node(folder, name, experiment, **of_nodes)
+        write_node_folder(folder, name, experiment, **of_nodes)
     return folder
 
 
-def write_node(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
-               keys: str = "name", test_share: float = 0.0) -> None:
+def write_node_folder(folder: DeploymentFolder, name: str, experiment: Path, data: str = "data.parquet", minimum: int = 3,
+                      keys: str = "name", test_share: float = 0.0) -> None:
     """Write the folder of one node: node.toml, a new key pair, the server's certificate, and a copy of the experiment file.
 
     `data`, `minimum`, `keys` and `test_share` go into node.toml: the data file in that folder, over how many nodes a row is

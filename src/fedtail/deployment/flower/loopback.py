@@ -34,7 +34,7 @@ class Loopback:
         self._seen: set[int] = set()
         self._before: Any = None
         self._logged: dict[Path, int] = {}                   # how long the log of a run was when it was submitted
-        self.folder.write_link_config(f"127.0.0.1:{self.port}")
+        self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Loopback:
         """Until the block ends, SIGTERM exits this process with code 143 by way of `__exit__`, so that all processes are ended.
@@ -55,16 +55,18 @@ class Loopback:
         for pid in self._seen:                           # what a killed parent left behind
             send_signal(pid, signal.SIGKILL)
 
-    def start_link(self, patience: float = 60.0) -> None:
+    def start_superlink(self, patience: float = 60.0) -> None:
         """Start the SuperLink with its database in the server's folder, and wait until it answers.
 
         Raises RuntimeError where it ends by itself, or does not answer within `patience` seconds.
         """
         server = self.folder.server
         self._start_process("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
-                                  "--database", str(server / "link.db"), "--enable-supernode-auth",
-                                  "--ssl-ca-certfile", str(server / "ca.crt"), "--ssl-certfile", str(server / "server.pem"),
-                                  "--ssl-keyfile", str(server / "server.key"), "--disable-runtime-dependency-installation"])
+                                          "--database", str(server / "link.db"), "--enable-supernode-auth",
+                                          "--ssl-ca-certfile", str(server / "ca.crt"),
+                                          "--ssl-certfile", str(server / "server.pem"),
+                                          "--ssl-keyfile", str(server / "server.key"),
+                                          "--disable-runtime-dependency-installation"])
         end = time.monotonic() + patience
         while not self._run_flwr("ls", LINK)[0]:
             self._check_alive("superlink")
@@ -82,9 +84,9 @@ class Loopback:
         """Start a node's SuperNode and return without waiting for it; `environment` is added to its environment variables."""
         place = self.folder.node(name)
         self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-                           "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
-                           "--auth-supernode-private-key", str(place / "key"),
-                           "--node-config", f'settings="{place / "node.toml"}"'], environment)
+                                   "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
+                                   "--auth-supernode-private-key", str(place / "key"),
+                                   "--node-config", f'settings="{place / "node.toml"}"'], environment)
 
     def submit_run(self, app: Path | None = None, **settings: Any) -> None:
         """Submit a run with these settings to the SuperLink and return at once; raises RuntimeError where it is refused.

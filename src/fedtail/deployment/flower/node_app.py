@@ -27,7 +27,7 @@ def answer_message(message: Message, context: Context) -> Message:
     settings = NodeSettings.read(str(context.node_config["settings"]))
     site = settings.site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
-        site.recall(record_bytes(context.state, "site"))
+        site.restore(record_bytes(context.state, "site"))
     reply = site.handle(record_bytes(message.content, "letter"), began, store_state)
     return Message(RecordDict({"fedtail": ConfigRecord({"reply": reply})}), reply_to=message)
 
