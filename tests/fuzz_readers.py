@@ -559,7 +559,7 @@ def read_search_file(place: Path) -> None:
 def read_node_file(place: Path) -> None:
     from fedtail.deployment.settings import NodeSettings
 
-    NodeSettings.read(place / "node.toml").population()
+    NodeSettings.read(place / "node.toml").read_population()
 
 
 def read_table(place: Path) -> None:

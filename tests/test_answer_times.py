@@ -55,7 +55,7 @@ def test_a_node_is_given_its_time_in_its_settings(tmp_path):
     text = 'name = "north"\nexperiment = "experiment.toml"\ndata = "d.npz"\n'
     for line, seconds in (("", 0.0), ("answer_after = 2.5\n", 2.5), ("answer_after = 3\n", 3.0)):
         (tmp_path / "node.toml").write_text(text + line)
-        assert NodeSettings.read(tmp_path / "node.toml").site().answer_after == seconds
+        assert NodeSettings.read(tmp_path / "node.toml").make_site().answer_after == seconds
     for wrong in ("-1.0", "inf", "nan"):
         (tmp_path / "node.toml").write_text(f"{text}answer_after = {wrong}\n")
         with pytest.raises(ValueError, match="answer_after must be"):

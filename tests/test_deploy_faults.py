@@ -40,11 +40,11 @@ def test_a_node_is_killed_in_a_question(tmp_path, question):
 
 def test_nodes_that_are_late_or_answer_rubbish_or_have_broken_data(tmp_path):
     with Deployment(tmp_path / "deployment", nodes=5, share=1.0, rounds=2, started=0) as deployment:
-        data = deployment.folder.node("node-5") / "data"
+        data = deployment.folder.node_folder("node-5") / "data"
         people = Population.open(data)
         broken = replace(people, inputs=people.inputs * math.nan)
         broken.save(data.with_name("broken"))
-        settings = deployment.folder.node("node-5") / "node.toml"
+        settings = deployment.folder.node_folder("node-5") / "node.toml"
         settings.write_text(settings.read_text().replace('data = "data"', 'data = "broken"'))
         faults = {"node-3": "late", "node-4": "garbage"}
         for name in deployment.names:
@@ -94,7 +94,7 @@ def test_a_strategy_for_clients_that_know_nothing_of_fedtail(tmp_path):
     wanted, examples = np.array([0.0, 2.0, 9.0]), np.array([10, 20, 10])
     with Deployment(tmp_path / "deployment", nodes=3) as deployment:
         for name, target, count in zip(deployment.names, wanted, examples, strict=True):
-            (deployment.folder.node(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
+            (deployment.folder.node_folder(name) / "wanted.json").write_text(json.dumps({"target": target, "examples": int(count)}))
         deployment.loopback.submit_run(app, out=str(deployment.out("stock")))
         deployment.finish("stock")
     w = 3.0

@@ -146,7 +146,7 @@ def test_a_nodes_own_settings(tmp_path, file):
     assert len(info.key.unique()) == 3
     assert not torch.equal(info.key, PEOPLE.key[:3])
     assert torch.equal(read_node_info(packed_node_info(replace(settings, keys="data"))).key, PEOPLE.key[:3])
-    assert settings.node(0).round == -1
+    assert settings.make_node(0).round == -1
     for text, wrong in (("does not say data", 'name = "n"\nexperiment = "e"\n'), ("has no setting 'nam'", 'nam = "n"\n'),
                         ("minimum must be at least 2", place.read_text() + "minimum = 1\n"), ("keys must be name or data", place.read_text() + 'keys = "x"\n')):
         (tmp_path / "wrong.toml").write_text(wrong)
@@ -302,6 +302,6 @@ def test_nodes_come_come_back_and_are_left_out(flower):
 def test_a_node_answers_under_masks_only_unless_its_own_settings_say_otherwise(tmp_path, file):
     (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\n')
     assert NodeSettings.read(tmp_path / "node.toml").masked_only
-    assert NodeSettings.read(tmp_path / "node.toml").site().masked_only
+    assert NodeSettings.read(tmp_path / "node.toml").make_site().masked_only
     (tmp_path / "node.toml").write_text(f'name = "north"\nexperiment = "{file.name}"\ndata = "d.npz"\nmasked_only = false\n')
-    assert not NodeSettings.read(tmp_path / "node.toml").site().masked_only
+    assert not NodeSettings.read(tmp_path / "node.toml").make_site().masked_only

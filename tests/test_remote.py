@@ -211,7 +211,7 @@ def test_a_node_of_which_nothing_is_said_answers_under_masks_only():
         site = Site(lambda: Node(PEOPLE, TASK, workers=1), **settings)
         assert read_reply(ask, site.handle(ask)).problem == b"this node answers under masks only (masked_only)."
     settings = NodeSettings(Path(), "north", "experiment.toml", "d.npz")
-    assert read_reply(ask, settings.site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
+    assert read_reply(ask, settings.make_site().handle(ask)).problem == b"this node answers under masks only (masked_only)."
 
 
 def test_a_site_is_one_node_in_a_run_and_tells_no_data():

@@ -160,7 +160,7 @@ def test_rows_of_another_type_are_refused_and_not_cast(tmp_path):
         with pytest.raises(FieldError, match=text):
             write()
     folder.commit(places)
-    assert folder.rows()["risk 0"].keys == [0]
+    assert folder.rows_by_name()["risk 0"].keys == [0]
 
 
 def test_every_name_has_a_file_of_its_own_however_long_it_is_and_whatever_is_in_it(tmp_path):
@@ -170,9 +170,9 @@ def test_every_name_has_a_file_of_its_own_however_long_it_is_and_whatever_is_in_
     for number, name in enumerate(names):
         places.write(name, torch.tensor([0]), torch.full((1, 2), float(number)))
     folder.commit(places)
-    assert {name: rows.read([0]).rows[0, 0].item() for name, rows in folder.rows().items()} == {n: k for k, n in enumerate(names)}
+    assert {name: rows.read([0]).rows[0, 0].item() for name, rows in folder.rows_by_name().items()} == {n: k for k, n in enumerate(names)}
     assert len([path for path in (tmp_path / "rows").iterdir() if path.suffix == ".rows"]) == len(names)
-    marks = {name: rows.mark for name, rows in folder.rows().items()}
+    marks = {name: rows.mark for name, rows in folder.rows_by_name().items()}
     assert {RowStore.open(tmp_path / "rows", mark).file.name for mark in marks.values()} == set(names)
     with pytest.raises(FieldError, match=r"has 5000 letters, and with the shape it must fit into 4096 bytes"):
         folder.reserve_places(torch.arange(1)).write("z" * 5000, torch.tensor([0]), torch.zeros(1, 2))
@@ -186,8 +186,8 @@ def test_a_file_under_the_name_it_had_before_opens(tmp_path):
     places = folder.reserve_places(torch.tensor([5]))
     places.write("risk 0", torch.tensor([0]), torch.zeros(1, 2))
     folder.commit(places)
-    assert folder.rows()["risk 0"].read([4, 5]).rows.tolist() == [[1.0, 1.0], [0.0, 0.0]]
-    assert folder.rows()["risk 0"].mark.file == store.file.path.name
+    assert folder.rows_by_name()["risk 0"].read([4, 5]).rows.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert folder.rows_by_name()["risk 0"].mark.file == store.file.path.name
 
 
 def test_a_full_disk_is_said_in_words(tmp_path, monkeypatch):
@@ -500,7 +500,7 @@ def test_both_in_their_first_round_the_second_to_end_it_is_refused(impatient, tm
     folders[0].remove_unused_files(())                                   # the other's rows are gone
     with pytest.raises(RowsError, match="has a writer already"):
         folders[1].commit(places[1])
-    assert folders[0].rows()["risk 0"].read([0]).rows.tolist() == [[0.0] * 3]
+    assert folders[0].rows_by_name()["risk 0"].read([0]).rows.tolist() == [[0.0] * 3]
 
 
 def test_whoever_lets_go_does_not_write_over_what_another_process_wrote_since(tmp_path):

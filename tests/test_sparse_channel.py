@@ -151,7 +151,7 @@ def test_a_node_refuses_neighbours_that_are_too_few_for_its_own_settings(tmp_pat
     train(FEDAVG, TASK, fleet=Sites(nodes=NODES, corrupted=0.3).fleet(), rounds=1, channel=replace(CHANNEL, graph=SparseGraph(0.3, 0.1)))
     place = tmp_path / "node.toml"
     place.write_text('name = "north"\nexperiment = "e"\ndata = "d"\ncorrupted = 0.2\n')
-    assert NodeSettings.read(place).site().corrupted == 0.2
+    assert NodeSettings.read(place).make_site().corrupted == 0.2
     place.write_text('name = "north"\nexperiment = "e"\ndata = "d"\ncorrupted = 20\n')
     with pytest.raises(ValueError, match=r"corrupted must be in \[0, 1\), got 20\. It is a share of the nodes\."):
         NodeSettings.read(place)

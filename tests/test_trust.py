@@ -256,9 +256,9 @@ def test_a_deployment_is_written_without_importing_and_nodes_decide_themselves(m
     assert "trust = []" in told
     (node / "node.toml").write_text(told)
     with pytest.raises(ExperimentError, match=r"in node.toml trust = \[\"\.\"\] for the node's own folder"):
-        NodeSettings.read(node / "node.toml").node(0)
+        NodeSettings.read(node / "node.toml").make_node(0)
     (node / "node.toml").write_text(told.replace("trust = []", 'trust = ["."]'))
-    assert "Mine" in NodeSettings.read(node / "node.toml").node(0).types
+    assert "Mine" in NodeSettings.read(node / "node.toml").make_node(0).types
 
 
 @pytest.mark.parametrize(("trust", "problem"), [

@@ -60,7 +60,7 @@ ATTRIBUTES = {      # by class; those that are fields were keywords too
                 "head": "row_header", "holds": "is_long_enough_for", "read": "read_row", "settle": "sync",
                 "state": "file_state", "write": "write_row"},
     "RowFolder": {"forget": "drop_stores", "hold": "start_writing", "recall": "restore_rows", "release": "stop_writing",
-                  "reserve": "reserve_places", "sweep": "remove_unused_files"},
+                  "reserve": "reserve_places", "rows": "rows_by_name", "sweep": "remove_unused_files"},
     "RowPlaces": {"created": "new_files", "path": "new_file_path", "written": "read_written_rows"},
     "RowStore": {"borrow": "borrow_rows", "files": "num_files", "go_on": "resume_writing", "leave": "stop_writing",
                  "live": "num_keys"},

@@ -58,7 +58,7 @@ def packed_node_info(settings: NodeSettings) -> bytes:
     With keys = "name" each client's key is hashed with the node's name, so that clients of different nodes have different keys;
     with keys = "data" the keys in the data are sent as they are.
     """
-    population = settings.population()
+    population = settings.read_population()
     key = population.key
     if settings.keys == "name":
         key = hash_bits(name_seed(settings.name), "client of a node", population.key)

@@ -61,8 +61,8 @@ class RemoteFleet:
         self.answered_beside_largest = 0                     # those at other nodes than the one that holds most of them
         self.reports: list[AnswerReport] = []                # of the round under way, or the last one
         self._types, self._run, self._messages = types_by_name(PARTS), secrets.token_bytes(16), 0
-        self._masking: Masking = (AllOrNothing(self._exchange_masked, self._run) if schedule == "all-or-nothing"
-                                  else DropoutTolerant(self._exchange_masked, self._run, schedule == "ahead"))
+        self._masking: Masking = (AllOrNothing(self._exchange_secure_messages, self._run) if schedule == "all-or-nothing"
+                                  else DropoutTolerant(self._exchange_secure_messages, self._run, schedule == "ahead"))
         self._nodes = NodeMemory(secrets.token_bytes(16))    # what is sent to them about the training
         self._drawn: dict[int, Cohort] = {}                  # cohorts by round, drawn ahead
         self._counts: dict[int, int] = {}                    # clients sampled in this round, by node
@@ -145,7 +145,7 @@ class RemoteFleet:
                 refuse_few(expected, sum(expected.values()) - missing + silent, members)
 
         try:
-            self._open_masked(threshold, graph)
+            self._open_masked_round(threshold, graph)
             context = context_digest(self._broadcast, self._asking)
             found = self._masking.sum_rows(sum(widths), encoding.modulus_bits, context,
                                            retry_context if may_retry_sum(questions) else None, check_enough)
@@ -204,7 +204,7 @@ class RemoteFleet:
         """
         self._nodes = memory.nodes or NodeMemory(secrets.token_bytes(16))
 
-    def _open_masked(self, threshold: int, graph: Graph | None) -> None:
+    def _open_masked_round(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums, at its first masked question; further calls in the same round do nothing.
 
         With the all-or-nothing schedule, the first call of a run exchanges keys with all registered nodes.
@@ -223,7 +223,7 @@ class RemoteFleet:
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
-    def _exchange_masked(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
+    def _exchange_secure_messages(self, contents: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Send each node its message of the secure sum, and return the replies' messages of the secure sum, both by node.
 
         A message that asks for a row is sent with the question itself; how many of that node's clients sent only zeros is then

@@ -108,12 +108,12 @@ class NodeSettings:
                 raise ValueError(f"{place.name}: {name} must be {problem or 'a table'}, got {shorten(repr(value))}.")
         return cls(folder=place.resolve().parent, **given)
 
-    def site(self, seed: int = 0) -> Site:
+    def make_site(self, seed: int = 0) -> Site:
         """The `Site` that answers messages for this node; data and model are read only when a message first needs them.
 
         `seed` is for making the model. The file of the identity key is read here: ValueError where it is named and not valid.
         """
-        return Site(lambda: self.node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
+        return Site(lambda: self.make_node(seed), self.minimum, self.masked_only, self.own_identity(), corrupted=self.corrupted,
                     answer_after=self.answer_after)
 
     def own_identity(self) -> Identity | None:
@@ -128,11 +128,11 @@ class NodeSettings:
         secret = read_identity(self.folder / self.identity)
         return Identity(secret, tuple(map(parse_public_identity, self.pinned)), self.colluding)
 
-    def population(self) -> Population:
+    def read_population(self) -> Population:
         """The clients of this node with the examples they train on, read from `data` anew at each call."""
-        return self.splits()[0]
+        return self.read_splits()[0]
 
-    def splits(self) -> tuple[Population, Population | None]:
+    def read_splits(self) -> tuple[Population, Population | None]:
         """The pair (train, test): this node's clients with the examples they train on, and with those models are evaluated on.
 
         Test examples come from the file `test`, or are a random `test_share` of each client's examples in `data`. Where neither
@@ -145,7 +145,7 @@ class NodeSettings:
             return whole, match_clients_by_name(open_any_data(self.folder / self.test, **self.columns), whole)
         return whole.split_examples(1 - self.test_share) if self.test_share else (whole, None)
 
-    def node(self, seed: int) -> Node:
+    def make_node(self, seed: int) -> Node:
         """A `Node`, the part that computes: this node's data, and the model and parts of its own experiment file.
 
         `seed` is for making the model. Code that is not fedtail's is imported only from what `trust` lists. The clients' memory
@@ -158,7 +158,7 @@ class NodeSettings:
 
         experiments = deployed_experiments(self.folder / self.experiment, trust=Trust.from_names(self.trust, self.folder))
         own = {part.__name__: part for one in experiments for part in user_parts(one.algorithm)}
-        population, test = self.splits()
+        population, test = self.read_splits()
         return Node(population, experiments[0].task.make(seed), parts=own.values(), workers=1, folder=self.folder / "memory",
                     test=test, trainings=self.trainings)
 

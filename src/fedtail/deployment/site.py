@@ -152,7 +152,7 @@ class Site:
             self._begin_run(message)
             self._broadcasts = [*self._broadcasts, *message.broadcasts][-MOST_BROADCASTS:]
             if message.secure:
-                return encode_message(self._answer_masked(about, message))
+                return encode_message(self._masked_reply(about, message))
             return encode_message(Reply(about, self._unmasked_answer(message)))
         except Exception as why:
             return encode_message(Reply(about, problem=error_text(why).encode()))
@@ -183,7 +183,7 @@ class Site:
             raise Refused("this node answers under masks only (masked_only).")
         return self._loaded_node().answer(message.ask)
 
-    def _answer_masked(self, about: bytes, message: NodeMessage) -> Reply:
+    def _masked_reply(self, about: bytes, message: NodeMessage) -> Reply:
         """The reply to the message's part of a secure sum: key exchange, masked row or unmasking, whichever the server asks for.
 
         `about` is the digest of the message. Texts of what was refused are joined into the reply's `problem`; the rest is still

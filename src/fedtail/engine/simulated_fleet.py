@@ -96,7 +96,7 @@ class SimulatedFleet:
 
         Small rows are tensors (population, ...), NaN for a client that has none; large rows are references to their files.
         """
-        return ClientMemory(self.population.key, {**self._kept, **self._rows.rows()})
+        return ClientMemory(self.population.key, {**self._kept, **self._rows.rows_by_name()})
 
     def recall(self, memory: ClientMemory) -> None:
         """Replace all that clients remember by `memory`, on disk too; ValueError where it is not of this population's clients."""
@@ -141,7 +141,7 @@ class SimulatedFleet:
             self._kept = {}
             self._rows.drop_stores()
         return ({name: values[cohort.ids] for name, values in self._kept.items()},
-                {name: rows.row_references(self._cohort_keys(cohort)) for name, rows in self._rows.rows().items()})
+                {name: rows.row_references(self._cohort_keys(cohort)) for name, rows in self._rows.rows_by_name().items()})
 
     def _row_places(self, cohort: Cohort) -> RowPlaces:
         """Reserve places in the files of the folder where this cohort's clients write large rows; nothing is written yet.

@@ -158,14 +158,14 @@ class RowFile:
         """
         self.check_row_type(self.name, tuple(row.shape), row.dtype)
         numbers, begins = _tensor_bytes(row.detach().cpu().contiguous()), self._row_offset(number)
-        self._write_at(NOT_WRITTEN, begins)
-        self._write_at(numbers, begins + HEAD.size)
-        self._write_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
+        self._write_bytes_at(NOT_WRITTEN, begins)
+        self._write_bytes_at(numbers, begins + HEAD.size)
+        self._write_bytes_at(HEAD.pack(WRITTEN, zlib.crc32(numbers), key, stamp), begins)
 
     def clear_row(self, number: int) -> None:
         """Mark row `number` as not written by zeroing its header; where the file ends before that row, nothing is written."""
         if self.row_header(number).strip(b"\0"):
-            self._write_at(NOT_WRITTEN, self._row_offset(number))
+            self._write_bytes_at(NOT_WRITTEN, self._row_offset(number))
 
     def copy_row(self, number: int, to: RowFile, at: int) -> None:
         """Copy row `number`, with its header, to row `at` of the file `to`, which must have the same shape and dtype.
@@ -178,7 +178,7 @@ class RowFile:
             count = os.preadv(self._open_once(), [memoryview(content)[: size - done]], self._row_offset(number) + done)
             if not count:
                 raise RowsError(f"{self.path} ends within row {number}. {PUT_BACK}")
-            to._write_at(memoryview(content)[:count], to._row_offset(at) + done)
+            to._write_bytes_at(memoryview(content)[:count], to._row_offset(at) + done)
             done += count
 
     def file_state(self) -> tuple[int, int, int]:
@@ -212,7 +212,7 @@ class RowFile:
         """The position of row `number`'s header, in bytes from the start of the file."""
         return PAGE + number * (HEAD.size + self.row_bytes)
 
-    def _write_at(self, content: Any, at: int) -> None:
+    def _write_bytes_at(self, content: Any, at: int) -> None:
         """Write all of `content` (bytes-like) at byte position `at` of the file; raises RowsError where the system refuses."""
         view, done = memoryview(content), 0
         try:

@@ -169,7 +169,7 @@ class RowFolder:
                     store.stop_writing()
             self._lock.release()
 
-    def rows(self) -> dict[str, Rows]:
+    def rows_by_name(self) -> dict[str, Rows]:
         """A snapshot of the committed rows of each store, by the name under which clients keep them."""
         return {name: store.rows for name, store in self.stores.items()}
 
@@ -179,7 +179,7 @@ class RowFolder:
         Nothing is written: until `commit` the next call gets the same places, with another stamp. Becomes the writer where
         there are stores. Raises RowsError where there is another writer.
         """
-        self._refuse_other_writers()
+        self._check_or_become_writer()
         files = {name: (store.file, len(store)) for name, store in self.stores.items()}
         return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
 
@@ -200,7 +200,7 @@ class RowFolder:
         """
         created = places.new_files()
         try:
-            self._refuse_other_writers(writes=bool(created))
+            self._check_or_become_writer(writes=bool(created))
         except RowsError:
             self.discard(places)
             raise
@@ -263,13 +263,13 @@ class RowFolder:
 
         Raises RowsError where there is another writer.
         """
-        self._refuse_other_writers()
+        self._check_or_become_writer()
         used = {store.file.path.name for store in self.stores.values()} | set(names)
         for path in self.path.glob("*.rows"):
             if path.name not in used:
                 path.unlink(missing_ok=True)
 
-    def _refuse_other_writers(self, writes: bool = False) -> None:
+    def _check_or_become_writer(self, writes: bool = False) -> None:
         """Raise RowsError where another writer holds the folder.
 
         Where this object has stores, or `writes` is true, it becomes the writer by this; otherwise it only checks.

@@ -59,13 +59,13 @@ def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any
     begins, None where there is none.
     """
     states = states_of(trained.state)
-    members = [{"counted": _contributors(view, k), "threshold": _tail_threshold(member.risk, state)}
+    members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
                for k, (member, state) in enumerate(zip(trained.algorithm.members, states, strict=True))]
     cohort = None if view.cohort_size == clients else view.sampled.tolist()
     return {"round": states[0].round, "asked": cohort, "failed": view.num_failed, "members": members}
 
 
-def _contributors(view: RoundView, model: int) -> list[int] | None:
+def _contributor_positions(view: RoundView, model: int) -> list[int] | None:
     """The positions of the clients that contributed to the model at position `model`; None where the whole cohort did."""
     who = view.contributors_of(model)
     return None if len(who) == view.cohort_size else who.tolist()
@@ -124,7 +124,7 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
         rows[split, member]["judged"] = _spread_over_clients(able, errors.values.numpy(), np.nan)
 
 
-def add_finetuned(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
+def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
                   local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 

@@ -51,7 +51,7 @@ class PrivateSearch:
         return self.search.settings.private
 
     @property
-    def budget(self) -> PrivacyBudget:
+    def trial_budget(self) -> PrivacyBudget:
         """The privacy budget of one trial: that of the experiment without its epsilon, so that no trial stops early.
 
         The epsilon of the experiment limits the search as a whole; `check_epsilon` compares them before training.
@@ -93,14 +93,14 @@ class PrivateSearch:
         return planned_round(experiment.algorithm, SimulatedPopulation(self.population), experiment.channel,
                              len(experiment.task.make(0).params()))
 
-    def epsilon(self, trials: int) -> float:
+    def search_epsilon(self, trials: int) -> float:
         """The epsilon of the whole search, judging included, at the delta of the budget.
 
         `trials` is the number of trials, or its mean where the number is random. The budget must have a delta.
         """
-        assert self.budget.delta is not None
+        assert self.trial_budget.delta is not None
         return epsilon_of_search([(self.trial_round_event, self.rounds_per_trial)], self.judging_events, self.stopping_rule,
-                                 trials, self.budget.delta, self.budget.adjacency)
+                                 trials, self.trial_budget.delta, self.trial_budget.adjacency)
 
     def check_epsilon(self) -> None:
         """Raise RunRefused, before anything is trained, where the epsilon of the search cannot be stated or is too large.
@@ -113,7 +113,7 @@ class PrivateSearch:
         if bare:
             raise RunRefused(f"{bare[0]} would be released without noise: a search is private only if its trials are. Use "
                              "private parts (PrivateMean, Binned), or remove private from [tune].")
-        if self.budget.delta is None:
+        if self.trial_budget.delta is None:
             raise RunRefused("a private search needs [privacy] and below it delta, below one over the number of clients.")
         if settings.noise is not None and settings.metric != "error":
             raise RunRefused(f"noise in [tune] is for the error, of which the range is known, not for {settings.metric}. Choose "
@@ -121,10 +121,10 @@ class PrivateSearch:
         for name, field in self.search.space.items():
             for value in field.values_to_test():
                 self.check_trial_cost(self.search.experiment_with({name: value}), f"{name} = {value!r}")
-        spent, most = self.epsilon(settings.trials), first.privacy.epsilon
+        spent, most = self.search_epsilon(settings.trials), first.privacy.epsilon
         if most is not None and spent > most:
-            raise RunRefused(f"this search would cost epsilon {spent:.4g} at delta {self.budget.delta:g}, more than epsilon = "
-                             f"{most:g}. Make fewer trials, or add noise.")
+            raise RunRefused(f"this search would cost epsilon {spent:.4g} at delta {self.trial_budget.delta:g}, more than "
+                             f"epsilon = {most:g}. Make fewer trials, or add noise.")
 
     def check_trial_cost(self, experiment: Experiment, settings: str) -> None:
         """Raise RunRefused where `experiment` has another planned round or number of rounds than every trial must have.
@@ -149,7 +149,7 @@ class PrivateSearch:
 
         Drawn from `seed` where the budget is replayable, else from the operating system's generator.
         """
-        random: Randomness = SeededRandomness(seed, "trials") if self.budget.replayable else SystemRandomness()
+        random: Randomness = SeededRandomness(seed, "trials") if self.trial_budget.replayable else SystemRandomness()
         return draw_number_of_trials(self.stopping_rule, self.search.settings.trials, random)
 
     def release_held_out_histogram(self, trained: Trained, seed: int) -> Any:
@@ -162,7 +162,7 @@ class PrivateSearch:
         [method], first = trained.algorithm.members, self.search.first_experiment()
         judging: Any = self.held_out_evaluation.round(replace(method, sample=Everyone()), only=True)
         with LocalFleet(self.held, trained.task, first.device, trained.state.params.dtype) as fleet:
-            _, found = run_round(judging, trained.state, fleet, first.channel, seed, Ledger(self.budget))
+            _, found = run_round(judging, trained.state, fleet, first.channel, seed, Ledger(self.trial_budget))
         if found is None:
             raise RunError(f"{len(self.held)} held-out clients are too few for the noise of [tune]. Plan it for fewer.")
         return found[0]["error"]
@@ -176,13 +176,13 @@ class PrivateSearch:
         """
         fixed, trials = self.stopping_rule == "composition", self.search.settings.trials
         trials = max(begun, trials) if fixed else trials
-        epsilon, delta, adjacency = self.epsilon(trials), self.budget.delta, self.budget.adjacency
+        epsilon, delta, adjacency = self.search_epsilon(trials), self.trial_budget.delta, self.trial_budget.adjacency
         how = f"{trials} trials, composed" if fixed else \
             f"the best of a random number of trials, {self.stopping_rule}, {trials} on average"
         observer = OBSERVER if fixed else CHOSEN_ONLY
         floating = any(isinstance(release, GaussianRelease) for event, _ in ((self.trial_round_event, 1), *self.judging_events)
                        for release in event.releases)
-        problems = [text for text, holds in ((SIMULATED, self.budget.replayable), (FLOATING, floating)) if holds]
+        problems = [text for text, holds in ((SIMULATED, self.trial_budget.replayable), (FLOATING, floating)) if holds]
         not_charged = [] if self.held_out_evaluation else [HELD_OUT]
         line = (f"epsilon {epsilon:.4g} at delta {delta:g} ({UNIT}-level, {NEIGHBOURS[adjacency]}; {how}), against {observer}"
                 f"{''.join(f'; {text}' for text in not_charged)}")

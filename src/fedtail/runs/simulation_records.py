@@ -15,7 +15,7 @@ from fedtail.runs.files import Lines, RunError, RunRefused, bytes_digest, module
 from fedtail.runs.measurements import (
     Populations,
     SplitEvaluations,
-    add_finetuned,
+    add_finetuned_errors,
     add_participation,
     add_picked_models,
     client_table_columns,
@@ -148,7 +148,7 @@ class SimulationRecords:
         if self.experiment.family is not None:
             add_picked_models(rows, trained, self.tested_split, population)
         if self.experiment.evaluate.finetune is not None:
-            tuned = add_finetuned(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
+            tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
                                   self.experiment.evaluation_engine)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return tuned

@@ -104,7 +104,7 @@ def _train_private_trial(private: PrivateSearch, chosen: dict[str, Any], seed: i
     task = wanted.task.make(seed)
     with wanted.fleet(task, private.population) as fleet:
         trained = train(wanted.algorithm, task, private.population, rounds=wanted.rounds, seed=seed, fleet=fleet,
-                        channel=wanted.channel, privacy=private.budget, on_round=partial(_report_round, watch))
+                        channel=wanted.channel, privacy=private.trial_budget, on_round=partial(_report_round, watch))
     if watch.stop:
         return None
     private.check_spent_privacy(trained)

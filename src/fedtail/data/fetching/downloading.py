@@ -68,7 +68,7 @@ def check_sha256(path: Path, source: Source, sha256: str | None = None, remove: 
 
     With `remove` the wrong file is deleted before the error is raised.
     """
-    found, wanted, size = sha256_of(path), (sha256 or source.sha256).lower(), path.stat().st_size
+    found, wanted, size = file_sha256(path), (sha256 or source.sha256).lower(), path.stat().st_size
     if found == wanted:
         return found
     if remove:
@@ -79,7 +79,7 @@ def check_sha256(path: Path, source: Source, sha256: str | None = None, remove: 
                     f"it again; if you know where it is from and trust it, pass --sha256 {found}.")
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The SHA-256 checksum of a file in hexadecimal; the file is read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.data.fetching.catalogue import GLOVE, PublicSet, find_public_set
-from fedtail.data.fetching.downloading import Progress, check_sha256, download, sha256_of
+from fedtail.data.fetching.downloading import Progress, check_sha256, download, file_sha256
 
 Note = Callable[[str], None]
 RECORD = "source.json"
@@ -107,7 +107,7 @@ def fetch(
     fetching.work_folder.mkdir(parents=True)
     try:
         made = _PREPARE[name](fetching, file)
-        record = {"set": name, **made, "file": file.name, "sha256": sha256_of(file) if file.is_file() else None,
+        record = {"set": name, **made, "file": file.name, "sha256": file_sha256(file) if file.is_file() else None,
                   "source": public.source.urls[0], "licence": public.licence}
         _note_differing_counts(fetching, record["holds"])
         (fetching.work_folder / "ready" / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -91,7 +91,7 @@ def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
         written.unlink()
     home = torch.arange(len(population)) % nodes
     for number, name in enumerate(node_names(nodes)):
-        population.select(home == number).save(folder.node(name) / "data")
+        population.select(home == number).save(folder.node_folder(name) / "data")
     return folder, population
 
 

@@ -60,7 +60,7 @@ class Loopback:
 
         Raises RuntimeError where it ends by itself, or does not answer within `patience` seconds.
         """
-        server = self.folder.server
+        server = self.folder.server_folder
         self._start_process("superlink", ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
                                           "--database", str(server / "link.db"), "--enable-supernode-auth",
                                           "--ssl-ca-certfile", str(server / "ca.crt"),
@@ -76,13 +76,13 @@ class Loopback:
 
     def register_node(self, name: str) -> None:
         """Register a node's public key with the SuperLink, so that the node may connect; RuntimeError where that is refused."""
-        done, said = self._run_flwr("supernode", "register", str(self.folder.node(name) / "key.pub"), LINK)
+        done, said = self._run_flwr("supernode", "register", str(self.folder.node_folder(name) / "key.pub"), LINK)
         if not done:
             raise RuntimeError(f"{name} could not be registered: {said}")
 
     def start_node(self, name: str, **environment: str) -> None:
         """Start a node's SuperNode and return without waiting for it; `environment` is added to its environment variables."""
-        place = self.folder.node(name)
+        place = self.folder.node_folder(name)
         self._start_process(name, ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
                                    "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
                                    "--auth-supernode-private-key", str(place / "key"),
@@ -97,7 +97,7 @@ class Loopback:
         out = Path(settings["out"])
         self._logged[out] = len(read_text_or_empty(out / "log.txt"))
         written = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        done, said = self._run_flwr("run", str(app or self.folder.app), LINK, "--run-config", written)
+        done, said = self._run_flwr("run", str(app or self.folder.app_folder), LINK, "--run-config", written)
         if not done:
             raise RuntimeError(f"the run was not taken: {said}")
 
@@ -164,7 +164,7 @@ class Loopback:
         On Linux the process is ended with this one. `more` is added to its environment variables.
         """
         self.log_file(name).parent.mkdir(exist_ok=True)
-        environment = {**self._environment(), **(more or {})}
+        environment = {**self._process_environment(), **(more or {})}
         with self.log_file(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                                     env=environment, start_new_session=True, preexec_fn=die_with_parent)
@@ -179,17 +179,17 @@ class Loopback:
 
         Raises subprocess.TimeoutExpired after 120 seconds.
         """
-        done = subprocess.run(["flwr", *words], env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=120, check=False)
+        done = subprocess.run(["flwr", *words], env=self._process_environment(), stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=120, check=False)
         return done.returncode == 0, (done.stdout + done.stderr).strip()
 
-    def _environment(self) -> Mapping[str, str]:
+    def _process_environment(self) -> Mapping[str, str]:
         """The environment variables of all processes: those of this process, and what Flower needs.
 
         FLWR_HOME is the deployment's, telemetry is off, and the folder of this Python interpreter comes first in PATH.
         """
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder.home), "PATH": path}
+        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder.home_folder), "PATH": path}
 
 
 def die_with_parent() -> None:

@@ -25,7 +25,7 @@ def answer_message(message: Message, context: Context) -> Message:
         context.state["fedtail"] = ConfigRecord({"site": saved})
 
     settings = NodeSettings.read(str(context.node_config["settings"]))
-    site = settings.site(int(context.run_config.get("seed", 0)))
+    site = settings.make_site(int(context.run_config.get("seed", 0)))
     if "fedtail" in context.state:
         site.restore(record_bytes(context.state, "site"))
     reply = site.handle(record_bytes(message.content, "letter"), began, store_state)
