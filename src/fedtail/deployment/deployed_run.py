@@ -66,9 +66,9 @@ class DeployedRun:
         ledger = Ledger(privacy, self.folder / LEDGER, unrecorded=privacy.randomness)
         records = DeploymentRecords(self.experiment, task, fleet, self.log)
 
-        def after_round(progress: Progress) -> bool:
+        def record_round(progress: Progress) -> bool:
             """Record the round, call `between`, and restart the clock for the next one; True where training should stop."""
-            stop = recorder.after_round(progress)
+            stop = recorder.record_round(progress)
             between()
             records.began = time.monotonic()
             return stop
@@ -78,7 +78,7 @@ class DeployedRun:
                 recorder.log(problem)
             start = recorder.start_or_resume(task, table, checkpoint)
             trained = resume(start, fleet=fleet, rounds=self.experiment.rounds - start.rounds, channel=channel,
-                             on_round=after_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
+                             on_round=record_round, privacy=ledger, evaluation=self.experiment.evaluate.on_nodes)
             fleet.finish()
             recorder.write_results(trained)
         return trained

@@ -124,7 +124,7 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, seed: int, folder: Path, records: Records, watch: Watch, ledger: Ledger,
                  checkpoints: Checkpoints):
-        """Set up without writing: `open` begins the files in `folder`.
+        """Set up without writing: `start_or_resume` begins the files in `folder`.
 
         `records` evaluates and records what is specific to a simulated or deployed run. With `keep_best` in the experiment,
         what an interrupted run found best is read from `best.json`.
@@ -137,11 +137,11 @@ class Recorder:
         self._repriced: list[dict[str, Any]] = []
 
     def __enter__(self) -> Recorder:
-        """Return the recorder itself; no file is opened before `open` is called."""
+        """Return the recorder itself; no file is opened before `start_or_resume` is called."""
         return self
 
     def __exit__(self, *reason: Any) -> None:
-        """Close the files that `open` opened. Exceptions are not suppressed."""
+        """Close the files that `start_or_resume` opened. Exceptions are not suppressed."""
         for lines in self._lines.values():
             lines.close()
         if self._board is not None:
@@ -178,7 +178,7 @@ class Recorder:
         self._save_checkpoint(start)
         return start
 
-    def after_round(self, progress: Progress) -> bool:
+    def record_round(self, progress: Progress) -> bool:
         """Record a round and its evaluation, if any, and save a checkpoint where one is due; to be passed as `on_round`.
 
         Returns True where training should stop because the watch asks for it. A checkpoint is due every
