@@ -40,7 +40,7 @@ def save_population(population: Population, folder: str | Path) -> None:
     place = Path(os.path.abspath(folder))
     if not len(population):
         raise ValueError("this population has no clients, so there is nothing to save.")
-    _check_replaceable(place)
+    _check_folder_replaceable(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     writing = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     try:
@@ -128,7 +128,7 @@ def _as_numpy(tensor: Tensor, name: str) -> np.ndarray:
                         "population, for example with .float().") from None
 
 
-def _check_replaceable(place: Path) -> None:
+def _check_folder_replaceable(place: Path) -> None:
     """Raise FileExistsError where `place` holds anything but a saved population; a missing or empty folder is fine."""
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return

@@ -61,7 +61,7 @@ def packed_node_info(settings: NodeSettings) -> bytes:
     population = settings.read_population()
     key = population.key
     if settings.keys == "name":
-        key = hash_bits(name_seed(settings.name), "client of a node", population.key)
+        key = hash_bits(seed_from_name(settings.name), "client of a node", population.key)
     return pack(Who(settings.name, key, population.mass.double(), population.group))
 
 
@@ -73,7 +73,7 @@ def read_node_info(data: bytes) -> NodeInfo:
     return info
 
 
-def name_seed(name: str) -> int:
+def seed_from_name(name: str) -> int:
     """A seed in [0, 2 ** 63) from the first 8 bytes of SHA-256 of a node's name, with which its clients' keys are hashed."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") & LARGEST
 

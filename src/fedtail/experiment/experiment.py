@@ -229,9 +229,9 @@ def method_names(source: Source) -> list[str]:
 
 
 def own_code_files(table: Any, folder: Path) -> set[Path]:
-    """The files in `folder`, an experiment's, that texts "module:name" anywhere in its tables name: parts, functions or data.
+    """The user's code files that an experiment's `table` names: a set of paths in `folder`, the experiment's own.
 
-    Names of installed packages are left out.
+    Names are texts "module:name" at any depth of the table; those of installed packages are left out.
     """
     if isinstance(table, dict):
         return set().union(*(own_code_files(value, folder) for value in table.values()))

@@ -78,7 +78,7 @@ class RowFile:
             with suppress(FileExistsError):
                 os.link(beside, path)
         except OSError as reason:
-            raise write_error(path, reason) from reason
+            raise failed_write_error(path, reason) from reason
         finally:
             beside.unlink(missing_ok=True)
         return cls.create(path, name, shape, dtype)
@@ -103,7 +103,7 @@ class RowFile:
                 raise ValueError(shape)
             return cls(path, about["name"], tuple(shape), dtype)
         except FileNotFoundError:
-            raise _missing_error(path) from None
+            raise _missing_file_error(path) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as reason:
             raise RowsError(f"{path} is not a file of rows, or its beginning is damaged. {PUT_BACK}") from reason
 
@@ -189,7 +189,7 @@ class RowFile:
         try:
             there = self.path.stat()
         except FileNotFoundError:
-            raise _missing_error(self.path) from None
+            raise _missing_file_error(self.path) from None
         return there.st_ino, there.st_size, there.st_mtime_ns
 
     def sync(self) -> None:
@@ -197,7 +197,7 @@ class RowFile:
         try:
             os.fsync(self._open_once())
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise failed_write_error(self.path, reason) from reason
 
     def make_temporary(self, folder: object) -> None:
         """Make this a temporary file: it is deleted when this object is garbage-collected, in this process only.
@@ -219,7 +219,7 @@ class RowFile:
             while done < len(view):
                 done += os.pwrite(self._open_once(), view[done:], at + done)
         except OSError as reason:
-            raise write_error(self.path, reason) from reason
+            raise failed_write_error(self.path, reason) from reason
 
     def _open_once(self) -> int:
         """The descriptor of the file, which the first call opens for reading and writing.
@@ -230,7 +230,7 @@ class RowFile:
             try:
                 self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                raise _missing_error(self.path) from None
+                raise _missing_file_error(self.path) from None
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
 
@@ -241,12 +241,12 @@ def _tensor_bytes(row: Tensor) -> memoryview:
     return memoryview(numbers)
 
 
-def _missing_error(path: Path) -> RowsError:
+def _missing_file_error(path: Path) -> RowsError:
     """A RowsError, returned and not raised, that says the file of rows at `path` is missing."""
     return RowsError(f"{path} is missing, and with it what clients remember. {PUT_BACK}")
 
 
-def write_error(path: Path, reason: OSError) -> RowsError:
+def failed_write_error(path: Path, reason: OSError) -> RowsError:
     """A RowsError, returned and not raised, that says `path` could not be written, the system's `reason`, and what to do."""
     return RowsError(f"{path} could not be written: {reason.strerror or reason}. What earlier rounds wrote is whole: free some "
                      "space there, or choose another folder (TMPDIR, or --out), and go on from the last checkpoint.")

@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from fedtail.rows.file import RowsError, write_error
+from fedtail.rows.file import RowsError, failed_write_error
 
 NAME = ".lock"
 PATIENCE = 10.0      # seconds for the writer before to end: on a node every message is a process
@@ -124,7 +124,7 @@ def _try_lock(path: Path) -> int | None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as reason:
-            raise write_error(path, reason) from reason
+            raise failed_write_error(path, reason) from reason
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -156,7 +156,7 @@ def _request_missing_bytes(url: str, part: Path, progress: Progress, size: int |
     except urllib.error.HTTPError as reason:
         if reason.code != 416:                          # nothing is left to send, or the part is longer than the file
             raise
-        whole = _total_length(reason.headers.get("Content-Range"))
+        whole = _length_from_content_range(reason.headers.get("Content-Range"))
         reason.close()
         if whole != have:
             part.unlink()
@@ -194,7 +194,7 @@ def _append_reply(reply: Any, part: Path, have: int, progress: Progress, size: i
         raise EOFError(f"{have:,} of {total:,} bytes")
 
 
-def _total_length(span: str | None) -> int | None:
+def _length_from_content_range(span: str | None) -> int | None:
     """The length of the whole file in bytes, from a Content-Range header such as `bytes */1234`; None where it does not say."""
     end = (span or "").rpartition("/")[2]
     return int(end) if end.isdigit() else None

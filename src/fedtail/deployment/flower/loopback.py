@@ -240,7 +240,10 @@ def descendant_ids(pid: int) -> list[int]:
 
 
 def _nested_children(pid: int, children: Mapping[int, list[int]]) -> Iterator[int]:
-    """Yield the ids of a process's children, each followed by those of its own children; `children` has the direct children by process id."""
+    """Yield the ids of a process's children, each followed by those of its own children.
+
+    `children` has the direct children of every process, by process id.
+    """
     for child in children.get(pid, []):
         yield child
         yield from _nested_children(child, children)
