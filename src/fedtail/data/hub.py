@@ -74,8 +74,8 @@ def partition_ids(
 
     `partitioner` is the name of a class in `flwr_datasets.partitioner`, `settings` its arguments. Examples are shuffled first
     by `shuffle_seed`, as FederatedDataset does (its default is 42 too): without it, None, IidPartitioner cuts the data in
-    their order. Only the columns that `settings` name are read. Raises ValueError unless every example is in exactly one
-    partition.
+    their order. Only the columns that `settings` name are read. `split` and `subset` choose the part of a data set that has
+    several. Raises ValueError unless every example is in exactly one partition.
 
     >>> from datasets import Dataset
     >>> data = Dataset.from_dict({"label": [0, 1, 0, 1, 0, 1]})

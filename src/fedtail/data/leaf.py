@@ -62,7 +62,10 @@ def encode_characters(x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarra
 
 
 def _character_codes(text: str) -> np.ndarray:
-    """The position of every character of `text` in `ALPHABET`, int64; raises ValueError, which names them, for others."""
+    """The position of every character of `text` in `ALPHABET`, (characters,) int64.
+
+    Raises ValueError, which names them, for characters that are not in it.
+    """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     known = np.array([ord(character) for character in ALPHABET])            # ascending, as the alphabet is sorted
     codes = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -125,8 +128,8 @@ def _is_list_of(values: Any, kind: type) -> bool:
 def _user_arrays(where: str, x: list[Any], y: list[Any], encode: Encode | None) -> tuple[Any, Any]:
     """One user's x and y as arrays, after `encode` where it is given.
 
-    Where examples differ in length it is a list of arrays, and for a dict a dict of either. In y, floats that are all whole
-    become int64. Raises TypeError for text; `where` only words the errors.
+    Where examples differ in length, each is a list of arrays; a dict stays a dict, of arrays or such lists. In y, floats that
+    are all whole become int64. Raises TypeError for text; `where` only words the errors.
     """
     if encode is not None:
         x, y = encode(x, y)

@@ -34,7 +34,7 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
     ((6,), [0, 1])
     """
     _, label = np.unique(as_labels(labels, "labels"), return_inverse=True)
-    _check_clients(len(label), clients, at_least)
+    _check_enough_examples(len(label), clients, at_least)
     if not concentration > 0 or not np.isfinite(concentration):
         raise FieldError("concentration", "positive and finite", concentration,
                          "Write 0.1 for clients with few labels, 100 for clients that are alike.")
@@ -60,7 +60,7 @@ def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: in
     [0, 0, 1, 1]
     """
     values = as_labels(labels, "labels")
-    _check_clients(len(values), clients, shards_per_client)
+    _check_enough_examples(len(values), clients, shards_per_client)
     random = named_generator(seed, "label shards")
     mixed = random.permutation(len(values))
     by_label = mixed[np.argsort(values[mixed], kind="stable")]
@@ -82,7 +82,7 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int = 0, at_l
     >>> numpy.bincount(quantity_skew(10, clients=5, sigma=0.0)).tolist()
     [2, 2, 2, 2, 2]
     """
-    _check_clients(examples, clients, at_least)
+    _check_enough_examples(examples, clients, at_least)
     if not 0 <= sigma < np.inf:
         raise FieldError("sigma", "at least 0", sigma, "Write 0.0 for equal sizes, 1.0 for a mild skew.")
     random = named_generator(seed, "quantity skew")
@@ -104,7 +104,7 @@ def by_column(values: Any) -> np.ndarray:
     return np.unique(as_labels(values, "values"), return_inverse=True)[1].astype(np.int64)
 
 
-def _check_clients(examples: int, clients: int, at_least: int) -> None:
+def _check_enough_examples(examples: int, clients: int, at_least: int) -> None:
     """Raise FieldError unless `clients` and `at_least` are 1 or more and `examples` suffices for `at_least` per client."""
     if clients < 1 or at_least < 1:
         field, came = ("clients", clients) if clients < 1 else ("at_least", at_least)
@@ -131,7 +131,7 @@ def _label_shares(random: np.random.Generator, clients: int, labels: int, concen
 
 
 def _fill_small_clients(client: np.ndarray, clients: int, at_least: int, random: np.random.Generator) -> np.ndarray:
-    """A copy of the client ids in which each of `clients` clients has at least `at_least` examples.
+    """A copy of the client ids, one for each example, in which each of `clients` clients has at least `at_least` examples.
 
     The missing ones are taken from the largest clients, at random by `random`; all other examples stay with their client.
     """

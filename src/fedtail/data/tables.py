@@ -107,7 +107,7 @@ def client_arguments(arrays: dict[str, Any], client: Any, group: str | None, mas
 
 
 def values_per_client(values: np.ndarray, client: np.ndarray, name: str) -> np.ndarray:
-    """The value of each client, in sorted order of the labels in `client`, from `values` with one for each example.
+    """The value of each client, (clients,), in sorted order of the labels in `client`; `values` has one for each example.
 
     Raises ValueError where the lengths differ or a client's examples have different values; `name` only words the error.
     """

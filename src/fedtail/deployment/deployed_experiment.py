@@ -18,7 +18,7 @@ BY = "the deployment"
 def deployed_experiments(path: str | Path, method: str = "", trust: Trusted = ()) -> list[Experiment]:
     """The experiments of a file, one for each method, or a list of the one called `method`, with the defaults of deployments.
 
-    Its data section is ignored, because nodes have their own data; a tail without a `quantile` gets one that asks a single
+    The file's data section is ignored, because nodes have their own data; a tail without a `quantile` gets one that asks a single
     question. Code that is not fedtail's is imported only from the folders and packages in `trust`. Raises ExperimentError, which
     names the key.
     """

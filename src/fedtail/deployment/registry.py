@@ -126,7 +126,7 @@ class ClientRegistry:
         groups = group if self.group is None or group is None else torch.cat([self.group, group])
         nodes, places = torch.full((len(key),), node), torch.arange(len(key))
         return ClientRegistry(torch.cat([self.key, key]), torch.cat([self.mass, mass.double()]), torch.cat([self.node, nodes]),
-                      torch.cat([self.place, places]), groups)
+                              torch.cat([self.place, places]), groups)
 
     @classmethod
     def empty(cls) -> ClientRegistry:

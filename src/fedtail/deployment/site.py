@@ -42,7 +42,7 @@ class Computing(Protocol):
         """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
 
         The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
-        Refused where the question may not be answered under masks.
+        Refused where the question may not be answered under masks, or is of another `attempt` (0 for a first one, 1 for a retry).
         """
         ...
 
@@ -86,10 +86,11 @@ class Site:
 
     def __init__(self, node: Callable[[], Computing], minimum: int = 2, masked_only: bool = True,
                  identity: Identity | None = None, repetitions: int = 1, corrupted: float = CORRUPTED, answer_after: float = 0.0):
-        """Store the settings; nothing is loaded or computed yet. Raises ValueError unless 0 <= `answer_after` < infinity.
+        """Store the settings; nothing is loaded or computed yet.
 
-        `node` returns the part that computes; it is called when the data are first needed, and again after `restore`.
-        `repetitions` is how often the server may repeat an all-or-nothing sum over fewer nodes.
+        Raises ValueError unless 0 <= `answer_after` < infinity, and for an `identity` where `masked_only` is off. `node` returns
+        the part that computes; it is called when the data are first needed, and again after `restore`. `repetitions` is how often
+        the server may repeat an all-or-nothing sum over fewer nodes.
         """
         if not 0 <= answer_after < math.inf:
             raise ValueError(f"answer_after must be 0 or more seconds, got {answer_after:g}. 0 answers at once.")

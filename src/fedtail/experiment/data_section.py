@@ -173,7 +173,7 @@ def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPla
     name, key = table.get("part"), ("data", "client")
     fields = {field: value for field, value in table.items() if field != "part"}
     if kind == "huggingface" and isinstance(name, str) and name.endswith("Partitioner"):
-        return PartPlan(name, _flower_settings, fields, source, key)
+        return PartPlan(name, _flower_partitioner_settings, fields, source, key)
     if name not in PARTITIONS:
         raise source.error_at((*key, "part"), f"client must name an array or be dealt out by a part, got {name!r}. "
                                               f"{nearest_hint(str(name), PARTITIONS)}")
@@ -183,7 +183,7 @@ def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPla
     return PartPlan(name, target, given, source, key)
 
 
-def _flower_settings(**settings: Any) -> Any:
+def _flower_partitioner_settings(**settings: Any) -> Any:
     """Stands for a Flower partitioner in a plan, and returns its settings as a dict; the real one is made with the data set."""
     return settings
 
@@ -199,7 +199,7 @@ def _partition_function(plan: PartPlan) -> data_sources.Deal:
         `read` returns a column by name, `y` names the labels, and `dataset` is the Hugging Face data set, which only Flower's
         partitioners use.
         """
-        if plan.target is _flower_settings:
+        if plan.target is _flower_partitioner_settings:
             from fedtail.data.hub import partition_ids
             return partition_ids(dataset, plan.name, plan.arguments)
         if plan.name == "by_column":

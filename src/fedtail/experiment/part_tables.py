@@ -366,13 +366,13 @@ def _checked_argument(source: Source, key: Key, value: Any, hint: Any) -> Any:
         return tuple(build_part(source, key, one, SLOTS[field]) for one in value)
     if isinstance(value, Mapping) and "part" in value:
         return build_part(source, key, value, ANYTHING)
-    problem, result = convert_value(value, hint, lambda name: _find_function(source, key, name))
+    problem, result = convert_value(value, hint, lambda name: _find_loss_function(source, key, name))
     if problem:
         raise source.error_at(key, FieldError(field, problem, value, text=f"{field} must be {problem}, got {value!r}."))
     return source.folder / result if isinstance(result, Path) else result
 
 
-def _find_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
+def _find_loss_function(source: Source, key: Key, name: str) -> Callable[..., Any]:
     """The function of `fedtail.losses` called `name`, or the user's own "module:function", which is imported.
 
     Raises ExperimentError about `key` where there is none, or where it is not trusted.

@@ -125,7 +125,7 @@ def add_picked_models(rows: dict[tuple[str, int], ClientColumns], trained: Train
 
 
 def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Trained, split: str, population: Population,
-                  local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
+                         local: LocalSGD, engine: Engine) -> list[dict[str, Any]]:
     """Add columns for each client's error on half of its examples, before and after fine-tuning on the other half.
 
     `rows` has the columns by (split, position of the model) and is changed in place. A copy of each model is fine-tuned by
@@ -170,7 +170,7 @@ def _identity_columns(population: Population, split: str, member: int) -> Client
 
 
 def _spread_over_clients(able: np.ndarray, values: np.ndarray, missing: Any) -> np.ndarray:
-    """A column over all clients: `values`, in order, where the mask `able` is True, and `missing` elsewhere.
+    """A column over all clients, (clients,): `values`, in order, where the mask `able` is True, and `missing` elsewhere.
 
     Its dtype is that of `values`, or object where `missing` is None.
     """

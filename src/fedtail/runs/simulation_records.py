@@ -149,7 +149,7 @@ class SimulationRecords:
             add_picked_models(rows, trained, self.tested_split, population)
         if self.experiment.evaluate.finetune is not None:
             tuned = add_finetuned_errors(rows, trained, self.tested_split, population, self.experiment.evaluate.finetune,
-                                  self.experiment.evaluation_engine)
+                                         self.experiment.evaluation_engine)
         write_client_table(self.folder / CLIENTS, rows, self.experiment.name)
         return tuned
 

@@ -78,7 +78,7 @@ class Fetching:
         return wishes.file
 
 
-def default_cache() -> Path:
+def default_cache_folder() -> Path:
     """The folder where downloads are kept: `fedtail` in $XDG_CACHE_HOME or, where that is not set, in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedtail"
 
@@ -96,7 +96,7 @@ def fetch(
     """
     public = find_public_set(name)
     place = Path(os.path.abspath(out or Path("data") / name))
-    fetching = Fetching(public, place, wishes, cache or default_cache(), progress, note)
+    fetching = Fetching(public, place, wishes, cache or default_cache_folder(), progress, note)
     if (place / RECORD).exists() and not wishes.again:
         raise FileExistsError(f"{place} holds {name} already. Use it, or pass --again to prepare it anew.")
     if place.exists() and any(place.iterdir()) and not (place / RECORD).exists():
