@@ -184,7 +184,7 @@ def _plan_partition(source: Source, table: dict[str, Any], kind: str) -> PartPla
 
 
 def _flower_partitioner_settings(**settings: Any) -> Any:
-    """Stands for a Flower partitioner in a plan, and returns its settings as a dict; the real one is made with the data set."""
+    """The keyword arguments as a dict: stands in a plan for a Flower partitioner, which can be made only with the data set."""
     return settings
 
 

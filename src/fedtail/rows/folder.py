@@ -270,9 +270,9 @@ class RowFolder:
                 path.unlink(missing_ok=True)
 
     def _check_or_become_writer(self, writes: bool = False) -> None:
-        """Raise RowsError where another writer holds the folder.
+        """Raise RowsError where another writer holds the folder; become the writer where there are stores, or `writes` is true.
 
-        Where this object has stores, or `writes` is true, it becomes the writer by this; otherwise it only checks.
+        Otherwise nothing changes.
         """
         if self.stores or writes:
             self.start_writing()

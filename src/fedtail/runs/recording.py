@@ -206,7 +206,7 @@ class Recorder:
             self._write_evaluation(trained, found)
             self._save_checkpoint(trained)
         self._write_privacy(trained)
-        kept = self.best.model_files() if self.best else []
+        kept = self.best.best_model_files() if self.best else []
         files = {path.name: bytes_digest(path.read_bytes()) for path in (*models, *written, *kept)}
         line = {"round": trained.rounds} if found is None else metrics_line(trained.rounds, found)
         best, mark = {"best": self.best.found} if self.best else {}, self.ledger.mark(safely=True)
