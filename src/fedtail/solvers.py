@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedtail.errors import FieldError
 from fedtail.risk.base import Risk, check_positive
-from fedtail.risk.tilted import Tilted
+from fedtail.risk.tilted import NEGLIGIBLE
 
 BatchLosses = Callable[[Tensor], Tensor]               # params -> (n,) losses
 RowLosses = Callable[[Tensor, Tensor], Tensor]         # params, rows -> (rows,) losses
@@ -78,6 +78,7 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
     through=(Mean(), Tilted(-0.5), Tilted(-1.0)). A descent ends early where the gradient's norm is at most `tolerance`, and where
     `on_step(progress)` returns True. Raises a ValueError where the risk is no longer finite.
 
+    >>> from fedtail import Tilted
     >>> points = torch.tensor([0.0, 1.0, 5.0])
     >>> found = minimise(lambda centre: (points - centre).square(), torch.zeros(1), Tilted(-1.0), through=(Tilted(0.0),))
     >>> [round(solution.item(), 3) for solution in found.path]
@@ -262,31 +263,21 @@ def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: S
     if group is None and (callable(within) or within != 0 or every_group):
         raise ValueError("within and every_group are about groups, and group is missing. Pass the labels of the examples as "
                          "group=..., or leave these out.")
-    running = _RunningLosses(losses, examples, group, start.device)
+    running = _RunningLosses(losses, examples, group, smoothing)
+    draw = np.random.default_rng(seed)
     params = start.detach().clone()
     running.begin(params, _tilt_at(inside, 0))
-    draw = np.random.default_rng(seed)
     values = [running.value(_tilt_at(across, 0))]
     for step in range(steps):
         t, tau = _tilt_at(across, step), _tilt_at(inside, step)
-        chosen = list(range(len(running.members))) if every_group else [running.draw_group(t, draw)]
-        rows = [running.draw_rows(g, batch_size, draw) for g in chosen]
-        leaf = params.requires_grad_()
-        each = running.losses_of(leaf, rows)
-        apart = [running.draw_rows(g, batch_size, draw) for g in chosen] if two_batches else None
-        with torch.no_grad():
-            seen = each if apart is None else running.losses_of(leaf, apart)
-        for g, batch in zip(chosen, seen, strict=True):
-            running.update(g, batch.detach(), tau, smoothing)
-        shares = running.shares(t) if every_group else [1.0]
-        weighted = sum(share * (running.weights(g, batch.detach(), tau) * batch).mean()
-                       for g, share, batch in zip(chosen, shares, each, strict=True))
-        gradient = torch.autograd.grad(weighted, leaf)[0]
-        params = params.detach() - _at(step_size, step) * gradient
+        groups = range(len(running.members)) if every_group else [running.draw_group(t, draw)]
+        rows = [running.draw_rows(g, batch_size, draw) for g in groups]
+        apart = [running.draw_rows(g, batch_size, draw) for g in groups] if two_batches else None
+        params = params - _at(step_size, step) * running.gradient(params, groups, rows, apart, t, tau)
         values.append(running.value(t))
         if not (math.isfinite(values[-1]) and bool(params.isfinite().all())):
-            raise ValueError(f"the running estimate is {values[-1]:g} after {step + 1} steps: the steps are too large for these "
-                             "losses. Lower step_size.")
+            raise ValueError(f"the running estimate is {values[-1]:g} and the parameters are up to {float(params.abs().max()):g} "
+                             f"after {step + 1} steps: the steps are too large for these losses. Lower step_size.")
         if on_step is not None and on_step(SolverProgress(step + 1, steps, values[-1], params)) is True:
             break
     last = max(len(values) - 2, 0)
@@ -298,9 +289,9 @@ def minimise_stochastic(losses: RowLosses, examples: int, start: Tensor, tilt: S
 class _RunningLosses:
     """The tilted loss of each group as it is estimated now (of all examples: one group), and draws of groups and rows."""
 
-    def __init__(self, losses: RowLosses, examples: int, group: Tensor | None, device: torch.device):
+    def __init__(self, losses: RowLosses, examples: int, group: Tensor | None, smoothing: float):
         """Groups as lists of their rows; ValueError for labels that are not one integer for each example."""
-        self.losses, self.device = losses, device
+        self.losses, self.smoothing = losses, smoothing
         if group is None:
             self.members = [np.arange(examples)]
         else:
@@ -314,68 +305,86 @@ class _RunningLosses:
 
     def begin(self, params: Tensor, tau: float) -> None:
         """Set the estimates to what they are, by a pass over all examples."""
+        estimates = []
         with torch.no_grad():
-            self.estimates = np.array([float(Tilted(tau).value(self._pass(params.detach(), rows))) for rows in self.members])
+            for rows in self.members:
+                parts = [rows[first:first + PASS] for first in range(0, len(rows), PASS)]
+                estimates.append(_tilted_mean(np.concatenate([_as_numpy(self.losses_of(params, part)) for part in parts]), tau))
+        self.estimates = np.array(estimates)
 
-    def _pass(self, params: Tensor, rows: np.ndarray) -> Tensor:
-        """The losses of these rows in float64, some at a time."""
-        parts = [rows[first:first + PASS] for first in range(0, len(rows), PASS)]
-        return torch.cat([self.losses_of(params, [part])[0].double() for part in parts])
-
-    def losses_of(self, params: Tensor, rows: list[np.ndarray]) -> tuple[Tensor, ...]:
-        """The losses of each of these lists of rows, from one call; ValueError where it is not one loss for each row."""
-        asked = torch.from_numpy(np.concatenate(rows)).to(self.device)
-        found = self.losses(params, asked)
-        if found.shape != asked.shape:
-            raise ValueError(f"losses(params, rows) must give one loss for each row, ({len(asked)},), got shape "
-                             f"{tuple(found.shape)}. Leave out the mean: the solver weighs them.")
-        return found.split([len(one) for one in rows])
+    def losses_of(self, params: Tensor, rows: np.ndarray) -> Tensor:
+        """The losses of these rows; ValueError where it is not one loss for each row."""
+        losses = self.losses(params, torch.from_numpy(rows).to(params.device))
+        if losses.shape != rows.shape:
+            raise ValueError(f"losses(params, rows) must give one loss for each row, ({len(rows)},), got shape "
+                             f"{tuple(losses.shape)}. Leave out the mean: the solver weighs them.")
+        return losses
 
     def draw_group(self, t: float, draw: np.random.Generator) -> int:
         """A group, with probability proportional to |g| exp(t R_g): the largest logit with Gumbel noise."""
-        return int(np.argmax(np.log(self.sizes) + t * self.estimates + draw.gumbel(size=len(self.sizes))))
+        return 0 if len(self.sizes) == 1 else int((self._logits(t) + draw.gumbel(size=len(self.sizes))).argmax())
 
     def draw_rows(self, g: int, count: int, draw: np.random.Generator) -> np.ndarray:
         """`count` rows of a group without replacement; all of them, in order, where it has no more."""
         rows = self.members[g]
         return rows if count >= len(rows) else rows[draw.choice(len(rows), count, replace=False)]
 
-    def update(self, g: int, batch: Tensor, tau: float, smoothing: float) -> None:
-        """Tilted average of a group's estimate and the tilted loss of a mini-batch, by `smoothing`."""
-        self.estimates[g] = tilted_average(self.estimates[g], float(Tilted(tau).value(batch.double())), smoothing, tau)
+    def gradient(self, params: Tensor, groups: Sequence[int], rows: list[np.ndarray], apart: list[np.ndarray] | None,
+                 t: float, tau: float) -> Tensor:
+        """The weighted gradient on the rows of some groups, (dim,), after an update of these groups' estimates.
 
-    def weights(self, g: int, batch: Tensor, tau: float) -> Tensor:
-        """exp(tau (f - R_g)) for losses of a group, at most its size, which bounds exact weights."""
-        exponent = tau * (batch.double() - float(self.estimates[g]))
-        return exponent.clamp(max=math.log(self.sizes[g])).exp().to(batch.dtype)
+        The update is from the losses of the same rows, or of those `apart`. Groups share by |g| exp(t R_g) among themselves.
+        """
+        leaf = params.detach().requires_grad_()
+        losses = self.losses_of(leaf, np.concatenate(rows))
+        each = np.split(_as_numpy(losses), np.cumsum([len(part) for part in rows])[:-1])
+        known = each
+        if apart is not None:
+            with torch.no_grad():
+                other = _as_numpy(self.losses_of(leaf, np.concatenate(apart)))
+            known = np.split(other, np.cumsum([len(part) for part in apart])[:-1])
+        for g, batch in zip(groups, known, strict=True):
+            self.estimates[g] = self._averaged(self.estimates[g], _tilted_mean(batch, tau), tau)
+        logits = self._logits(t)[list(groups)]
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        weights = [share / len(batch) * np.exp(np.minimum(tau * (batch - self.estimates[g]), math.log(self.sizes[g])))
+                   for g, share, batch in zip(groups, shares, each, strict=True)]
+        return torch.autograd.grad((torch.from_numpy(np.concatenate(weights)).to(losses) * losses).sum(), leaf)[0]
 
-    def shares(self, t: float) -> list[float]:
-        """|g| exp(t R_g), scaled to sum to one."""
-        logits = np.log(self.sizes) + t * self.estimates
-        lifted = np.exp(logits - logits.max())
-        return (lifted / lifted.sum()).tolist()
+    def _averaged(self, old: float, new: float, tau: float) -> float:
+        """The tau-tilted mean of an estimate and the newest one, which has the share `smoothing` (lambda)."""
+        if self.smoothing == 1:
+            return new
+        return _tilted_mean(np.array([old, new]), tau, np.array([1 - self.smoothing, self.smoothing]))
 
     def value(self, t: float) -> float:
         """The t-tilted mean of the estimates, by the sizes of the groups."""
-        if len(self.sizes) == 1:
-            return float(self.estimates[0])
-        return float(Tilted(t).value(torch.from_numpy(self.estimates), torch.from_numpy(self.sizes)))
+        return _tilted_mean(self.estimates, t, self.sizes / self.sizes.sum())
+
+    def _logits(self, t: float) -> np.ndarray:
+        """log |g| + t R_g for each group."""
+        return np.log(self.sizes) + t * self.estimates
 
 
-def tilted_average(old: float, new: float, smoothing: float, tilt: float) -> float:
-    """(1/t) log((1 - lambda) exp(t old) + lambda exp(t new)), without overflow and accurate for any t; the mean for t = 0.
+def _tilted_mean(losses: np.ndarray, tilt: float, shares: np.ndarray | None = None) -> float:
+    """What `Tilted(tilt).value` is, without torch's cost for few numbers: (1/t) log of the mean of exp(t F), by `shares`.
 
-    lambda is `smoothing`, in [0, 1], and t `tilt`: line 6 of [Li23, algorithm 14].
-
-    >>> round(tilted_average(0.0, 1.0, 0.5, 1e-9), 6), round(tilted_average(0.0, 1e6, 0.5, 1.0), 3)
-    (0.5, 999999.307)
+    `shares` are positive and sum to one.
     """
-    if tilt * (new - old) > 0:
-        old, new, smoothing = new, old, 1 - smoothing
-    exponent = tilt * (new - old)                       # at most zero: `old` weighs most
-    if abs(exponent) < 1e-17 or smoothing == 1:
-        return old + smoothing * (new - old)
-    return old + math.log1p(smoothing * math.expm1(exponent)) / tilt
+    extreme = losses.max() if tilt > 0 else losses.min()
+    exponents = tilt * (losses - extreme)               # at most zero
+    mean = np.mean if shares is None else lambda numbers: shares @ numbers
+    spread = -exponents.min()
+    if spread < NEGLIGIBLE:
+        return float(mean(losses))
+    log = math.log1p(mean(np.expm1(exponents))) if spread < 1 else math.log(mean(np.exp(exponents)))
+    return float(extreme + log / tilt)
+
+
+def _as_numpy(losses: Tensor) -> np.ndarray:
+    """Losses without their gradient, in float64, on the CPU."""
+    return losses.detach().double().cpu().numpy()
 
 
 def _at(schedule: Any, step: int) -> float:
