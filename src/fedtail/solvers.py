@@ -68,9 +68,9 @@ def minimise(losses: BatchLosses, start: Tensor, risk: Risk, *, steps: int = 100
     `losses` gives one loss for each of n examples, (n,), as a differentiable function of flat parameters like `start`, (dim,).
     `mass`, (n,), defaults to equal masses. `group` goes to risks over groups, `Hierarchical`: labels, (n,) or (depth, n).
 
-    `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step, halved until the risk
-    falls by at least half of what its gradient promises. Where the risk is beta-smooth that is at least 1/(2 beta), with beta
-    unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta is known,
+    `step_size` (alpha) is a number, a function of the step 0, 1, ..., or "search": twice the last step (1 at first), halved until
+    the risk falls by at least half of what its gradient promises. Where the risk is beta-smooth that is soon at least
+    1/(2 beta), with beta unknown: the rates of [Li23, Theorems 29 to 31] hold with twice the constant. Where beta is known,
     `fedtail.theory.tilted_step_size` is the theorems' step. `method="lbfgs"` is quasi-Newton (scipy's L-BFGS-B, whose steps are
     its own), for risks without kinks.
 
@@ -181,17 +181,17 @@ def _searched_descent(objective: _Objective, params: Tensor, track: _Track, _: A
         rounding = max(FEW, torch.finfo(params.dtype).eps) * 4 * abs(value)
         for _ in range(HALVINGS):
             trial = params - size * gradient
-            leaf, reached = objective.value(trial)
-            fall = value - float(reached.detach())
-            near = abs(fall) <= rounding
-            if near or fall >= 0.5 * size * float(gradient.square().sum()):
-                new = torch.autograd.grad(reached, leaf)[0]
+            leaf, risk = objective.value(trial)
+            reached = float(risk.detach())
+            near = abs(value - reached) <= rounding
+            if near or value - reached >= 0.5 * size * float(gradient.square().sum()):
+                new = torch.autograd.grad(risk, leaf)[0]
                 if not near or float(new @ gradient) >= 0:
                     break
             size /= 2
         else:
             return
-        params, value, gradient = trial, value - fall, new
+        params, value, gradient = trial, reached, new
         size *= 2
 
 
