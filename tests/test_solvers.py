@@ -105,6 +105,20 @@ def test_algorithm_15_is_descent_on_the_hierarchical_objective(across, within):
     assert_near(found.params, params)
 
 
+def test_three_levels_and_other_risks_are_descended_on():
+    """Examples in groups in two coarser ones, the finest by the mean, the middle tilted, the coarsest by the worst."""
+    coarse = torch.where(G == 7, 0, 1)
+    risk = Hierarchical(within=Mean(), across=Hierarchical(within=Tilted(0.5), across=Worst()))
+    params = ZERO
+    for _ in range(10):
+        leaf = params.clone().requires_grad_()
+        first, second, third = (squares(leaf)[g == G].mean() for g in (7, 2, 4))
+        joint = ((20 * (0.5 * second).exp() + 10 * (0.5 * third).exp()) / 30).log() / 0.5
+        params = params - 0.02 * torch.autograd.grad(torch.maximum(first, joint), leaf)[0]
+    found = minimise(squares, ZERO, risk, group=torch.stack([G, coarse]), steps=10, step_size=0.02)
+    assert_near(found.params, params)
+
+
 @pytest.mark.parametrize("tilt", [-0.3, 0.0, 0.2, 3.0])
 @pytest.mark.parametrize("how", [{"step_size": "search", "steps": 300}, {"method": "lbfgs", "steps": 100}], ids=["search", "lbfgs"])
 def test_two_weighted_points_are_estimated_as_their_equation_says(tilt, how):
