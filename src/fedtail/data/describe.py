@@ -28,14 +28,16 @@ class Spread(NamedTuple):
 
 
 def describe(population: Population, name: str = "") -> dict[str, Any]:
-    """A report on a population, of values that fit in a json file: how large it is, and how different its clients are.
+    """A report on a population, a dict of values that fit in a json file: how large it is, and how different its clients are.
 
-    Its entries: `name`, `clients`, `examples`, `sizes`, `largest` (client), `inputs`, `targets`, `difference`, `groups`
-    (number of clients, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under `difference`,
-    for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and those of
-    all clients, in [0, 1), and `if_shuffled`, this distance with labels dealt out at random (small clients differ by chance).
-    For numbers: `variance_between`, the share of the variance that lies between clients, and `intraclass_correlation`, its
-    estimate free of the clients' sizes (one-way analysis of variance). Raises ValueError without clients.
+    Its entries: `name`, `clients` and `examples` (counts), `sizes` (a summary of the clients' numbers of examples), `largest`
+    (the client with the most), `inputs` (shape, dtype and range of each), `targets` (kind and range), `difference`, `groups` (the
+    number of clients in each group, or None), `warnings` (sentences) and `suggested` (a model to start from, or None). Under
+    `difference`, for classes: `total_variation`, the mean over clients of the distance between a client's label proportions and
+    those of all clients, in [0, 1), `if_shuffled`, this distance with labels dealt out at random (small clients differ by
+    chance), and `single_label`, the share of clients with one label only. For numbers: `variance_between`, the share of the
+    variance that lies between clients, and `intraclass_correlation`, its estimate free of the clients' sizes (one-way analysis of
+    variance). Raises ValueError without clients.
 
     >>> population = Population.from_arrays([[0.], [1.], [2.], [3.]], [0, 0, 1, 1], client=["a", "a", "b", "b"])
     >>> describe(population)["difference"]["total_variation"], describe(population)["suggested"]
@@ -64,9 +66,9 @@ def describe(population: Population, name: str = "") -> dict[str, Any]:
 
 
 def _size_summary(size: np.ndarray) -> dict[str, Any]:
-    """Minimum, maximum, mean, median and 10th and 90th percentile of the clients' sizes, and a histogram.
+    """A dict on the clients' sizes: `min`, `p10`, `median`, `p90` and `max`, `mean`, and a `histogram`.
 
-    The histogram is a list of at most ten bins of growing width: `from`, `to` (inclusive) and `clients`.
+    The histogram is a list of at most ten bins of growing width, each a dict of `from`, `to` (inclusive) and `clients`.
     """
     low, tenth, median, ninetieth, high = np.quantile(size, [0, 0.1, 0.5, 0.9, 1]).tolist()
     most_bins = min(10, math.ceil(2 * math.sqrt(len(size))))
@@ -88,7 +90,8 @@ def _largest_client(population: Population) -> dict[str, Any]:
 def _value_spread(values: Tensor, rows: Tensor) -> Spread:
     """The smallest and largest value in the given rows and, where rows are float vectors, the standard deviation of each feature.
 
-    Values are read in blocks, so that mapped data stay on disk. Both ends are 0 where rows have no entries.
+    A `Spread`, whose `deviation` is None where rows are no float vectors. Values are read in blocks, so that mapped data stay on
+    disk. Both ends are 0 where rows have no entries.
     """
     if not values[0].numel():
         return Spread(0.0, 0.0, None)

@@ -103,8 +103,11 @@ def synthetic_hybrid(
 ) -> Population:
     """Half of the clients share one distribution (`synthetic_iid`), the others differ (`synthetic`) [Li23, Fig. 4.10].
 
-    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others. `alpha`, `beta` and `spread`
-    set how the others differ; `sizes` is "power_law", "moderate", or a list of one number of examples for each client.
+    The first `clients // 2` are the ones that share; `group` is 0 for them and 1 for the others. The others differ by `alpha` in
+    their models and by `beta` in their inputs; `spread` says whether these are standard deviations ("std") or variances
+    ("variance"). `sizes` gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 +
+    LogNormal(4.02, 0.80) rounded; or a list of one number for each client. All is drawn by `seed`. Raises FieldError for other
+    values.
     """
     alike, different = _shared_model(clients, seed), synthetic_models(alpha, beta, clients, seed, spread)
     group = (np.arange(clients) >= clients // 2).astype(np.int64)
@@ -116,10 +119,13 @@ def synthetic_hybrid(
 def synthetic_models(
     alpha: float, beta: float, clients: int = 30, seed: int = 0, spread: Spread = "std"
 ) -> LinearClients:
-    """Draw the model W_k, b_k and the input centre v_k of every client of `synthetic` with the same arguments, float64 arrays.
+    """Draw a linear model W_k, b_k and an input centre v_k for each of `clients` clients: a `LinearClients` of float64 arrays.
 
-    The label of an input x is the index of the largest entry of W_k x + b_k. Raises FieldError for an unknown `spread`, and
-    for an alpha or beta that is negative or infinite.
+    Their shapes are (clients, 10, 60), (clients, 10) and (clients, 60). Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); the
+    entries of W_k and b_k are N(u_k, 1), those of v_k N(B_k, 1). `spread` says what alpha and beta are: "std", standard
+    deviations, or "variance". `seed` fixes the draws, so `synthetic` with equal arguments labels its inputs x by these models:
+    the index of the largest entry of W_k x + b_k. Raises FieldError for an unknown `spread`, and for an alpha or beta that is
+    negative or infinite.
     """
     if spread not in ("std", "variance"):
         raise FieldError("spread", '"std" or "variance"', spread, "The authors' code uses \"std\".")
@@ -144,9 +150,9 @@ def three_gaussians(
     """Clients that each sample a Gaussian of identity covariance: where should one point w be? [LPMH21, Fig. 3].
 
     There is a client for each of `means`. The loss of a sample xi is |xi - w|^2; `x` and `y` are both the sample, float32, so
-    that a model which ignores its input and answers w has this as its squared error. The default means form an obtuse
-    triangle: at theta = 2/3 the best point is then the midpoint of the longest side, which an acute triangle does not give.
-    Raises ValueError for means that are not a list of points.
+    that a model which ignores its input and answers w has this as its squared error. The default means form an obtuse triangle:
+    for the superquantile with tail fraction 2/3 the best point is then the midpoint of the longest side, which an acute triangle
+    does not give. Raises ValueError for means that are not a list of points, and for fewer than one example per client.
 
     >>> three_gaussians(examples_per_client=5)
     Population(3 clients, 15 examples)
@@ -164,8 +170,9 @@ def three_gaussians(
 def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Population:
     """Scikit-learn's 1797 handwritten digits, 64 pixels (8 x 8, flat) in [0, 1], dealt out to clients by `dirichlet`.
 
-    No download. `concentration` is that of the clients' label proportions: small values give clients with few digits, large
-    ones clients that are alike.
+    No download. `concentration` is that of the clients' label proportions, drawn by `seed`: small values give clients with few
+    digits, large ones clients that are alike. Raises FieldError where it is not positive, or there are more clients than
+    examples.
 
     >>> digits(clients=10)
     Population(10 clients, 1797 examples)
@@ -219,9 +226,9 @@ def _client_sizes(sizes: Sizes, clients: int, seed: int) -> np.ndarray:
 
 
 def _shared_model(clients: int, seed: int) -> LinearClients:
-    """One linear model, drawn by `seed`, as the model of all clients, with inputs centred at zero.
+    """A `LinearClients` in which all `clients` clients have one linear model, drawn by `seed`, and inputs centred at zero.
 
-    The arrays are broadcast views, not copies.
+    Weights are (clients, 10, 60), biases (clients, 10) and centres (clients, 60), as broadcast views of one client's.
     """
     random = named_generator(seed, "synthetic shared model")
     weight, bias = random.standard_normal((_CLASSES, _FEATURES)), random.standard_normal(_CLASSES)
@@ -232,7 +239,8 @@ def _shared_model(clients: int, seed: int) -> LinearClients:
 def _labelled_population(models: LinearClients, size: np.ndarray, seed: int, group: np.ndarray | None = None) -> Population:
     """A population in which client k draws `size[k]` inputs around its centre, by `seed`, and its linear model gives the labels.
 
-    Labels are computed from the inputs after rounding to float32, as they are stored. `group` is passed on.
+    The label is the index of the largest score, computed from the inputs after rounding to float32, as they are stored. `group`,
+    a number for each client or None, becomes the population's.
     """
     deviation = np.arange(1, _FEATURES + 1) ** -0.6                              # Sigma = diag(j^-1.2)
     parts = []

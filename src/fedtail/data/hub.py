@@ -48,9 +48,11 @@ def read_federated(
 ) -> Population:
     """A population with a client for each partition of Flower's FederatedDataset, or of a partitioner that has its dataset.
 
-    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x`, `y`,
-    `group` and `mass` name columns, as in `read_dataset`. `split` is needed where a FederatedDataset has several. Loads every
-    partition. Raises TypeError for other objects, ValueError where there are no examples.
+    Clients are named by partition id; partitions without examples are left out, as are examples in no partition. `x` and `y` name
+    columns of numbers, lists of numbers, or images (float32 in [0, 1]); several `x` columns of single numbers are one feature
+    vector. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split` is needed where a
+    FederatedDataset has several. Loads every partition. Raises TypeError for other objects, ValueError where there are no
+    examples.
     """
     partitioner = _partitioner_with_data(federated, split)
     columns, parts, features = distinct_names(x, y, group, mass), [], None

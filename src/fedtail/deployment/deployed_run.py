@@ -94,9 +94,9 @@ class DeploymentRecords:
     run_format, line_files, checkpoint_every = DEPLOYED, ("answers.jsonl",), 1
 
     def __init__(self, experiment: Experiment, task: Task, fleet: RemoteFleet, log: Callable[[str], None]):
-        """`log` appends a line to the run's log. The clock of the first round starts here.
+        """Store what the records are about, and start the clock of the first round; `log` appends a line to the run's log.
 
-        Reports are about the split that clients evaluate on, or "test" where the experiment evaluates on no nodes.
+        Evaluations are recorded under the split that clients evaluate on, or "test" where the experiment evaluates on no nodes.
         """
         self.experiment, self.task, self.fleet, self.log = experiment, task, fleet, log
         self.tested_split = experiment.evaluate.on_nodes.split if experiment.evaluate.on_nodes else "test"

@@ -138,8 +138,8 @@ class DropoutTolerant:
     def _session_with_number(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session under this number over the nodes in `counts`, for `queries` sums, with the masks of the round's graph.
 
-        Its threshold is in nodes: so many that any of them hold `threshold` clients. Without a graph every pair of nodes shares
-        masks.
+        Its threshold is a number of nodes, such that any so many nodes hold `threshold` clients or more. Without a graph every
+        pair of nodes shares masks; a graph raises TooFew where it has no session for these nodes.
         """
         make = Session if self._graph is None else self._graph.session
         return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)
@@ -210,9 +210,10 @@ def pop_refused_messages(server: Server | AllOrNothingServer | None) -> list[tup
 
 
 def nodes_needed(counts: Counts, threshold: int) -> int:
-    """The threshold in nodes: the least number such that any so many nodes hold `threshold` clients, but at least a majority.
+    """The threshold in nodes: the least n such that any n of these nodes hold `threshold` clients or more; at least a majority.
 
     It is at least 2, and more than half of the nodes, so that any two such groups overlap. `counts` has the clients of each node.
+    Where all nodes together hold fewer than `threshold` clients, it is their number.
     """
     held, needed = 0, 0
     for few in sorted(counts.values()):

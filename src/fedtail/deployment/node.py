@@ -190,10 +190,10 @@ class Node:
     def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
         """The pair (row, context digest): the sums of all questions of a packed `Ask`, joined into one numpy vector of integers.
 
-        They are modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. Raises Refused
-        where a question is encoded for another modulus, gathers rows, is about another round, or is a retry of sums without
-        noise. `attempt` is the number of the secure sum, 0 for a first one: a question of another number is refused, because
-        a question that is asked again as it was gets the same noise, and the two sums differ by the row that is missing.
+        They are modulo 2 ** modulus_bits, and the context digest is a hash of the broadcast and the question. `attempt` is the
+        number of the secure sum, 0 for a first one and 1 for a retry. Raises Refused where the question is of another attempt
+        (asked again as it was it would get the same noise, and the two sums would differ by the row that is missing), is encoded
+        for another modulus, gathers rows, is about another round, or is a retry of sums without noise.
         """
         asked = self._read_ask(ask)
         if asked.attempt != attempt:

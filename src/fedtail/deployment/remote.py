@@ -96,10 +96,10 @@ class RemoteFleet:
             self._unsent[node] = [*before, pack(Open(mine, self._broadcast, self._nodes.training, self._nodes.lost))]
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the nodes that answered, (width,); their clients' rows where it gathers.
+        """For each question the encoded sum over the nodes that answered, (width,), or where it gathers their clients' rows.
 
-        The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says which nodes failed and why. Raises
-        RoundLost where no node answered.
+        Gathered rows are (clients, width). The answers are sent without masks. Adds an `AnswerReport` to `reports`, which says
+        which nodes failed and why. Raises RoundLost where no node answered.
         """
         ask = self._begin_questions(questions, encoding)
         replies = self._exchange_messages(dict.fromkeys(self._counts, b""), dict.fromkeys(self._counts, ask))
@@ -126,16 +126,17 @@ class RemoteFleet:
         self._asking = self._begin_questions(questions, encoding)
 
         def retry_context() -> bytes:
-            """Charge for the retry, mark the question as a second attempt, and return the context digest of that question."""
+            """Charge for the retry by `again`, and mark the question as a second attempt; returns its context digest."""
             again()
             self._asking = pack(Ask(self._broadcast.round, questions, encoding, attempt=1))
             return context_digest(self._broadcast, self._asking)
 
         def check_enough(members: tuple[int, ...]) -> None:
-            """Raise TooFew where these nodes hold under `threshold` clients, or too few of those whom the bound is about.
+            """Raise TooFew unless the nodes `members` hold `threshold` clients, and enough whose rows are not only zeros.
 
-            `needed` of the whole cohort means that all others may drop out. A node that answered nothing in this round is in no
-            number that was computed in it, so only those that did answer something are expected, less the ones that may drop out.
+            `members` are nodes that answered. The second is checked where `needed` is not 0: all sampled clients but `needed` may
+            be missing. Clients are counted at the nodes whose answers are in an earlier sum of this round, at all nodes where
+            there is none; each client at `members` that sent zeros only makes one more necessary.
             """
             refuse_few_clients(self._counts, threshold, members)
             if needed:
@@ -160,7 +161,10 @@ class RemoteFleet:
         return list(torch.from_numpy(found.total).split(widths))
 
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
-        """How many clients answered the last masked questions with zeros, as their nodes say; not used by `collect_masked`."""
+        """How many clients answered the last masked questions with zeros only, as their nodes reported.
+
+        `questions` is not used.
+        """
         return sum(self._silent.values())
 
     def close_round(self, finished: bool) -> None:

@@ -56,7 +56,7 @@ class Binned(RiskWrapper):
                        planned_clients=planned)
 
     def fit(self, previous: Tensor | None) -> Conversation[Tensor]:
-        """Server: a generator that asks for one noisy histogram, from which it fits the inner risk's dual.
+        """Runs on the server: a generator that asks for one noisy histogram, from which it fits the inner risk's dual.
 
         The dual is (sum of weights, inner dual), float64. The sum is estimated from the histogram. It is at least 1 and half of
         the sum that the inner risk declares for the expected number of clients, and at most that number. `previous` is not used.

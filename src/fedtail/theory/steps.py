@@ -103,9 +103,9 @@ def _condition_number(smoothness: float, strength: float, num_rounds: int) -> fl
 
 
 def _log_at_least_one(numerator: float, denominator: float) -> float:
-    """max(1, log(numerator / denominator)); 1 where the numerator is 0.
+    """max(1, log(numerator / denominator)); 1 where the numerator is 0 or less.
 
-    Infinite for denominator 0, where the term of the bound is absent (cohort of one, one local step).
+    Infinite for a denominator of 0, so that the term does not enter the minimum it is part of (cohort of one, one local step).
     """
     if denominator == 0:
         return math.inf
@@ -115,8 +115,8 @@ def _log_at_least_one(numerator: float, denominator: float) -> float:
 def averaging_contraction(learning_rate: float, strength: float, local_steps: int) -> float:
     """Ratio of successive weights in the averaged iterate, 1 - gamma lambda tau / 2: beta_j = ratio^-(1+j), [PLMH23, Theorem 5].
 
-    gamma is `learning_rate`, lambda `strength`, tau `local_steps`. It is 1 (equal weights) where `strength` is 0. Raises
-    ValueError where gamma lambda tau is not in [0, 2).
+    gamma is `learning_rate`, lambda `strength`, tau `local_steps`; beta_j is the weight of the j-th model, from 0. It is 1
+    (equal weights) where `strength` is 0. Raises ValueError where gamma lambda tau is not in [0, 2).
 
     >>> averaging_contraction(learning_rate=0.1, strength=0.5, local_steps=4)
     0.9
@@ -133,10 +133,11 @@ def averaging_contraction(learning_rate: float, strength: float, local_steps: in
 def tilted_step_size(tilt: float, smoothness: float, lipschitz: float) -> float:
     """Step for gradient descent on the tilted loss, 1 / (beta_max + L^2 t), and 1 / beta_max for t < 0: [Li23, Theorems 29, 31].
 
-    `smoothness` (beta_max) and `lipschitz` (L) are constants of every example's loss where the descent goes. The tilted loss
-    curves upwards by at most beta_max + L^2 t, as its Hessian is the weighted mean of theirs plus t times the weighted covariance
-    of the gradients. Where every mean of the losses is mu-strongly convex, or satisfies the PL inequality, each step leaves at
-    most 1 - mu times the step of the gap, [Li23, eq. (7.73), (7.74)].
+    t is `tilt`; `smoothness` (beta_max) and `lipschitz` (L) are constants of every example's loss where the descent goes. The
+    tilted loss curves upwards by at most beta_max + L^2 t, as its Hessian is the weighted mean of theirs plus t times the
+    weighted covariance of the gradients. Where every mean of the losses is mu-strongly convex, or satisfies the PL inequality,
+    each step leaves at most 1 - mu times the step of the gap, [Li23, eq. (7.73), (7.74)]. Raises ValueError for a tilt that is
+    not finite, and for constants that are not positive.
 
     >>> tilted_step_size(tilt=2.0, smoothness=2.0, lipschitz=1.0), tilted_step_size(-2.0, 2.0, 1.0)
     (0.25, 0.5)

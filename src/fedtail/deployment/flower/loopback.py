@@ -37,9 +37,10 @@ class Loopback:
         self.folder.write_superlink_config(f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Loopback:
-        """Until the block ends, SIGTERM exits this process with code 143 by way of `__exit__`, so that all processes are ended.
+        """Return this object; until the block ends, SIGTERM makes this process exit with code 143.
 
-        In a thread other than the main one, signals are left alone.
+        The exit passes through `__exit__`, so that all processes of the deployment are ended. In a thread other than the main
+        one, signals are left alone.
         """
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))      # which leaves by way of __exit__
