@@ -104,9 +104,9 @@ def _value_spread(values: Tensor, rows: Tensor) -> Spread:
 
 
 def _feature_deviations(values: Tensor, rows: Tensor, blocks: list[slice]) -> np.ndarray:
-    """The standard deviation of each feature over the given rows, (features,) float64.
+    """The standard deviation of each feature over the given rows of `values`, (features,) float64.
 
-    `blocks` are slices of `rows` to read at once. Exactly zero where a feature never changes, since the first row is
+    `blocks` are slices of `rows` to read at once. It is exactly zero where a feature never changes, since the first row is
     subtracted from all.
     """
     origin = values[rows[0]].double()
@@ -140,11 +140,11 @@ def _describe_targets(owner: np.ndarray, targets: np.ndarray, clients: int) -> t
 
 
 def _label_summary(labels: np.ndarray, which: np.ndarray, dimensions: int, real: np.ndarray) -> dict[str, Any]:
-    """The entry `targets` of `describe` for classes: `kind`, their number `count`, `min` and `max`.
+    """The entry `targets` of `describe` for classes, a dict: `kind`, the number of classes `count`, `min` and `max`.
 
-    Also `counts` by class where there are at most 100 classes, and for sequences the mean and maximal `length`. `labels` are
-    the sorted classes, `which` the position in them of each target, `real` says which targets are no padding, (examples,
-    outputs).
+    Also `counts` by class where there are at most 100 classes. `dimensions` is that of the targets: with more than one they are
+    sequences, and the mean and maximal `length` are added. `labels` are the sorted classes, `which` the position in them of each
+    target, `real` says which targets are no padding, (examples, outputs).
     """
     about: dict[str, Any] = {"kind": "classes" if dimensions == 1 else "sequences", "count": len(labels),
                              "min": int(labels[0]), "max": int(labels[-1])}
@@ -185,8 +185,8 @@ def _label_distances_and_counts(owner: np.ndarray, label: np.ndarray, clients: i
 def _number_difference(owner: np.ndarray, values: np.ndarray, real: np.ndarray, clients: int) -> dict[str, float | None]:
     """The entry `difference` of `describe` for numbers: `variance_between` and `intraclass_correlation`, means over the outputs.
 
-    Each is None where it is undefined for every output: nothing varies or, for the second, no client has two examples. `real`
-    says which entries of `values` are no padding, (examples, outputs).
+    Each is None where it is undefined for every output: nothing varies or, for the second, no client has two examples. `owner` is
+    the client of each example, out of `clients`, and `real` says which entries of `values`, (examples, outputs), are no padding.
     """
     shares = [_variance_between_clients(owner[real[:, k]], values[real[:, k], k], clients)
               for k in range(values.shape[1]) if real[:, k].any()]

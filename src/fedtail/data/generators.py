@@ -39,11 +39,12 @@ def label_shift(
 ) -> Splits:
     """Ten classes in twenty features, where test clients hold fewer labels than training clients [PLMH23, section D.2].
 
-    Returns the populations `train`, `validation` and `test`. All examples come from one pool of `pool_size`, always the same
-    (scikit-learn's `make_classification`, random_state 2345); `seed` drives what clients get. A client draws label
-    proportions from Dir(`train_concentration`) or, for validation and test clients, Dir(`test_concentration`), then its
-    labels, then examples of those labels. No example is given out twice in all three sets. Features are not standardised.
-    Most of the time goes into the pool. Raises ValueError where the pool is too small, or a number is not positive.
+    Returns the populations `train`, `validation` and `test`, with as many clients as the arguments say and `examples_per_client`
+    each. All examples come from one pool of `pool_size`, always the same (scikit-learn's `make_classification`, random_state
+    2345); `seed` drives what clients get. A client draws label proportions from Dir(`train_concentration`) or, for validation and
+    test clients, Dir(`test_concentration`), then its labels, then examples of those labels. No example is given out twice in all
+    three sets. Features are not standardised. Most of the time goes into the pool. Raises ValueError where the pool is too small,
+    or a number is not positive.
 
     >>> label_shift(train_clients=20, validation_clients=5, test_clients=5, pool_size=10_000).train
     Population(20 clients, 2000 examples)
@@ -91,9 +92,9 @@ def synthetic(
 def synthetic_iid(clients: int = 30, seed: int = 0, sizes: Sizes = "power_law") -> Population:
     """Clients with one common distribution: a shared linear model W, b ~ N(0, 1), and inputs centred at 0 [Li23, section 3.7.1].
 
-    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the index of the largest of the 10 entries of W x + b.
-    `sizes` gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02,
-    0.80) rounded; or a list of one number for each client.
+    Inputs are x ~ N(0, diag(j^-1.2)) in 60 features; the label is the index of the largest of the 10 entries of W x + b. `sizes`
+    gives the clients' numbers of examples: "power_law", floor(LogNormal(4, 2)) + 50; "moderate", 50 + LogNormal(4.02, 0.80)
+    rounded; or a list of one number for each client. All is drawn by `seed`. Raises FieldError for other `sizes`.
     """
     return _labelled_population(_shared_model(clients, seed), _client_sizes(sizes, clients, seed), seed)
 
@@ -186,7 +187,8 @@ def digits(clients: int = 100, concentration: float = 0.5, seed: int = 0) -> Pop
 def _label_counts(seed: int, part: str, clients: int, concentration: float, examples: int) -> np.ndarray:
     """Draw how many examples of each label each client holds, (clients, 10) int64; each row sums to `examples`.
 
-    The draw depends on `seed` and the name of the `part` ("train", say). Raises ValueError for numbers that are not positive.
+    A client's label proportions are drawn from Dir(`concentration`), then its labels. The draw depends on `seed` and the name of
+    the `part` ("train", say). Raises ValueError for numbers that are not positive.
     """
     if clients < 1 or examples < 1 or not 0 < concentration < np.inf:
         raise ValueError(f"{part} needs at least one client, one example for each and a positive concentration, got "
@@ -196,9 +198,9 @@ def _label_counts(seed: int, part: str, clients: int, concentration: float, exam
 
 
 def _check_pool_suffices(held: np.ndarray, needed: Any) -> None:
-    """Raise ValueError where the pool has fewer examples of a label than the clients need.
+    """Raise ValueError where the pool holds fewer examples of a label than the clients need.
 
-    Both arguments are counts by label, (10,).
+    `held` and `needed` are these counts by label, (10,).
     """
     for label in np.flatnonzero(needed > held)[:1]:
         raise ValueError(f"the pool holds {held[label]} examples of label {label}, the clients need {needed[label]}. "

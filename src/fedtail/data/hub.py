@@ -214,8 +214,8 @@ def _join_columns(columns: dict[str, Any]) -> Any:
 def _column_numbers(column: Any, feature: Any, name: str) -> Any:
     """An arrow column as an array of numbers, or as `Sequences` for lists of different lengths; images as pixels in [0, 1].
 
-    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers;
-    the error says how to convert them.
+    `feature` is the column's type in the data set. Raises TypeError for text, audio and other features that are no numbers; the
+    error names the column by `name` and says how to convert it.
     """
     datasets = _import_package("datasets")
     if isinstance(feature, datasets.Image):

@@ -34,10 +34,10 @@ def open_any_data(
 
 
 def _open_folder(place: Path, given: dict[str, Any], split: str | None) -> Population:
-    """The population in a folder: a data set by `save_to_disk`, a saved population, or LEAF's json files.
+    """The population in the folder `place`: a data set by `save_to_disk`, a saved population, or LEAF's json files.
 
-    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else
-    ValueError). Raises FileNotFoundError where the folder is none of the three.
+    `given` maps the roles x, y, client, group and mass to array names, or None; only a data set may have any (else ValueError).
+    `split` chooses from a data set with several. Raises FileNotFoundError where the folder is none of the three.
     """
     from fedtail.data.hub import is_dataset_folder, open_dataset
 

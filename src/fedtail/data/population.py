@@ -324,9 +324,10 @@ class Population:
     ) -> Population:
         """A population from tensors whose examples are in client order, with keys 0, 1, 2, ...
 
-        `size` is the number of examples of each client; `mass` None means that the sizes are the masses. `lengths` are those
-        of padded sequences of targets, whose padding may be NaN. Raises ValueError where another input or target is NaN or
-        infinite.
+        `size` is the number of examples of each client; `mass`, `group` and `names` have a value for each client, where `mass`
+        None means that the sizes are the masses. `lengths` are those of padded sequences of targets, whose padding may be NaN.
+        Raises ValueError where another input or target is NaN or infinite, a mass is not positive, or a group is no integer from
+        0.
         """
         check_finite(inputs, targets, size, lengths)
         size = size.long()

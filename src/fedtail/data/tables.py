@@ -199,7 +199,10 @@ def _list_column_array(values: Any, lengths: np.ndarray, name: str) -> Any:
 
 
 def _check_column_type(column: Any, name: str) -> None:
-    """Raise Unreadable unless the column holds numbers, booleans, times, text, bytes or nulls, or (nested) lists of them."""
+    """Raise Unreadable unless the column holds numbers, booleans, times, text, bytes or nulls, or (nested) lists of them.
+
+    `name` only words the error.
+    """
     from pyarrow import types
 
     kind = column.type
@@ -341,7 +344,7 @@ def read_npy_header(stream: IO[bytes], what: str) -> tuple[tuple[int, ...], bool
 
 
 def _npz_shape_and_type(archive: zipfile.ZipFile, name: str) -> str:
-    """The shape and dtype of an array in an `.npz` file as text, such as "(100, 4) float32".
+    """The shape and dtype of the array `name` in an open `.npz` archive as text, such as "(100, 4) float32".
 
     Returns "of an unknown type" where its header cannot be read.
     """

@@ -107,9 +107,11 @@ class Node:
     def __init__(self, population: Population, task: Task, parts: Iterable[type] = (), dtype: torch.dtype | None = None,
                  workers: int | None = None, folder: Path | str | None = None, test: Population | None = None,
                  trainings: int = 3):
-        """Check the task against the data; no round is open. Raises FieldError where `trainings` is less than 1.
+        """Check the task against `population`, this node's clients; no round is open.
 
-        `dtype` is what clients compute in and `workers` the number of worker processes, as for `LocalFleet`.
+        `parts` are classes beside fedtail's own that questions may hold; `dtype` is what clients compute in and `workers` the
+        number of worker processes. In `folder` the clients' memory of the last `trainings` trainings is stored; `test` holds
+        examples to evaluate on. Raises FieldError where `trainings` is less than 1.
         """
         if trainings < 1:
             raise FieldError("trainings", "at least 1", trainings, "The one that is open is always kept.")

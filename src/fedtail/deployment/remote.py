@@ -51,7 +51,11 @@ class RemoteFleet:
     loses_clients = True
 
     def __init__(self, exchange: Exchange, registry: ClientRegistry, forgets: bool = True, schedule: Schedule = "ahead"):
-        """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule."""
+        """Begin a run under a name of 16 fresh random bytes; nothing is sent. Raises ValueError for an unknown schedule.
+
+        `exchange` sends messages to nodes and returns their replies, both by node; `registry` has the clients of each node.
+        `forgets` is whether nodes may lose what their clients remember, `schedule` which exchanges a masked sum takes.
+        """
         schedule = value_with_new_name("schedule", schedule)
         if schedule not in ("ahead", "simple", "all-or-nothing"):
             raise ValueError(f"schedule must be ahead, simple or all-or-nothing, got {schedule!r}.")
@@ -211,7 +215,8 @@ class RemoteFleet:
     def _open_masked_round(self, threshold: int, graph: Graph | None) -> None:
         """Begin the round's secure sums, at its first masked question; further calls in the same round do nothing.
 
-        With the all-or-nothing schedule, the first call of a run exchanges keys with all registered nodes.
+        Sums are over `threshold` clients or more; `graph` says which nodes share masks, None: every pair. With the all-or-nothing
+        schedule, the first call of a run exchanges keys with all registered nodes.
         """
         if self._masked_round == self._broadcast.round:
             return

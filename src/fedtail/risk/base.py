@@ -159,7 +159,10 @@ class Risk(StatisticPart):
         raise TypeError(f"{type(self).__name__} does not release what its weights sum to.")
 
     def tail_start(self, dual: Tensor) -> float | None:
-        """The loss at which the tail begins, its boundary included, for reports; None where the risk has no such threshold."""
+        """The smallest loss in the tail, its boundary included, read from `dual`, for reports.
+
+        None, as here, where the risk has no such threshold.
+        """
         return None
 
     def unused(self, dual: Tensor) -> Tensor | None:

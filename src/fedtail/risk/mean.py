@@ -42,5 +42,5 @@ class Mean(WeightedMeanRisk):
         return math.inf                                # everybody, each by its whole mass
 
     def slope(self, clients: ClientStatistics, dual: Tensor) -> Density:
-        """Runs on the client: zeros, (clients,), since the density does not depend on the loss."""
+        """Runs on the client: zeros, (clients,), since the density does not depend on the loss; `dual` is not used."""
         return torch.zeros_like(clients.mass)

@@ -243,7 +243,8 @@ class QuadraticSuperquantile(Risk):
 def excess_over_boundary(present: Present, tail_fraction: float) -> tuple[Tensor, Tensor]:
     """(excess, boundary): losses minus the loss at the boundary of the tail, (..., present), and that loss, (..., 1).
 
-    Both are without gradients. Weights computed from the excess are accurate near the boundary, however large the losses are.
+    The tail is the worst `tail_fraction` of the mass. Both are without gradients. Weights computed from the excess are accurate
+    near the boundary, however large the losses are.
     """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)

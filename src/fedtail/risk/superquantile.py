@@ -172,7 +172,8 @@ def lowest_tail_loss(losses: Tensor, mass: Tensor, tail_fraction: float) -> Tens
 def tail_weights(present: Present, tail_fraction: float) -> Tensor:
     """Weights of the clients present that attain the superquantile, (..., present) float64, sum one over the last axis.
 
-    They are without a gradient; clients tied at the boundary share what is left of the tail by mass.
+    Clients above the boundary of the worst `tail_fraction` of the mass have their mass divided by it; clients tied at the
+    boundary share what is left of the tail by mass. There is no gradient.
     """
     losses = present.losses.detach()
     boundary = lowest_tail_loss(losses, present.mass, tail_fraction)

@@ -119,7 +119,7 @@ def fetch(
 
 
 def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Read FEMNIST from `file` and save it as one population of writers in `ready` in the work folder.
+    """Read FEMNIST from `file` and save it as one population of writers, in `ready` in the work folder of `fetching`.
 
     Returns entries of the record: `clients`, `examples`, `populations` (folders) and `holds`, the counts of the whole file.
     """
@@ -131,10 +131,10 @@ def _prepare_femnist(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Read Shakespeare from `file` and save it as one population of roles in `ready` in the work folder.
+    """Read Shakespeare from `file` and save it as one population of roles, in `ready` in the work folder of `fetching`.
 
-    Returns entries of the record: `clients`, `examples`, `populations` (folders), `window`, and `holds`, the counts of the
-    whole file.
+    Returns entries of the record: `clients`, `examples`, `populations` (folders), `window`, and `holds`, the counts of the whole
+    file.
     """
     from fedtail.data.fetching.shakespeare import read_shakespeare
 
@@ -147,8 +147,8 @@ def _prepare_shakespeare(fetching: Fetching, file: Path) -> dict[str, Any]:
 def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
     """Read Sentiment140 from `file` and save two populations of accounts, and word vectors, in `ready` in the work folder.
 
-    Fetches GloVe's word vectors where they are missing. Returns entries of the record: `clients`, `examples`, `populations`
-    (folders), `words`, `dimension`, and `holds`, the counts of the whole file.
+    The work folder is that of `fetching`. Fetches GloVe's word vectors where they are missing. Returns entries of the record:
+    `clients`, `examples`, `populations` (folders), `words`, `dimension`, and `holds`, the counts of the whole file.
     """
     from fedtail.data.fetching.sent140 import read_sent140
 
@@ -162,7 +162,7 @@ def _prepare_sent140(fetching: Fetching, file: Path) -> dict[str, Any]:
 
 
 def _prepare_glove(fetching: Fetching, file: Path) -> dict[str, Any]:
-    """Read GloVe from `file` and save its words and vectors in `ready` in the work folder.
+    """Read GloVe from `file` and save its words and vectors in `ready` in the work folder of `fetching`.
 
     Returns entries of the record: `words`, `dimension`, an empty list of `populations`, and `holds`, the counts of the file.
     """

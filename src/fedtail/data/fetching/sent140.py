@@ -64,7 +64,8 @@ def read_tweets(path: Path) -> Iterator[Tweet]:
 def _word_numbers(texts: list[list[str]], known: WordVectors) -> tuple[np.ndarray, np.ndarray]:
     """Each tweet's words as row numbers in `known`, (tweets, width) int32 padded with 0, and how many they are, (tweets,).
 
-    The width is that of the longest tweet, at least 25. Words that `known` lacks are left out.
+    `texts` holds each tweet's words in order. The width is that of the longest tweet, at least 25. Words that `known` lacks are
+    left out.
     """
     row = {word: place for place, word in enumerate(known.words) if place}
     numbers = [[row[word] for word in words if word in row] for words in texts]

@@ -70,11 +70,11 @@ class Compared:
 
 def write_example(path: Path, nodes: int, rounds: int, minimum: int = 2,
                   share: float = 0.5, evaluates: bool = False) -> tuple[DeploymentFolder, Population]:
-    """Write a deployment on the digits data with 8 clients at each node into a new folder, and return (folder, all clients).
+    """Write a deployment on the digits data into a new folder `path`, and return (its paths, a population of all clients).
 
-    Each node's data are saved beside its settings. A `share` of the clients is sampled in each round, and a row is summed over
-    `minimum` nodes or more. With `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the
-    folder is not empty.
+    There are 8 clients at each of `nodes` nodes; each node's data are saved beside its settings. The experiment trains for
+    `rounds` rounds; a `share` of the clients is sampled in each, and a row is summed over `minimum` nodes or more. With
+    `evaluates`, clients hold out examples and evaluate on them. Raises FileExistsError where the folder is not empty.
     """
     population = digits(clients=CLIENTS * nodes)
     cohort = int(len(population) * share)

@@ -28,7 +28,10 @@ class Loopback:
     """Starts and ends the processes of a deployment on this machine; leaving the `with` block ends every one of them."""
 
     def __init__(self, folder: DeploymentFolder):
-        """Choose a free port for the SuperLink and write its address into the configuration of `flwr`; nothing is started."""
+        """Choose a free port for the SuperLink and write its address into the configuration of `flwr` in `folder`.
+
+        Nothing is started.
+        """
         self.folder, self.port = folder, free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self._seen: set[int] = set()

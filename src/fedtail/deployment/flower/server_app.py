@@ -29,7 +29,7 @@ class Nodes:
     """The nodes of a run: a client registry that grows when nodes join, with their names; Flower's ids are in `transport.ids`."""
 
     def __init__(self, transport: FlowerTransport, log: Any):
-        """Begin without nodes. `log` is called with a line for the run's log."""
+        """Begin without nodes. `transport` reaches them and holds Flower's ids; `log` is called with a line for the run's log."""
         self.transport, self.log = transport, log
         self.registry, self.names = ClientRegistry.empty(), list[str]()
         self._tried = Counter[int]()                # how often each was asked for its node info, while rounds went on
@@ -69,9 +69,10 @@ class Nodes:
             self._register_node(info, theirs)
 
     def _register_node(self, info: NodeInfo, theirs: int) -> None:
-        """Register a node under Flower's id `theirs`, with the next number; a known name that was away gets this id instead.
+        """Register the node that `info` describes under Flower's id `theirs`, with the next number.
 
-        Where a node of that name is connected already, or the registry refuses its clients, that is logged and nothing is added.
+        A node of a known name that was away gets this id instead. Where a node of that name is connected already, or the registry
+        refuses its clients, that is logged and nothing is added.
         """
         if info.name in self.names:                           # it was away, and has come back with another number
             number = self.names.index(info.name)
@@ -127,5 +128,5 @@ def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """The entry of Flower's ServerApp: run the experiment that the run's settings name on the connected nodes."""
+    """The entry of Flower's ServerApp: run the experiment named in `context.run_config` on the nodes of `grid`."""
     run_on_grid(grid, context.run_config)
