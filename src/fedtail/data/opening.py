@@ -17,10 +17,11 @@ def open_any_data(
 ) -> Population:
     """A population from the file or folder at `path`, whatever kind of data it holds.
 
-    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several).
-    Then `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and
-    there is no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for
-    these raise ValueError. Raises FileNotFoundError where nothing of the kind is there, ValueError where an array is missing.
+    It may be an `.npz` or `.parquet` file, or a folder by `Dataset.save_to_disk` (with `split`, where there are several). Then
+    `x`, `y`, `client`, `group` and `mass` name arrays or columns; the first three default to "x", "y" and "client", and there is
+    no group or mass by default. It may also be a folder of LEAF's json files or one by `Population.save`; names for these raise
+    ValueError. Raises FileNotFoundError where there is nothing at `path` or the folder holds none of these, ValueError where an
+    array is missing or the file has another suffix.
     """
     place = Path(path).expanduser()
     given = {"x": x, "y": y, "client": client, "group": group, "mass": mass}

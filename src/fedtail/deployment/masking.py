@@ -147,8 +147,9 @@ class DropoutTolerant:
     def _session_with_number(self, number: int, counts: Counts, threshold: int, queries: int) -> Session:
         """The session under this number over the nodes in `counts`, for `queries` sums, with the masks of the round's graph.
 
-        Its threshold is a number of nodes, such that any so many nodes hold `threshold` clients or more. Without a graph every
-        pair of nodes shares masks; a graph raises TooFew where it has no session for these nodes.
+        The threshold asked of it is the least number n of nodes such that any n of them hold `threshold` clients or more, but at
+        least a majority. Without a graph every pair of nodes shares masks; a graph raises TooFew where it has no session for
+        these nodes.
         """
         make = Session if self._graph is None else self._graph.session
         return make(self._name, number, tuple(sorted(counts)), nodes_needed(counts, threshold), queries)

@@ -179,7 +179,10 @@ class Node:
         self._training = training
 
     def _state_file(self, training: bytes) -> Path | None:
-        """The path of a training's saved state, even where there is no file; None without a folder, or for b""."""
+        """The path of the file with the saved state of `training`, whether it exists or not.
+
+        None where the node has no folder, or for b"", no training.
+        """
         return self.folder / training.hex() / "node.msgpack" if self.folder is not None and training else None
 
     def answer(self, ask: bytes) -> bytes:

@@ -228,7 +228,10 @@ class RemoteFleet:
         self._masked_round = self._broadcast.round
 
     def _begin_questions(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """Reset the problems, exchanges and zeros noted for the last questions; returns the new ones as a packed `Ask`."""
+        """Clear the problems, exchanges and zeros noted for the last questions; returns the new `questions` as a packed `Ask`.
+
+        The `Ask` also holds the number of the round and `encoding`, how answers are encoded.
+        """
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
 
@@ -249,7 +252,7 @@ class RemoteFleet:
         return {node: reply.secure for node, reply in replies.items()}
 
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
-        """Send one message to each node in `secure` and return the replies by node, in the same order; counts one exchange.
+        """Send one message to each node in `secure` and return the replies by node, in the same order; adds one to `_exchanges`.
 
         `secure` holds messages of the secure sum (b"" for none), `asks` the packed questions. Nodes in `asks` are also sent their
         unsent broadcasts, which are then dropped unless the reply has a problem. A node with no reply or a malformed one is left

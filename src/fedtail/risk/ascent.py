@@ -68,7 +68,10 @@ class Ascent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: every client is needed in every round and must not lose its lambda; it cannot be private."""
+        """A `RiskDeclaration`: every client takes part in every round and must not lose the lambda that it keeps.
+
+        It cannot be trained with differential privacy, and `value` and `weights` take one set of clients, (clients,).
+        """
         keeps = Keeps(LOST, may_be_lost=False)
         return RiskDeclaration(needs_everyone=True, keeps=keeps, contributing=1.0, not_private=NOT_PRIVATE,
                                not_batched=NOT_BATCHED)
@@ -128,7 +131,10 @@ class Ascent(Risk):
         return torch.where(clients.mass > 0, (weight + rate * clients.losses - shift).clamp(min=0), weight)
 
     def weight_bound(self, clients: int, mass: float) -> float:
-        """The largest weight of one client, which may hold all of lambda: `clients`, plus a millionth for rounding."""
+        """The largest weight of one client, which may hold all of lambda: `clients`, plus a millionth of it for rounding.
+
+        `mass` is not used.
+        """
         return clients * (1 + 1e-6)      # one client may hold all of lambda, which is rounded
 
 
@@ -153,7 +159,10 @@ class GroupAscent(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: every client needs a group number below `groups`; all contribute; it cannot be private."""
+        """A `RiskDeclaration`: every client needs a group number below `groups`, and every client contributes.
+
+        It cannot be trained with differential privacy, and `value` and `weights` take the losses of one set of groups, (groups,).
+        """
         return RiskDeclaration(needs_groups=self.groups, contributing=1.0, not_private=NOT_PRIVATE, not_batched=NOT_BATCHED)
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -198,7 +207,10 @@ class GroupAscent(Risk):
         return torch.cat([clients.mass[:, None] * mine, (clients.mass * clients.losses)[:, None] * mine], 1)
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry of a row: the largest mass of a client times the loss bound."""
+        """The largest absolute entry of a row: `mass`, the largest mass of a client, times `loss_bound`.
+
+        `clients` is not used.
+        """
         return mass * self.loss_bound
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
@@ -212,9 +224,9 @@ def largest_loss(present: Present) -> Tensor:
 
 
 def one_step_weights(present: Present, step: float) -> Weights:
-    """Weights of all clients after a projected step from equal ones, 1/n + step * losses, in the dtype of the losses.
+    """Weights of all clients after a projected step from equal weights: 1/n + step * losses, projected onto the simplex.
 
-    n is the number of clients with mass; whoever has no mass has weight zero. For one set of clients.
+    n is the number of clients with mass; the others have weight zero. In the dtype of the losses; for one set of clients.
     """
     return present.weights_of_all(project_to_simplex(1 / len(present.losses) + step * present.losses))
 

@@ -68,7 +68,7 @@ class Risk(StatisticPart):
 
     @property
     def by_group(self) -> bool:  # type: ignore[override]
-        """Whether this risk needs groups of clients (`declares.needs_groups`); the rows that answer `fit` are then by group."""
+        """Whether this risk needs groups of clients (`declares.needs_groups`); its rows then have columns for each group."""
         return self.declares.needs_groups is not None
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
@@ -273,11 +273,17 @@ class RiskWrapper(Risk):
         return (yield from self.risk.fit(None if previous is None else self.inner_dual(previous)))
 
     def value(self, losses: Losses, mass: Mass | None = None) -> Tensor:
-        """The inner risk's value of these losses over the last axis: a scalar, or (...) for a batch, in their dtype."""
+        """The inner risk's value of these losses over the last axis: a scalar, or (...) for a batch, in their dtype.
+
+        `mass` defaults to equal masses.
+        """
         return self.risk.value(losses, mass)
 
     def weights(self, losses: Losses, mass: Mass | None = None) -> Weights:
-        """The inner risk's weights of these losses: in their shape and dtype, sum one over the last axis."""
+        """The inner risk's weights of these losses: in their shape and dtype, sum one over the last axis, without a gradient.
+
+        `mass` defaults to equal masses.
+        """
         return self.risk.weights(losses, mass)
 
     def density(self, clients: ClientStatistics, dual: Tensor) -> Density:
@@ -374,9 +380,10 @@ class Present:
     def from_losses(cls, losses: Tensor, mass: Tensor | None, batched: bool = False) -> Present:
         """The losses in float64 and the masses scaled to sum to one; no mass means equal masses.
 
-        Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay with the smallest loss of
-        their set. Leading axes are a ValueError unless `batched`: a caller that computes along the last axis says so. Raises a
-        TypeError or ValueError for losses or masses that do not fit.
+        Clients with mass zero are left out of one set of clients; in a batch, (..., clients), they stay, with the smallest loss
+        of their set. Losses with leading axes raise a ValueError unless `batched`: a caller that computes along the last axis
+        says so. Raises a TypeError for losses that are not floating point, a ValueError without losses and for masses of another
+        shape, negative, not finite or all zero.
         """
         if losses.ndim == 0 or (losses.ndim > 1 and not batched):
             raise ValueError(f"losses of shape {tuple(losses.shape)} are not those of one set of clients, (clients,). To compute "
@@ -404,7 +411,10 @@ class Present:
 
     @property
     def nonzero_mass(self) -> Tensor:
-        """The masses, in a batch with one in place of zero: weights can be divided by them, those of absent clients too."""
+        """The masses, (..., present), with one in place of every zero, so that weights can be divided by them.
+
+        Zeros, of absent clients, occur in a batch only; for one set of clients it is `mass` itself.
+        """
         return self.mass if self.here is None or self.mass.ndim == 1 else self.mass.masked_fill(~self.here, 1.0)
 
     def mass_where(self, chosen: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Binned(RiskWrapper):
     def declares(self) -> RiskDeclaration:
         """The inner risk's declaration with the noisy histogram as its only release, and `releases_weight` set.
 
-        The mechanism and the planned number of clients are the histogram's.
+        The mechanism that adds noise, and the number of clients it was planned for, are the histogram's.
         """
         mechanism, planned = self.histogram.mechanism, self.histogram.expected_clients
         released = Statistic(self.histogram, torch.zeros(0), mechanism=mechanism).release(0)
@@ -77,7 +77,7 @@ class Binned(RiskWrapper):
         return replace(clients, losses=self.histogram.binned_losses(clients.losses))
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> None:
-        """None, not known: a noisy histogram may show a tail in which there is no client."""
+        """None: how many clients contribute is not known, since a noisy histogram may show a tail in which there is no client."""
 
     def released_weight(self, dual: Tensor) -> float:
         """The sum of all clients' weights, as estimated from the noisy histogram: the first number of the dual."""

@@ -72,7 +72,10 @@ class LeastOverTilts(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: all clients contribute; it cannot be private and takes one set of clients only."""
+        """A `RiskDeclaration`: every client contributes; it cannot be trained with differential privacy.
+
+        `value` and `weights` take the losses of one set of clients, (clients,).
+        """
         return RiskDeclaration(contributing=1.0, not_private="a little noise at the largest losses moves its tilt far",
                                not_batched="its tilt is searched for with one set of clients")
 

@@ -74,7 +74,10 @@ class GroupMeans(StatisticPart):
         return rows.flatten(1)
 
     def row_bound(self, clients: int, mass: float) -> float:
-        """The largest absolute entry of a row: the largest mass of a client, times the loss bound where that is above one."""
+        """The largest absolute entry of a row: `mass`, the largest mass of a client, times `loss_bound` where that is above one.
+
+        `clients` is not used.
+        """
         return mass * max(1.0, self.loss_bound)
 
 
@@ -141,9 +144,10 @@ class Hierarchical(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: needs the groups of clients, releases sums by group, cannot be private and takes no batches.
+        """A `RiskDeclaration`: clients need groups, and sums by group are released without noise.
 
-        The share of clients that contribute is that of `within` where `across` gives every group some weight, else unknown.
+        It cannot be trained with differential privacy, and `value` and `weights` take no batches. The share of clients that
+        contribute is that of `within` where `across` gives every group some weight, else unknown.
         """
         inner, outer = self.within.declares, self.across.declares
         return RiskDeclaration(needs_groups=self.groups, contributing=inner.contributing if outer.contributing == 1.0 else None,
@@ -221,7 +225,7 @@ class Hierarchical(Risk):
         self.within.check(population, sample)
 
     def _group_count(self) -> int:
-        """`groups`; raises a ValueError where it was not given, as it must be to train."""
+        """The field `groups`, the number of groups of clients; raises a ValueError where it is None, as training needs it."""
         if self.groups is None:
             raise ValueError("Hierarchical over clients needs the number of their groups. Write Hierarchical(..., groups=3) for "
                              "groups numbered 0, 1, 2 in population.group.")

@@ -25,7 +25,11 @@ class Mean(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: reads no losses and releases nothing; may be private, takes batches and has a slope."""
+        """A `RiskDeclaration`: weights do not depend on the losses, nothing about them is released, and every client contributes.
+
+        It can be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients).
+        """
         return RiskDeclaration(reads_losses=False, releases=(), contributing=1.0, weight=1.0, not_private="", has_slope=True,
                                not_batched="")
 

@@ -40,7 +40,11 @@ class PowerFair(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the largest loss is released unless q = 0; it cannot be private, takes batches, has a slope."""
+        """A `RiskDeclaration`: every client contributes, and the largest loss is released unless `power` is 0.
+
+        It cannot be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients).
+        """
         return RiskDeclaration(releases=None if self.power > 0 else (), contributing=1.0, has_slope=True, not_batched="",
                                not_private="its rows hold powers of losses and squared norms, which nothing bounds")
 

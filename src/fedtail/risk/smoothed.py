@@ -43,7 +43,11 @@ class SmoothedSuperquantile(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: weights sum to about theta of the cohort; may be private, takes batches, has a slope."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort contributes, and densities sum to about that share of it.
+
+        It can be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients).
+        """
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta),
                                has_slope=True)
@@ -111,7 +115,10 @@ class SmoothedSuperquantile(Risk):
         return float(dual[0]) - self.smoothing * math.log(self.tail_fraction)
 
     def _maximising_weights(self, present: Present) -> Tensor:
-        """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
+        """The weights of the clients present at which the smoothed superquantile is attained, without a gradient.
+
+        They are (..., present) float64 and sum to one over the last axis.
+        """
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         level = kl_level(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * ((excess - level) / self.smoothing).exp().clamp(max=1 / self.tail_fraction)
@@ -162,7 +169,10 @@ class QuadraticSuperquantile(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: weights sum to about theta of the cohort; may be private, takes batches, has no slope."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort contributes, and densities sum to about that share of it.
+
+        It can be trained with differential privacy, it has no `slope`, and `value` and `weights` take batches, (..., clients).
+        """
         theta = self.tail_fraction                    # all tied: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
@@ -229,7 +239,10 @@ class QuadraticSuperquantile(Risk):
         return float(dual[0]) + self.smoothing
 
     def _maximising_weights(self, present: Present) -> Tensor:
-        """The maximising weights of the clients present, (..., present) float64, sum one along the last axis; no gradient."""
+        """The weights of the clients present at which the smoothed superquantile is attained, without a gradient.
+
+        They are (..., present) float64 and sum to one over the last axis.
+        """
         excess, _ = excess_over_boundary(present, self.tail_fraction)
         threshold = quadratic_threshold(excess, present.mass, self.tail_fraction, self.smoothing)
         weights = present.mass * self._density_at(excess, threshold)
@@ -255,7 +268,8 @@ def kl_level(losses: Tensor, mass: Tensor, tail_fraction: float, smoothing: floa
     """The level c of [PLMH23, eq. (15)], exact, (..., 1): sum_k alpha_k min(1/theta, exp((F_k - c)/nu)) = 1.
 
     `losses` are F, `mass` is alpha up to a factor, `tail_fraction` theta and `smoothing` nu. One sort over the last axis: if the
-    k largest losses are at the cap 1/theta, c has a closed form; the right k is the first whose c agrees with who is capped.
+    k largest losses are at the cap 1/theta, c has a closed form; the right k is the first for which the next loss is then below
+    the cap.
     """
     ranked, order = losses.sort(descending=True)
     mass = mass.gather(-1, order) / mass.sum(-1, keepdim=True)

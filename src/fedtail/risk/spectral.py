@@ -59,7 +59,10 @@ class Spectral(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the largest tail fraction of the cohort contributes; it may be private and takes batches."""
+        """A `RiskDeclaration`: a share of the cohort contributes that is the largest of `tail_fractions`.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         weight = sum(height * fraction for height, fraction in zip(self._tail_heights, self.tail_fractions, strict=True))
         return RiskDeclaration(contributing=max(self.tail_fractions), weight=weight, not_private="", not_batched="",
                                dynamic_range=-math.log(weight))

@@ -40,7 +40,10 @@ class Superquantile(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: theta of the cohort contributes, with weights that sum to theta; may be private, takes batches."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort contributes, and densities sum to that share of it.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         theta = self.tail_fraction                    # all tied at the boundary: everybody contributes by theta
         return RiskDeclaration(contributing=theta, weight=theta, not_private="", not_batched="", dynamic_range=-math.log(theta))
 
@@ -98,7 +101,10 @@ class TailFilter(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: theta of the cohort is expected to contribute; it may be private and takes batches."""
+        """A `RiskDeclaration`: a share `tail_fraction` of the cohort is expected to contribute, each client with all its mass.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         return RiskDeclaration(contributing=self.tail_fraction, weight=self.tail_fraction, not_private="", not_batched="")
 
     def weights_of(self, present: Present) -> Tensor:

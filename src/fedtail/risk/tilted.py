@@ -50,10 +50,11 @@ class Tilted(Risk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: an extreme loss is released, unless there is a loss bound or no tilt; all contribute.
+        """A `RiskDeclaration`: every client contributes, and an extreme loss is released unless there is a loss bound or no tilt.
 
-        It may be private, takes batches and has a slope. With an infinite tilt as few as one client may contribute, and it
-        cannot be private.
+        It can be trained with differential privacy, its density has a slope, and `value` and `weights` take batches, (...,
+        clients). With an infinite tilt as few as one client may contribute, there is no slope, and differential privacy is not
+        possible.
         """
         if math.isinf(self.tilt):
             return RiskDeclaration(contributing=0.0, not_private="the extreme loss is one client's, and noise that hides one "

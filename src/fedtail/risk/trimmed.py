@@ -42,7 +42,10 @@ class TrimmedMean(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: the share `kept_share` of the cohort contributes; it may be private and takes batches."""
+        """A `RiskDeclaration`: a share `kept_share` of the cohort contributes, and densities sum to that share of it.
+
+        It can be trained with differential privacy, and `value` and `weights` take batches of losses, (..., clients).
+        """
         kept = self.kept_share
         return RiskDeclaration(contributing=kept, weight=kept, not_private="", not_batched="", dynamic_range=-math.log(kept))
 

@@ -39,7 +39,10 @@ class ValueAtRisk(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be private; it takes batches."""
+        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be trained with differential privacy.
+
+        `value` and `weights` take batches of losses, (..., clients).
+        """
         return RiskDeclaration(contributing=0.0, not_private="only those at the quantile contribute, mostly one client",
                                not_batched="")
 

@@ -25,7 +25,10 @@ class Worst(WeightedMeanRisk):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be private; it takes batches."""
+        """A `RiskDeclaration`: as few as one client may contribute, so it cannot be trained with differential privacy.
+
+        `value` and `weights` take batches of losses, (..., clients).
+        """
         return RiskDeclaration(contributing=0.0, not_private="the largest loss is one client's, and noise that hides one client "
                                "hides it", not_batched="")
 

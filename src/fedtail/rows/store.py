@@ -36,7 +36,7 @@ class Recalled(NamedTuple):
         return tuple(self.rows.shape[1:])
 
     def take(self, chosen: Tensor) -> Recalled:
-        """The rows of some of these clients, given by positions or a boolean mask; a copy."""
+        """The rows of some of these clients as a copy; `chosen` holds their positions or is a boolean mask."""
         return Recalled(self.rows[chosen], self.has[chosen])
 
     def read(self) -> Recalled:
@@ -290,7 +290,7 @@ class RowReferences:
         return self.files[0].shape
 
     def take(self, chosen: Tensor) -> RowReferences:
-        """The references of some of these clients, given by positions or a boolean mask; nothing is read."""
+        """The references of some of these clients; `chosen` holds their positions or is a boolean mask. Nothing is read."""
         return RowReferences(self.files, self.key[chosen], self.which[chosen], self.number[chosen])
 
     def read(self) -> Recalled:
