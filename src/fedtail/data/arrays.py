@@ -231,7 +231,7 @@ def as_array(values: Any, name: str) -> Any:
 def is_ragged(values: Any) -> bool:
     """Whether `values` is a list (or object array) of sequences that do not all have the same length.
 
-    False for tensors, dicts, text, arrays of numbers, and lists that contain a single number or text.
+    False for tensors, dicts, text, arrays of numbers, and lists in which an entry is a number or text instead of a sequence.
     """
     if isinstance(values, (Tensor, dict, str)) or (isinstance(values, np.ndarray) and values.dtype != object):
         return False

@@ -228,9 +228,9 @@ class RemoteFleet:
         self._masked_round = self._broadcast.round
 
     def _begin_questions(self, questions: tuple[Question, ...], encoding: Encoder) -> bytes:
-        """Clear the problems, exchanges and zeros noted for the last questions; returns the new `questions` as a packed `Ask`.
+        """Clear the problems, exchanges and zeros noted for the last questions; returns the new ones as a serialised `Ask`.
 
-        The `Ask` also holds the number of the round and `encoding`, how answers are encoded.
+        It holds the number of the round, `questions`, and `encoding`, how answers are encoded.
         """
         self._problems, self._exchanges, self._silent = {}, 0, {}
         return pack(Ask(self._broadcast.round, questions, encoding))
@@ -254,9 +254,9 @@ class RemoteFleet:
     def _exchange_messages(self, secure: Mapping[int, bytes], asks: Mapping[int, bytes]) -> dict[int, Reply]:
         """Send one message to each node in `secure` and return the replies by node, in the same order; adds one to `_exchanges`.
 
-        `secure` holds messages of the secure sum (b"" for none), `asks` the packed questions. Nodes in `asks` are also sent their
-        unsent broadcasts, which are then dropped unless the reply has a problem. A node with no reply or a malformed one is left
-        out. A reply with a problem is returned. The reasons of all of these are noted in `_problems`.
+        `secure` holds messages of the secure sum (b"" for none), `asks` the serialised questions. Nodes in `asks` are also sent
+        their unsent broadcasts, which are then dropped unless the reply has a problem. A node with no reply or a malformed one is
+        left out. A reply with a problem is returned. The reasons of all of these are noted in `_problems`.
         """
         messages = {}
         for node, bundle in secure.items():

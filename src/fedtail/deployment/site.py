@@ -28,18 +28,18 @@ class Computing(Protocol):
     """The part of a node that holds data and a model and computes answers; `fedtail.deployment.Node` is the implementation."""
 
     def receive_broadcast(self, message: bytes) -> None:
-        """Receive the broadcast that begins a round (a packed `Open`) or ends one (a packed `Close`); Refused for any other."""
+        """Receive the serialised broadcast that begins a round (`Open`) or ends one (`Close`); raises Refused for any other."""
         ...
 
     def answer(self, ask: bytes) -> bytes:
-        """The packed answer to a packed question, without masks: sums over this node's clients, or gathered rows.
+        """The serialised answer to a serialised question, without masks: sums over this node's clients, or gathered rows.
 
         Raises Refused where the question is malformed or is not about the round that is open.
         """
         ...
 
     def integer_row(self, ask: bytes, modulus_bits: int, attempt: int = 0) -> tuple[Any, bytes]:
-        """The pair (row, context digest): the answer to a packed question as one vector of integers modulo 2 ** modulus_bits.
+        """The pair (row, context digest): the answer to a serialised question as one vector of integers modulo 2 ** modulus_bits.
 
         The mask that hides the row is bound to the context digest, a hash of what the node received with the question. Raises
         Refused where the question may not be answered under masks, or is of another `attempt` (0 for a first one, 1 for a retry).
@@ -47,7 +47,7 @@ class Computing(Protocol):
         ...
 
     def silent_clients(self, ask: bytes) -> int:
-        """How many of this node's clients sent only zeros in answer to the packed `ask` although they were to contribute."""
+        """How many of this node's clients sent only zeros in answer to the serialised `ask` although they were to contribute."""
         ...
 
     def save(self) -> bytes:
@@ -172,10 +172,10 @@ class Site:
             raise Refused(f"a message is for node {message.to}, and this is node {self._me}.")
 
     def _unmasked_answer(self, message: NodeMessage) -> bytes:
-        """The packed answer to the message's question, without masks; b"" where it asks none.
+        """The serialised answer to the message's question, without masks; b"" where it asks none.
 
-        Broadcasts that wait are passed on to the part that computes first. Raises Refused for a question where `masked_only` is
-        on.
+        Broadcasts that the part that computes has not received yet are given to it first. Raises Refused for a question where
+        `masked_only` is on.
         """
         if not message.ask:
             if message.broadcasts:                           # how the last round of a training ended
