@@ -75,13 +75,14 @@ def synthetic(
 ) -> Population:
     """Synthetic(alpha, beta): clients that differ in their model (alpha) and inputs (beta) [Li23, section 3.4.1].
 
-    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1); inputs x
-    ~ N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k.
+    Client k has u_k ~ N(0, alpha), B_k ~ N(0, beta); W_k and b_k with entries N(u_k, 1); v_k with entries N(B_k, 1); inputs x ~
+    N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k. `seed`
+    fixes all draws.
 
     `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they agree.
-    `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80) rounded, whose
-    mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises FieldError for
-    other values.
+    `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80) rounded, whose mean
+    127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises FieldError for other
+    values.
 
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)
@@ -148,12 +149,13 @@ def three_gaussians(
     examples_per_client: int = 1000, means: Sequence[Sequence[float]] = ((0.0, 0.0), (1.0, 0.4), (3.0, 0.0)),
     seed: int = 0,
 ) -> Population:
-    """Clients that each sample a Gaussian of identity covariance: where should one point w be? [LPMH21, Fig. 3].
+    """Clients that each draw samples from a Gaussian of identity covariance, one client for each of `means` [LPMH21, Fig. 3].
 
-    There is a client for each of `means`. The loss of a sample xi is |xi - w|^2; `x` and `y` are both the sample, float32, so
-    that a model which ignores its input and answers w has this as its squared error. The default means form an obtuse triangle:
-    for the superquantile with tail fraction 2/3 the best point is then the midpoint of the longest side, which an acute triangle
-    does not give. Raises ValueError for means that are not a list of points, and for fewer than one example per client.
+    The task is to find one point w; the loss of a sample xi is |xi - w|^2. `x` and `y` are both the sample, float32, so that a
+    model which ignores its input and answers w has this as its squared error. The default means form an obtuse triangle: for the
+    superquantile with tail fraction 2/3 the best point is then the midpoint of the longest side, which an acute triangle does not
+    give. `seed` fixes the draws. Raises ValueError for means that are not a list of points, and for fewer than one example per
+    client.
 
     >>> three_gaussians(examples_per_client=5)
     Population(3 clients, 15 examples)

@@ -53,8 +53,8 @@ def dirichlet(labels: Any, clients: int, concentration: float, seed: int = 0, at
 def label_shards(labels: Any, clients: int, shards_per_client: int = 2, seed: int = 0) -> np.ndarray:
     """Deal examples out to clients in shards of the data sorted by label, so that a client has few labels [McMahan et al. 2017].
 
-    Returns a client id per example, (examples,) int64. The examples, sorted by label and in random order within one, are cut
-    into `clients * shards_per_client` shards whose sizes differ by at most one; the shards are dealt out at random. Raises
+    Returns a client id per example, (examples,) int64. The examples, sorted by label and in random order within one, are cut into
+    `clients * shards_per_client` shards whose sizes differ by at most one; the shards are dealt out at random, by `seed`. Raises
     FieldError where there are fewer examples than shards.
 
     >>> sorted(label_shards([1, 0, 1, 0], clients=2, shards_per_client=1).tolist())

@@ -182,7 +182,7 @@ class Population:
         """A population from a folder of LEAF json files: one client for each user with examples, named by user id.
 
         `encode(x, y)` gets one user's lists and returns arrays or lists of numbers; without it, text raises TypeError. Raises
-        ValueError for a file that is not LEAF's.
+        FileNotFoundError where there is no json file, ValueError for a file that is not LEAF's and where there are no examples.
         """
         from fedtail.data.leaf import read_leaf
         return read_leaf(folder, encode)

@@ -46,7 +46,7 @@ class Binned(RiskWrapper):
 
     @cached_property
     def declares(self) -> RiskDeclaration:
-        """The inner risk's declaration with the noisy histogram as its only release, and `releases_weight` set.
+        """The inner risk's declaration, but the noisy histogram is all that is released, and the dual holds the sum of weights.
 
         The mechanism that adds noise, and the number of clients it was planned for, are the histogram's.
         """

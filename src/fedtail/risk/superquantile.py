@@ -71,9 +71,9 @@ class Superquantile(WeightedMeanRisk):
         return tail_density(clients.losses, dual)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass divided by `mass`.
 
-        The mass of the tail is dual[3].
+        The mass of the tail is the last of the four numbers of `dual`.
         """
         return float(dual[3]) / mass
 
@@ -129,9 +129,9 @@ class TailFilter(WeightedMeanRisk):
         return (clients.losses >= dual[0]).to(clients.mass.dtype)
 
     def fewest_contributors(self, dual: Tensor, mass: float) -> float:
-        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass over `mass`.
+        """A lower bound on how many clients contribute, where none has more than `mass`: the tail's mass divided by `mass`.
 
-        The mass of the tail is dual[3].
+        The mass of the tail is the last of the four numbers of `dual`.
         """
         return float(dual[3]) / mass
 

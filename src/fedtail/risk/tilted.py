@@ -126,8 +126,8 @@ class Tilted(Risk):
     def value_terms(self, clients: ClientStatistics, dual: Tensor) -> Tensor:
         """Runs on the client: expm1(t (F - shift)) / t, (clients,), whose mean by mass over clients `value_from_means` needs.
 
-        t is `tilt`, F the client's loss and shift the first number of `dual`. It is F - shift for t = 0, and density times loss
-        for an infinite tilt.
+        t is `tilt`, F the client's loss and shift the first number of `dual`; a positive t (F - shift) is taken as 0. It is F -
+        shift for t = 0, and density times loss for an infinite tilt.
         """
         if math.isinf(self.tilt):
             return self.density(clients, dual) * clients.losses

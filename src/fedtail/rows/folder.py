@@ -184,7 +184,7 @@ class RowFolder:
         return RowPlaces(self.path, new_stamp(), files, key, torch.arange(len(key)))
 
     def site(self) -> RowSite:
-        """The site of the folder's parent, which is created if missing.
+        """A `RowSite` that identifies this machine and the folder's parent, which is created if missing.
 
         Another process calls `is_visible` on it to learn whether it sees the same folder and so can use these rows.
         """
@@ -213,7 +213,7 @@ class RowFolder:
                 self._use_store(name, store.rows.copy_to(self._new_path(name)))
 
     def discard(self, places: RowPlaces) -> None:
-        """Drop a round that was not completed: delete the files it created and then the folder, if that is empty.
+        """Drop the round of `places`, which was not completed: delete the files it created and then the folder, if that is empty.
 
         Rows it wrote to existing files stay uncommitted and are overwritten later.
         """
@@ -273,9 +273,9 @@ class RowFolder:
                 path.unlink(missing_ok=True)
 
     def _check_or_become_writer(self, writes: bool = False) -> None:
-        """Raise RowsError where another writer holds the folder; become the writer where there are stores, or `writes` is true.
+        """Become the writer of the folder where there are stores, or `writes` is true; else only check for another.
 
-        Otherwise nothing changes.
+        Raises RowsError where another writer holds the folder.
         """
         if self.stores or writes:
             self.start_writing()

@@ -48,20 +48,21 @@ def convex_step_size(
 ) -> StepSize:
     r"""Learning rate and smoothing for convex clients with (lambda/2)|w|^2, [PLMH23, Theorem 8, the full Theorem 5].
 
-    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `strength` is lambda, below L; ValueError for fewer
-    than 16 kappa^1.5 rounds (T). With kappa = (L + lambda)/lambda, C = (lambda |w0 - w*| / G)^2, tau `local_steps`, m
-    `cohort_size`, theta `tail_fraction` and `initial_distance` = |w0 - w*|:
+    `smoothness` (L) and `lipschitz` (G) are of every client's loss, `strength` is lambda, below L; ValueError for fewer than 16
+    kappa^1.5 rounds (T, `num_rounds`) and for constants out of range. With kappa = (L + lambda)/lambda, C = (lambda |w0 - w*| /
+    G)^2, tau `local_steps`, m `cohort_size`, theta `tail_fraction`, `initial_distance` = |w0 - w*| and a v b the larger of two
+    numbers, the `learning_rate` (gamma) and the `smoothing` (nu) of the result are:
 
         delta = min{ 1/(16 kappa^1.5), 2/T (1 v log(C T / log m)), 2/T (1 v log(C T^2 / (kappa^2 log m))) }
         nu    = 8 G^2 delta / lambda (1 v 32 kappa^2 delta),    L' = L + lambda + G^2 / nu
         gamma = min{ 1/(4 tau L'), 1/(8 tau kappa sqrt(2 lambda L')), 2/(lambda tau T) (1 v log(C theta m T)),
                      2/(lambda tau T) (1 v log(C T^2 / (kappa^2 (1 - 1/tau)))) }
 
-    Two departures from the print, both decided by the proof. (1) Theorem 8 squares the last logarithm of gamma;
-    Lemma 13, which it invokes, does not. (2) Every 2/T is printed 1/T, because step 5 of the proof takes
-    (1 - lambda tau gamma / 2)^-(T+1) >= exp((T+1) lambda tau gamma), which is false: the exponent is half of that. With
-    the printed gamma the first term of (36) then decays as T^-1/2; with ours as 1/T, the rate that is stated. The
-    condition T >= 16 kappa^1.5 stays: below 32 kappa^1.5 only the constant 2 of Lemma 13 becomes 2.6.
+    Two departures from the print, both decided by the proof. (1) Theorem 8 squares the last logarithm of gamma; Lemma 13, which
+    it invokes, does not. (2) Every 2/T is printed 1/T, because step 5 of the proof takes (1 - lambda tau gamma / 2)^-(T+1) >=
+    exp((T+1) lambda tau gamma), which is false: the exponent is half of that. With the printed gamma the first term of (36) then
+    decays as T^-1/2; with ours as 1/T, the rate that is stated. The condition T >= 16 kappa^1.5 stays: below 32 kappa^1.5 only
+    the constant 2 of Lemma 13 becomes 2.6.
 
     >>> convex_step_size(1.0, 1.0, 0.5, local_steps=1, num_rounds=1000, initial_distance=1.0, tail_fraction=0.5,
     ...                  cohort_size=100)                          # doctest: +ELLIPSIS

@@ -42,10 +42,10 @@ def read_sent140(path: Path, vectors: WordVectors, at_least: int) -> tuple[dict[
 
 
 def read_tweets(path: Path) -> Iterator[Tweet]:
-    """Iterate over all tweets with an opinion, as (account, 1 where positive else 0, text).
+    """Iterate over all tweets with a positive or negative label, as (account, 1 where positive else 0, text).
 
-    `path` is the archive, its training file, or a folder of LEAF's json files. Neutral tweets are left out, as is the
-    archive's test file, which has few accounts. Raises ValueError where a row is not Sentiment140's.
+    `path` is the archive, its training file, or a folder of LEAF's json files. Neutral tweets are left out, as is the archive's
+    test file, which has few accounts. Raises ValueError where a row is not Sentiment140's.
     """
     if path.is_dir():
         for file in leaf_files(path):

@@ -125,8 +125,9 @@ def compare_with_simulator(folder: DeploymentFolder, population: Population, met
 def run_example(path: Path, nodes: int, rounds: int, say: Callable[[str], None], patience: float = 600.0) -> list[Compared]:
     """Run FedAvg and Delta-FL on a deployment on this machine, and return for each how it compares with the simulator.
 
-    Everything is written to the new folder `path`. `say` is called with lines of progress; `patience` is the seconds allowed for
-    each run. Every process is ended in any case. Raises ValueError for fewer than 3 nodes, RuntimeError where a run fails.
+    There are `nodes` nodes, and each method trains for `rounds` rounds. Everything is written to the new folder `path`. `say` is
+    called with lines of progress; `patience` is the seconds allowed for each run. Every process is ended in any case. Raises
+    ValueError for fewer than 3 nodes, FileExistsError where the folder is not empty, RuntimeError where a run fails.
     """
     if nodes < 3:
         raise ValueError(f"needs 3 nodes or more, got {nodes}: so that a sum tolerates one that drops out.")

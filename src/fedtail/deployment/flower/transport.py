@@ -21,7 +21,7 @@ class FlowerTransport:
     """
 
     def __init__(self, grid: Any, timeout: float = 60.0, log: Callable[[str], None] = lambda text: None):
-        """`grid` is Flower's, `timeout` in seconds; `log` is called with a line about every exchange.
+        """Store Flower's `grid` and the settings: `timeout` in seconds, and `log`, called with a line about every exchange.
 
         The caller fills `ids`, from our number of a node to Flower's id; it is empty at first.
         """
