@@ -79,10 +79,10 @@ def synthetic(
     N(v_k, diag(j^-1.2)) in 60 features, float32; the label is the index of the largest of the 10 entries of W_k x + b_k. `seed`
     fixes all draws.
 
-    `spread` says what alpha and beta are: "std" as in the authors' code, "variance" as in the text; at 0 and 1 they agree.
-    `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80) rounded, whose mean
-    127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises FieldError for other
-    values.
+    `spread` says what alpha and beta are: "std", standard deviations, as in the authors' code, or "variance", as in the text; at
+    0 and 1 they agree. `sizes` is "power_law", floor(LogNormal(4, 2)) + 50 (chapter 3); "moderate", 50 + LogNormal(4.02, 0.80)
+    rounded, whose mean 127 and deviation 73 are those of chapter 4's table; or a list of one number for each client. Raises
+    FieldError for other values.
 
     >>> synthetic(1.0, 1.0, clients=3, sizes=[5, 6, 7])
     Population(3 clients, 18 examples)

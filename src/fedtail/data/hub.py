@@ -28,12 +28,12 @@ def read_dataset(
 ) -> Population:
     """A population from a `datasets.Dataset`, a folder written by its `save_to_disk`, or a name on the hub, which is downloaded.
 
-    One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which become float32 in [0, 1],
-    (height, width) where grey and (channels, height, width) else. Several columns of single numbers are one feature vector;
-    with others among them, x is a dict by column. `client` is a column, or an array of ids (`partition_ids`); None makes all
-    examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a client's. `split`
-    and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without examples,
-    TypeError for text.
+    `x` and `y` name columns. One `x` column may hold numbers, lists of them (of different lengths: padded), or images, which
+    become float32 in [0, 1], (height, width) where grey and (channels, height, width) else. Several columns of single numbers are
+    one feature vector; with others among them, x is a dict by column. `client` is a column, or an array of ids, one per example;
+    None makes all examples one client's. `group` and `mass` name columns with a value for each example, equal for all of a
+    client's. `split` and `subset` choose from the data set. Raises FieldError for a column that is not there, ValueError without
+    examples, TypeError for text.
     """
     source = open_dataset(dataset, split, subset)
     if not len(source):

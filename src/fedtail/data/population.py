@@ -229,9 +229,9 @@ class Population:
         return made
 
     def to(self, device: Any) -> Population:
-        """A copy of the population with inputs and targets on `device`, so that computing there copies nothing.
+        """A population of the same clients with inputs and targets on `device`, so that computing there copies nothing.
 
-        Its `folder` is None.
+        Tensors that are on `device` already are shared. Its `folder` is None.
         """
         device = torch.device(device)
         return replace(self, inputs=inputs_to_device(self.inputs, device), targets=to_device(self.targets, device), folder=None)

@@ -190,9 +190,9 @@ class RemoteFleet:
         """Always None: a server cannot see single clients. `reports` says how many answered and which nodes failed."""
 
     def finish(self) -> None:
-        """After the last round, tell nodes that have not heard it yet how their round ended, so that they store what it left.
+        """Send every node that has not received it yet the message about how its last round ended; call it after the last round.
 
-        One exchange, and none where nothing is unsent.
+        The nodes then store what their clients remember of that round. It takes one exchange, and none where nothing is unsent.
         """
         waiting = {node: b"" for node, broadcasts in self._unsent.items() if broadcasts}
         if waiting:

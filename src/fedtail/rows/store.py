@@ -93,8 +93,8 @@ class RowStore:
     def create(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype, name: str = "") -> RowStore:
         """An empty store in a new file at `path`; `shape` and `dtype` are those of one row, `name` says what the rows hold.
 
-        A file that exists with rows of this kind is used, without committing any of them. Raises FieldError where it holds rows
-        of another name, shape or dtype, RowsError where it cannot be created.
+        An existing file with rows of this name, shape and dtype is used, and none of its rows are committed. Raises FieldError
+        where it holds rows of another name, shape or dtype, RowsError where it cannot be created.
         """
         return cls(RowFile.create(path, name, tuple(shape), dtype))
 

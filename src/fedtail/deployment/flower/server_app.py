@@ -93,9 +93,10 @@ class Nodes:
 
 
 def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
-    """Run an experiment on the nodes of a Flower grid. `settings` are those of `flwr run`: `experiment` and `out` are needed.
+    """Run an experiment on the nodes of a Flower grid, in the folder `out`, and return when the run is finished.
 
-    Returns when the run is finished. An exception is written to the run's log with its traceback, and raised.
+    `settings` are those of `flwr run`: `experiment` and `out` are needed; `timeout` (seconds to wait for an answer, by default
+    60) and others have defaults. An exception is written to the run's log with its traceback, and raised.
     """
     out = Path(str(settings["out"]))
     try:
@@ -108,7 +109,9 @@ def run_on_grid(grid: Any, settings: Mapping[str, Any]) -> None:
 def _run_experiment(transport: FlowerTransport, settings: Mapping[str, Any], out: Path) -> None:
     """Wait for nodes, register their clients, and run the experiment in the folder `out`; more nodes may join between rounds.
 
-    `settings` are those of `flwr run`; all but `experiment` have defaults. Raises RuntimeError where too few nodes join.
+    `transport` reaches the nodes. `settings` are those of `flwr run`: `experiment`, the path of its file, is needed; `method`,
+    `trust` (names with commas), `seed`, `resume`, `schedule`, `nodes` (how many to wait for) and `wait` (seconds) have defaults.
+    Raises RuntimeError where too few nodes join.
     """
     trust = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
     experiment = deployed_experiment(str(settings["experiment"]), str(settings.get("method", "")), trust)
