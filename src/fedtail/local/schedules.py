@@ -13,7 +13,7 @@ class Schedule(Protocol):
     """A factor of the learning rate for each round."""
 
     def __call__(self, round: int) -> float:
-        """The factor by which the learning rate is multiplied in a round, counted from 0."""
+        """The factor by which the learning rate is multiplied in round `round`, counted from 0."""
         ...
 
 
@@ -37,7 +37,7 @@ class StepDecay(Part):
     every: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a `factor` outside (0, 1] or `every` below 1."""
+        """Raise ValueError if `factor` is outside (0, 1] or `every` is below 1."""
         if not 0 < self.factor <= 1 or self.every < 1:
             raise ValueError(f"StepDecay needs a factor in (0, 1] and every >= 1, got {self.factor:g} and {self.every}.")
 
@@ -54,11 +54,14 @@ class Cosine(Part):
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for `num_rounds` below 1 or `final` outside [0, 1]."""
+        """Raise ValueError if `num_rounds` is below 1 or `final` is outside [0, 1]."""
         if self.num_rounds < 1 or not 0 <= self.final <= 1:
             raise ValueError(f"Cosine needs num_rounds >= 1 and final in [0, 1], got {self.num_rounds}, {self.final:g}.")
 
     def __call__(self, round: int) -> float:
-        """The factor of the learning rate in a round, counted from 0: 1 in round 0, `final` from round `num_rounds` on."""
+        """The factor of the learning rate in round `round`, counted from 0: 1 in round 0, `final` from round `num_rounds` on.
+
+        In between it falls along half a period of a cosine.
+        """
         done = min(round / self.num_rounds, 1.0)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
