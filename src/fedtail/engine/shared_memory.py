@@ -13,7 +13,7 @@ MARGIN = 64              # entries of a row beside the model's parameters
 
 
 class Place(NamedTuple):
-    """Where a sum lies."""
+    """Where the sum of a block lies in shared memory: the number of the block, the sum's length and its dtype."""
 
     block: int
     length: int
