@@ -118,9 +118,9 @@ class SimulatedFleet:
                 self._kept[name] = values
 
     def reset_to_folder(self, folder: Path) -> None:
-        """Delete what clients remember from this process, and use `folder` for the files of large rows from now on.
+        """Forget all that clients remember, and use files in `folder` for large rows from now on.
 
-        The lock on the former folder is released; its files stay.
+        The former folder is unlocked, so that others may write to it.
         """
         self.unlock_folder()
         self._kept, self._rows = {}, RowFolder(folder)

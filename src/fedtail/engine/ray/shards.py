@@ -29,10 +29,10 @@ class ShardData:
 
 
 def make_shard_data(population: Population, low: int, high: int) -> ShardData:
-    """Clients `low` to `high` - 1 of the population as a `ShardData` of arrays that can be sent.
+    """The data of clients `low` to `high` - 1 of the population as a `ShardData` of arrays, which can be sent.
 
-    Where the population was opened from a folder, the result has its path and no examples; else it has the examples of these
-    clients only, one client's after the other's.
+    Where the population was opened from a folder, it holds the path of that and no examples; else the examples of these clients
+    only, one client after the other.
     """
     few = population.select(torch.arange(low, high))
     known = {"start": few.start, "size": few.size, "mass": few.mass, "key": few.key, "group": few.group}
@@ -47,7 +47,7 @@ def make_shard_data(population: Population, low: int, high: int) -> ShardData:
 
 
 def population_from_shard_data(data: ShardData) -> Population:
-    """The population of a shard, on the memory of the arrays in `data` or, if it names a folder, on files mapped from there.
+    """The population of a shard: on the memory of the arrays in `data` or, if that names a folder, on files mapped from there.
 
     Raises ValueError where the folder on this machine has fewer examples than the clients need.
     """
@@ -89,7 +89,10 @@ def to_tensor(values: Any) -> Tensor:
 
 
 def _example_indices(people: Population) -> Any:
-    """Row indices of the population's examples, clients in order: a slice if they are consecutive, else (examples,) int64."""
+    """The rows of `people.inputs` and `people.targets` that hold its clients' examples, clients in order.
+
+    A slice if they are consecutive, else an index tensor, (examples,) int64.
+    """
     start, size = people.start, people.size
     if bool((start[1:] == (start + size)[:-1]).all()):
         return slice(int(start[0]), int(start[-1] + size[-1]))
