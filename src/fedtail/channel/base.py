@@ -92,9 +92,9 @@ class Channel:
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:
         """Whether every client that is sampled from `fleet` is certain to answer; False for a fleet without `loses_clients`.
 
-        The number of clients that add a share of integer noise depends on it. If True, it is a fixed number, so that the noise
-        does not depend on the size of the cohort and Poisson sampling earns amplification. If False, every client of the cohort
-        adds a share.
+        If True, a fixed number of clients add shares of integer noise, so that the noise does not depend on the size of the
+        cohort and Poisson sampling earns amplification. If False, every client of the cohort adds a share, and no amplification
+        is claimed.
         """
         return not getattr(fleet, "loses_clients", True)
 

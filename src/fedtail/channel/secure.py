@@ -93,7 +93,7 @@ class SecureChannel(Channel):
         return self.label if fleet.in_one_process else f"{seen}, masked by the nodes"
 
     def _graph_label(self) -> str:
-        """The graph's part of the `label`, with a space before it; empty where `graph` is None."""
+        """The part of `label` that names the graph, with a space before it; an empty text where `graph` is None."""
         return "" if self.graph is None else f" {self.graph.label}"
 
     def all_answer(self, fleet: Fleet | SimulatedPopulation) -> bool:

@@ -268,7 +268,7 @@ class ModuleKernel:
     def _bind_parameters(self, parameters: list[nn.Parameter], params: Tensor) -> None:
         """Make the module's `parameters` views of the flat vector `params` (dim,), so that steps on them change it in place.
 
-        Does nothing if they are views of it already.
+        Does nothing if the first of them is at the address of `params` already.
         """
         if parameters[0].data_ptr() == params.data_ptr():
             return

@@ -148,7 +148,10 @@ def residual_function(task: Task, population: Population | None) -> Residual | N
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether the module has one trained weight, perhaps a trained bias, no other parameter, no hooks and no patched forward."""
+    """Whether the module has one trained weight, perhaps a trained bias, and nothing else that changes what it computes.
+
+    That is: no other parameter, no hooks, and no `forward` set on the instance.
+    """
     names = [name.removeprefix("linear.") for name, p in module.named_parameters() if p.requires_grad]
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     touched = any("forward" in vars(m) or any(getattr(m, hook, None) for hook in hooks) for m in module.modules())

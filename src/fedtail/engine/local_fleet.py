@@ -97,7 +97,10 @@ class LocalFleet(SimulatedFleet):
                  test: Population | None = None):
         """Choose the kernel and, if `device` is a GPU and they fit, copy the examples there; no worker process is started yet.
 
-        Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot compute the task.
+        `dtype` is by default that of the task's parameters; `chunk` is the most clients computed at once, `workers` the number of
+        processes (None: one per usable core), `folder` for files of large rows, and `test` held-out examples of the same clients,
+        found by their keys. Raises ValueError for a `chunk` below 1, negative `workers`, or a `kernel` that is unknown or cannot
+        compute the task.
         """
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk must be at least 1 client, got {chunk}.")

@@ -94,7 +94,7 @@ class SimulatedFleet:
         return self._view
 
     def memory(self) -> ClientMemory:
-        """What all clients remember, by name, to be saved with the state of a run.
+        """What all clients remember, to be saved with the state of a run: a `ClientMemory` with their keys and a dict by name.
 
         Small rows are tensors (population, ...), NaN for a client that has none; large rows are references to their files.
         """

@@ -94,8 +94,8 @@ class StackedKernel(ModuleKernel):
     def descend(self, params: Tensor, inputs: Examples, targets: Tensor, weight: Tensor, rate: float) -> None:
         """One gradient step of all clients at once: `params` (clients, dim) -= `rate` * gradients, in place.
 
-        On a CPU each parameter is updated by itself, without a flat gradient vector. Where a client's loss is not finite, its
-        row gets a NaN, so that the client is left out.
+        `inputs` and `targets` are (clients, batch, ...), `weight` is (clients, batch). On a CPU no flat gradient vector is made.
+        Where a client's loss is not finite, its row gets a NaN, so that the client is left out.
         """
         if self._replays:
             params.sub_(self._gradients(params, inputs, targets, weight.to(params.dtype)), alpha=rate)
@@ -160,9 +160,9 @@ class StackedGradients:
         return losses, flat
 
     def losses(self, params: Tensor, inputs: Examples, targets: Tensor) -> Tensor:
-        """The loss of every example, (clients, batch), for parameters (clients, dim), without gradients.
+        """The loss of every example, (clients, batch), without gradients.
 
-        `inputs` and `targets` are (clients, batch, ...).
+        `params` is (clients, dim), `inputs` and `targets` are (clients, batch, ...).
         """
         with torch.no_grad(), use_precision(self.precision, self.device, activations=False):
             return self._losses(self.split_by_name(params), inputs, targets, params.dtype)

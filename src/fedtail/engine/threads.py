@@ -47,7 +47,7 @@ class Lease:
     """A claim that torch has one thread. Calling it, or dropping the last reference to it, ends the claim, once."""
 
     def __init__(self, threads: _Threads):
-        """A lease that `threads` has already counted; it ends when it is called or garbage-collected."""
+        """A lease that `threads` has counted already; it ends when it is called or garbage-collected."""
         self._threads: _Threads | None = threads
 
     def __call__(self) -> None:
@@ -76,5 +76,5 @@ def use_one_thread(workers: int) -> Callable[[], None]:
 
 
 def usual_thread_count() -> int:
-    """Torch's number of threads as it is between trainings, also while a training holds it at one."""
+    """Torch's number of threads outside of trainings, also while one holds it at one thread."""
     return _THREADS.usual_count()

@@ -77,10 +77,11 @@ class Team:
             self.pool = None
 
     def _should_share_blocks(self, job: Any, left: int, done: list[Done]) -> bool:
-        """Whether to share the `left` blocks with other processes: at least 2 blocks, with at least 2 ms of work in all.
+        """Whether to share the `left` remaining blocks of `job` with other processes, because that is likely faster.
 
-        The work is estimated by the mean time of the blocks in `done` or, if there are none, by the last job of the same type.
-        Where no pool is there yet, the time spent alone so far plus this work must also reach 0.25 s, so that forking one pays.
+        There must be at least 2 blocks, with 2 ms of work in all, estimated by the mean time of the blocks in `done` or, if that
+        is empty, by the time of the last job of the same type. Where no processes are forked yet, the time spent alone so far
+        plus this work must also reach 0.25 s.
         """
         coming = left * sum(d.seconds for d in done) / len(done) if done else self._lasted.get(type(job), 0.0)
         pays = left > 1 and coming >= WORTH_SHARING

@@ -64,7 +64,7 @@ class LocalTraining(Part):
     def __init_subclass__(cls, **options: Any) -> None:
         """Reset `declares` to the default in a subclass that defines its own `steps` but no `declares`.
 
-        An inherited declaration would describe the steps of the parent class.
+        The inherited declaration would describe the steps of the parent class, which the subclass has replaced.
         """
         super().__init_subclass__(**options)
         if "steps" in vars(cls) and "declares" not in vars(cls):

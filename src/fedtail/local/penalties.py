@@ -65,5 +65,8 @@ class Proximal(Penalty):
             raise ValueError(f"strength (mu) must be at least 0 and finite, got {self.strength:g}. 0 is FedAvg.")
 
     def add_gradient(self, gradients: Tensor, params: Tensor, anchor: Tensor) -> Tensor:
-        """gradients + strength * (params - anchor), (clients, dim), in a new tensor."""
+        """gradients + strength * (params - anchor), (clients, dim), as a new tensor.
+
+        `params` (clients, dim) are the local models and `anchor` (dim,) the model received.
+        """
         return gradients + self.strength * (params - anchor)

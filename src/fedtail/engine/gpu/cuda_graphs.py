@@ -195,7 +195,7 @@ class _Arena:
     """Buffers by name, at fixed addresses. One that is too small is replaced; recordings keep the memory they were made with."""
 
     def __init__(self, device: torch.device):
-        """Buffers on `device`; no memory is allocated before `buffer` is called."""
+        """An arena without buffers, which will be on `device`; no memory is allocated yet."""
         self.device = device
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
 

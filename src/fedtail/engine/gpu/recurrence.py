@@ -172,7 +172,10 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, by_hidden: Tensor, by_cell: Tensor, *_: Any) -> Any:
-        """Gradients with respect to the six arguments of `forward`, from those with respect to its first three results."""
+        """Gradients with respect to the six arguments of `forward`, which are inputs, states, weights and bias.
+
+        `by_output`, `by_hidden` and `by_cell` are the gradients with respect to its outputs, last hidden and last cell state.
+        """
         return lstm_backward(by_output, by_hidden, by_cell, *ctx.saved_tensors)
 
 
@@ -254,5 +257,8 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor, *_: Any) -> Any:
-        """Gradients with respect to the six arguments of `forward`, from those with respect to its first result."""
+        """Gradients with respect to the six arguments of `forward`, which are inputs, first state, weights and biases.
+
+        `by_output` are the gradients with respect to the hidden states that it returned.
+        """
         return gru_backward(by_output, *ctx.saved_tensors)

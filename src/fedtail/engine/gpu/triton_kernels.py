@@ -162,10 +162,11 @@ def _weight_gradient_kernel(images, outputs, weights, biases, batch, parts, shar
 def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                  OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
                  DH: tl.constexpr, DW: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Kernel of `fold_windows`: one program writes BLOCK pixels, each the sum, in dtype SUM, of what all windows hold for it.
+    """Kernel of `fold_windows`: one program writes BLOCK numbers of images, each the sum of the values all windows hold for it.
 
-    Images have their channels innermost. C is channels; H W image, KH KW kernel, OH OW output, SH SW stride, PH PW padding,
-    DH DW dilation; `numbers` is how many pixels there are, all channels counted.
+    `columns` holds these values, (images, OH, OW, KH, KW, C); images are written with channels (C) innermost. H W is the image,
+    KH KW the kernel, OH OW the output, SH SW the stride, PH PW padding, DH DW dilation. `numbers` is how many numbers the images
+    have, and SUM the dtype of the sum.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
@@ -188,10 +189,11 @@ def _fold_kernel(columns, out, numbers, C: tl.constexpr, H: tl.constexpr, W: tl.
 def _max_pool_kernel(images, out, which, numbers, by_image, by_channel, by_row, by_column,
                      C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, SH: tl.constexpr,
                      SW: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
-    """Kernel of `max_pool`: one program writes the largest number of BLOCK windows to `out` and, with KEEP, its index to `which`.
+    """Kernel of `max_pool`: one program writes the largest number of each of BLOCK windows to `out`.
 
-    Of equal numbers the first is taken, and NaN is the largest. Outputs have channels (C) innermost; KH KW is the window,
-    OH OW the output, SH SW the stride; `by_...` are strides of `images`.
+    With KEEP it also writes that number's index in the window to `which`. Of equal numbers the first is taken, and NaN is the
+    largest. Outputs have channels (C) innermost; KH KW is the window, OH OW the output, SH SW the stride; `numbers` is how many
+    windows there are, all channels included; `by_...` are strides of `images`.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, place = at % C, at // C
@@ -215,7 +217,8 @@ def _max_unpool_kernel(outputs, which, out, numbers, by_image, by_channel, by_ro
     """Kernel of `max_unpool`: one program writes BLOCK pixels; a pixel that was largest gets its window's number, others 0.
 
     `outputs` are the numbers of the windows, and `which` the index of the largest pixel in each. Pixels have channels (C)
-    innermost; H W is the image, KH KW the window, OH OW the output, SH SW the stride; `by_...` are strides of `outputs`.
+    innermost; H W is the image, KH KW the window, OH OW the output, SH SW the stride. `numbers` is how many pixels there are, all
+    channels included; `by_...` are strides of `outputs`.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = at % C, at // C
@@ -301,9 +304,9 @@ def weight_gradient_tile(outputs: int, length: int) -> tuple[int, int, int, int,
 
 
 def product_precision(images: Tensor) -> str:
-    """Triton's `input_precision` for products of these images: "tf32" or "tf32x3", which is about as exact as float32.
+    """Triton's `input_precision` for products of these images: "tf32", or "tf32x3", which is about as exact as float32.
 
-    It is "tf32" where cuDNN's `allow_tf32` is set or the images are not float32.
+    It is "tf32" where `torch.backends.cudnn.allow_tf32` is set or the images are not float32.
     """
     return "tf32" if torch.backends.cudnn.allow_tf32 or images.dtype != torch.float32 else EXACT
 

@@ -115,9 +115,10 @@ def _check_same_cluster(address: str | None) -> None:
 
 
 def _remove_ray_user(user: object) -> None:
-    """Remove `user` from the list of Ray's users, and shut Ray down in this process if it was the last.
+    """Remove `user` from the list of Ray's users and, if it was the last, call `ray.shutdown()`.
 
-    Does nothing for a user that was removed before.
+    That ends a Ray that was started here, and disconnects from one at an address. Does nothing for a user that was removed
+    before.
     """
     if user in _users:
         _users.remove(user)
@@ -127,4 +128,4 @@ def _remove_ray_user(user: object) -> None:
 
 
 def _keep_ray_running() -> None:
-    """Do nothing: returned by `join_ray` where the connection to Ray was made elsewhere in this process, which may end it."""
+    """Do nothing; `join_ray` returns this where the connection to Ray was made elsewhere in this process and must stay."""

@@ -49,8 +49,10 @@ class RayFleet(SimulatedFleet):
                  own: Sequence[ModuleType] = (), folder: Path | str | None = None):
         """Check the settings and choose the kernel; Ray is started or joined when the first round is opened.
 
-        Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not "auto" or HOST:PORT,
-        and a `kernel` that is unknown or cannot compute the task.
+        `shards` is the number of actors, by default one per core; `address` the cluster to join (None: one is started here);
+        `chunk` the most clients that an actor computes at once. `own` are modules that nodes cannot import, and `folder` is for
+        files of large rows. Raises ImportError without Ray; ValueError for `shards` or `chunk` below 1, an `address` that is not
+        "auto" or HOST:PORT, and a `kernel` that is unknown or cannot compute the task.
         """
         check_ray_installed()
         check_address_form(address)
@@ -178,8 +180,8 @@ class RayFleet(SimulatedFleet):
     def _create_actors(self) -> None:
         """Cut the population into shards, put them and the task into Ray's object store, and start an actor for every shard.
 
-        Adds a handle for each actor to `self._handles`; does not wait for them. Registers the user's `own` modules to be sent by
-        value.
+        Adds a handle for each actor to `self._handles`; does not wait for them. Registers the user's `own` modules with Ray, so
+        that they are sent with what uses them.
         """
         import ray
 

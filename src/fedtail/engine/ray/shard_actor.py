@@ -134,12 +134,15 @@ class ShardActor:
 
 
 def fetch_objects(references: References) -> list[Any]:
-    """The objects that Ray's references stand for, in order; waits until all have arrived."""
+    """The objects behind Ray's `references`, in order; waits until all have arrived."""
     import ray
 
     return ray.get(references)
 
 
 def positions_in_shard(cohort: Cohort, low: int, high: int) -> Tensor:
-    """Positions in the cohort, int64 in rising order, of those of its clients that are `low` to `high` - 1 in the population."""
+    """Where in the cohort the clients of one shard are: int64 positions in rising order.
+
+    The shard holds clients `low` to `high` - 1 of the population.
+    """
     return ((cohort.ids >= low) & (cohort.ids < high)).nonzero().flatten()

@@ -72,7 +72,10 @@ def bytes_to_send(population: Population) -> int:
 
 
 def to_array(values: Tensor) -> Any:
-    """The tensor as a NumPy array, on the same memory if it is on the CPU; a tensor of a dtype NumPy lacks stays a tensor."""
+    """The tensor as a NumPy array, which shares its memory if that is on the CPU.
+
+    A tensor of a dtype that NumPy lacks (bfloat16) is returned as a tensor, on the device it is on.
+    """
     try:
         return values.detach().cpu().numpy()
     except TypeError:
@@ -80,7 +83,10 @@ def to_array(values: Tensor) -> Any:
 
 
 def to_tensor(values: Any) -> Tensor:
-    """A tensor on the memory of a NumPy array, which may be shared and read-only: do not write to it. Tensors stay as is."""
+    """A tensor on the memory of a NumPy array, which may be read-only and shared: do not write to it.
+
+    A tensor is returned as it is.
+    """
     if isinstance(values, Tensor):
         return values
     with warnings.catch_warnings():
