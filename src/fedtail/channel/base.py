@@ -172,7 +172,7 @@ class Channel:
 
     def collect(self, questions: tuple[Any, ...], encoding: Encoder, fleet: Fleet, cohort: Cohort, broadcast: Broadcast,
                 again: Callable[[], None], needed: int = 0) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it wants rows.
+        """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
         Here `fleet.collect` is called, and the arguments after `fleet` are not used. A subclass that hides single clients raises
         `RoundLost` where fewer than `needed` clients answered, and calls `again`, which charges the ledger, before it asks a
@@ -238,10 +238,11 @@ def whole_number_of_clients(fewest: float | None, clients: int) -> int:
 
 
 def leave_out_small_groups(question: Any, cohort: Cohort, population: Any, minimum: int) -> Any:
-    """A copy of `question` to which clients of small groups answer zeros: groups with fewer than `minimum` clients in the cohort.
+    """A copy of `question` to which clients of small groups, with fewer than `minimum` clients in the cohort, answer zeros.
 
     The copy also holds the size of the smallest remaining group. Only a question without noise whose rows are read group by group
-    is changed; any other is returned as it is. Raises `RoundLost` where no group has `minimum` clients in the cohort.
+    is changed; any other is returned as it is, and so are all if `minimum` is 0. Raises `RoundLost` where no group has `minimum`
+    clients in the cohort.
     """
     if not minimum or not question.by_group or question.mechanism.private:
         return question
@@ -279,7 +280,7 @@ def clients_add_noise(mechanism: Mechanism) -> bool:
 def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> None:
     """Raise `RoundLost` where fewer clients were sampled than the noise of this question relies on (`mechanism.minimum`).
 
-    If clients add the noise, the clients of the node with most of the cohort do not count: that node knows their shares.
+    If clients add the noise, those of the node with most of the cohort are not included, since that node knows their shares.
     """
     nodes = fleet.population.node if clients_add_noise(question.mechanism) else None
     known = int(nodes[cohort.ids].unique(return_counts=True)[1].max()) if nodes is not None and len(cohort.ids) else 0
@@ -292,9 +293,9 @@ def check_enough_for_noise(question: Question, fleet: Fleet, cohort: Cohort) -> 
 def with_fixed_noise_shares(question: Any, cohort: Cohort, release: Release) -> Any:
     """A copy of `question` for which exactly `mechanism.minimum` clients of the cohort add noise: those with the smallest keys.
 
-    The noise of the sum then has the same distribution for every cohort that is large enough. The question is returned as it is
-    where the noise that `release` describes has no shares, or a fixed number of them already. Raises ValueError where the next
-    client has the same key as the last of those that add noise.
+    The noise of the sum then has the same distribution for every cohort; it must have at least so many clients. The question is
+    returned as it is where the noise that `release` describes has no shares, or a fixed number of them already. Raises ValueError
+    where the next client has the same key as the last of those that add noise.
     """
     if with_constant_noise(release) == release:
         return question

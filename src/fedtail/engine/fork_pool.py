@@ -81,7 +81,7 @@ class Worker(NamedTuple):
 
 
 class ForkPool:
-    """Forked processes, and a pipe from which they and we take the numbers of blocks, a byte each."""
+    """Forked processes, and a pipe from which they and this process take the numbers of blocks to perform, a byte each."""
 
     def __init__(self, perform: Perform, workers: list[Worker], tokens: tuple[int, int]):
         """A pool of `workers`, which were forked with `perform`; they are ended when it is closed or garbage-collected.
@@ -116,8 +116,9 @@ class ForkPool:
     def run(self, message: bytes, job: Any, todo: list[int]) -> list[Done]:
         """Perform the blocks numbered in `todo`, in this process and the others, and return a `Done` for each, in any order.
 
-        `message` is the pickled `job`. If a block raises an exception, that is its result (`Failed`). Where a process died, there
-        is a RuntimeWarning, the process leaves the pool, and the blocks it had taken are missing from the result.
+        `message` is the pickled `job`; numbers must be below 256. If a block raises an exception, that is its result (`Failed`).
+        Where a process died, there is a RuntimeWarning, the process leaves the pool, and the blocks it had taken are missing from
+        the result.
         """
         os.write(self.tokens[1], bytes(todo))
         for worker in self.workers:

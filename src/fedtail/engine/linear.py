@@ -200,8 +200,8 @@ def _logistic_residual(scores: Tensor, targets: Tensor) -> Tensor:
 def _squared_residual(scores: Tensor, targets: Tensor) -> Tensor:
     """The derivative of the squared error in the scores, (clients, outputs, batch): twice score minus target.
 
-    `targets` is (clients, batch) or (clients, batch, outputs). Zero where a target of three axes is padding; NaN where the
-    squared error overflows, so that the client is left out.
+    `scores` is (clients, outputs, batch), `targets` (clients, batch) or (clients, batch, outputs). The result is zero where a
+    target of three axes is padding, and NaN where the squared error overflows, so that the client is left out.
     """
     wanted = targets.reshape(scores.mT.shape).mT
     gap = scores - wanted.to(scores.dtype)

@@ -53,7 +53,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class LossJob:
-    """The losses of a block of clients under one of the models."""
+    """A job for worker processes: the losses of a block of clients under the broadcast model with index `model`."""
 
     opening: Opening
     model: int
@@ -62,7 +62,7 @@ class LossJob:
 
 @dataclass(frozen=True)
 class AnswerJob:
-    """The answers of a block of clients to a question, summed unless it gathers rows."""
+    """A job for worker processes: the encoded answers of a block of clients to a question, summed unless it gathers rows."""
 
     opening: Opening
     question: Any
@@ -71,7 +71,10 @@ class AnswerJob:
 
 
 class Answered(NamedTuple):
-    """A block's sum or rows, or where its sum lies; and what another process found out."""
+    """The result of an `AnswerJob`: a block's sum or rows, or where its sum lies in shared memory, and a report on its clients.
+
+    The report is None where the block was computed in the process that holds the round.
+    """
 
     answer: Tensor | Place
     report: Report | None
@@ -150,7 +153,7 @@ class LocalFleet(SimulatedFleet):
         self._use_one_thread(self.workers)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it wants rows.
+        """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
         Rows are in cohort order. Losses that the questions need are computed once in a round. Raises RuntimeError if no round is
         open.
@@ -202,7 +205,7 @@ class LocalFleet(SimulatedFleet):
         self._opening = replace(opening, places=shard.places)
 
     def _collect_question(self, question: Question, encoding: Encoder) -> Tensor:
-        """The cohort's encoded sum for one question, (width,), or its encoded rows (clients, width) if the question wants rows.
+        """The cohort's encoded sum for one question, (width,), or the encoded rows, (clients, width), if it gathers rows.
 
         Losses that the question needs are computed first and stored for the round. What worker processes report of their clients
         is added to the round.
@@ -254,7 +257,7 @@ class LocalFleet(SimulatedFleet):
         return Answered(stored, shard.report(torch.arange(low, high)))
 
     def _answer_clients(self, question: Question, encoding: Encoder, low: int, high: int) -> Tensor:
-        """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question wants these.
+        """The encoded sum over clients `low` to `high` - 1, (width,), or their encoded rows if the question gathers rows.
 
         Clients are computed in batches that fit into memory and cache, whose sums are added in order. The result is on the CPU.
         """

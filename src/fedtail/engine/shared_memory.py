@@ -21,7 +21,10 @@ class Place(NamedTuple):
 
 
 class SharedMemory:
-    """Made before processes are forked. It has no name, so nothing is left behind, and takes memory only where it is used."""
+    """Memory for the models and sums of a round that processes share; to be made before they are forked.
+
+    It is anonymous, so that nothing is left behind, and takes memory only where it is written to.
+    """
 
     def __init__(self, models: Tensor, blocks: int):
         """Reserve zeroed shared memory for models like `models`, (models, dim), and for one sum of each of `blocks` blocks.

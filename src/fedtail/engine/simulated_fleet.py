@@ -90,7 +90,7 @@ class SimulatedFleet:
         self._shard = self._cohort = None
 
     def round_view(self) -> RoundView:
-        """Which clients were sampled, trained and failed in the last closed round; an empty view before the first."""
+        """The `RoundView` of the last closed round: who was sampled, trained and failed; an empty view before the first round."""
         return self._view
 
     def memory(self) -> ClientMemory:

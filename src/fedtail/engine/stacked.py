@@ -134,7 +134,7 @@ class StackedGradients:
             return _stackable_losses(loss, outputs.to(dtype), targets)
 
         def weighted_loss(named: dict[str, Tensor], inputs: Examples, targets: Tensor, weight: Tensor) -> Tensor:
-            """The sum of one client's losses times `weight` (batch,): the scalar that is differentiated by `named`."""
+            """The sum of one client's losses times `weight` (batch,), a scalar, to be differentiated with respect to `named`."""
             return (example_losses(named, inputs, targets, weight.dtype) * weight).sum()
 
         self._gradients_of_all = vmap(grad_and_value(weighted_loss))

@@ -44,7 +44,10 @@ class RoundStart:
 
 
 class Prepared(NamedTuple):
-    """Local training as this round's clients do it, and what the server keeps for the next round."""
+    """What `LocalTraining.prepare` returns: the part by which this round's clients train, and what the server keeps.
+
+    The latter, `kept`, is given to `prepare` in the next round.
+    """
 
     local: Any
     kept: Tensor | None = None

@@ -16,7 +16,7 @@ from fedtail.types import Examples
 
 
 class Batch(NamedTuple):
-    """One step of the clients that are still training, the first `active` of them; padding weighs nothing."""
+    """The examples of one training step, for the first `active` clients, which still train; padding has weight zero."""
 
     active: int
     inputs: Examples              # (active, batch, ...)

@@ -44,7 +44,7 @@ class Penalty(Part):
 
 @dataclass(frozen=True)
 class NoPenalty(Penalty):
-    """Nothing is added."""
+    """No penalty: clients minimise their own loss alone."""
 
     adds: ClassVar[bool] = False
 

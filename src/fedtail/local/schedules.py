@@ -19,7 +19,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant(Part):
-    """The same in every round."""
+    """A schedule that leaves the learning rate as it is in every round."""
 
     def __call__(self, round: int) -> float:
         """The factor of the learning rate: 1.0 in every round."""
@@ -48,7 +48,10 @@ class StepDecay(Part):
 
 @dataclass(frozen=True)
 class Cosine(Part):
-    """From 1 down to `final` over `num_rounds` along half a cosine, then constant."""
+    """A schedule that multiplies the learning rate by a factor that falls from 1 to `final` over `num_rounds`, then stays.
+
+    It falls along half a period of a cosine.
+    """
 
     num_rounds: int
     final: float = 0.0

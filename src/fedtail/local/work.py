@@ -31,7 +31,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class FullWork(Part):
-    """Every client does all of it."""
+    """Every client takes all steps of local training."""
 
     everyone_trains: ClassVar[bool] = True
 

@@ -171,8 +171,8 @@ def _triton_compiles() -> bool:
 def _convolves_by_triton(images: Tensor, written: int) -> bool:
     """Whether a Triton kernel can convolve these images, which it does without a copy of their windows.
 
-    False on a CPU, without Triton, in float64, and where `images` or the output have 2^31 numbers or more; `written` is the
-    number of numbers in the output.
+    False on a CPU, without Triton, in float64, and where `images` or the output have 2^31 numbers or more; `written` is how many
+    the output has.
     """
     return (_triton_kernels_if_usable(images) is not None and images.dtype != torch.float64
             and max(images.numel(), written) < INDEXABLE)

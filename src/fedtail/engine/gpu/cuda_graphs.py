@@ -85,7 +85,8 @@ class Replayed:
     def _padded_width(self, active: int, batch: int) -> int:
         """The number of examples, at least `batch`, to which a batch of `batch` examples of `active` clients is padded.
 
-        Remembers the widest batch so far in `_widest`: where at most 8 clients are left, their batches are padded to that.
+        With `grain` it is the next multiple of that. Without, it is the widest batch so far (`_widest`, which is updated) where
+        at most 8 clients are left and that is at most 256; otherwise `padded_size` of `batch`, which keeps up to 32 as they are.
         """
         self._widest = max(self._widest, batch)
         if self.grain:

@@ -97,7 +97,7 @@ class RayFleet(SimulatedFleet):
         self._use_one_thread(1)
 
     def collect(self, questions: tuple[Question, ...], encoding: Encoder) -> list[Tensor]:
-        """For each question the encoded sum over the cohort, (width,), or the encoded rows, (clients, width), if it wants rows.
+        """One encoded tensor per question: the sum over the cohort, (width,), or the rows, (clients, width), if it gathers rows.
 
         Rows are in cohort order. Shards without a client in the cohort are not called. What shards report of their clients is
         added to the round. Warns of actors that were lost and restarted. Raises RuntimeError if no round is open, or an actor was
@@ -216,7 +216,7 @@ class RayFleet(SimulatedFleet):
 
 
 class _ActorHandle:
-    """An actor, which clients it holds, and references to them and to the task, without which they would be gone."""
+    """An actor, which clients it holds, and Ray's references to their data and the task, which keep these from being deleted."""
 
     def __init__(self, block: tuple[int, int], actor: Any, held: list[Any]):
         """A handle for `actor`, which holds clients low to high - 1 of the population, where `block` is (low, high).
@@ -236,7 +236,7 @@ class _ActorHandle:
 
 
 def _join_answers(question: Question, encoding: Encoder, places: list[Tensor], parts: list[Tensor]) -> Tensor:
-    """The encoded sum of the shards' sums, (width,) or, if the question wants rows, the rows of all in the order of the cohort.
+    """The encoded sum of the shards' sums, (width,) or, if the question gathers rows, these in the order of the cohort.
 
     `parts` are the shards' sums or rows, and `places` the positions of their clients in the cohort. Sums are added in order.
     """

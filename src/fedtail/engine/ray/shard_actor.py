@@ -35,9 +35,10 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class Reply:
-    """A shard's sums or rows for some questions, as arrays, what it found out about its clients, and which life of it did so.
+    """An actor's answers to some questions, as arrays, and what it found out about its clients.
 
-    `written` are the large rows its clients are to remember, by name who and what, from an actor that does not see the files.
+    `life` tells which start of the actor computed it. `written` are large rows that its clients store, from an actor that does
+    not see the files: by name, the positions of the clients in its part of the cohort, and their rows.
     """
 
     answers: list[Any]

@@ -20,7 +20,7 @@ Arrays = Any      # as Examples, but arrays
 
 @dataclass(frozen=True)
 class ShardData:
-    """Consecutive clients: what is known of each, and their examples or the folder these are mapped from."""
+    """Consecutive clients of a population: arrays that describe them, and their examples or the folder these are mapped from."""
 
     clients: dict[str, np.ndarray]      # start, size, mass, key, group
     inputs: Arrays = None
