@@ -65,8 +65,8 @@ class AdaptiveClip(Part):
     def mechanism(self) -> NoisySum:
         """The mechanism that clips rows to norm sqrt(1 + (BIT_WEIGHT / 2)^2) and adds `noise` to their sum.
 
-        That is the norm of an update of norm one beside a bit of plus or minus BIT_WEIGHT / 2, so no row of `rows` is shortened
-        again.
+        That is the norm of an update of norm one beside a bit of plus or minus BIT_WEIGHT / 2, so that with densities up to 1 no
+        row is shortened again.
         """
         return NoisySum(math.sqrt(1 + (BIT_WEIGHT / 2) ** 2), self.noise)
 
