@@ -37,7 +37,8 @@ class SharedMemory:
     def put_sum(self, block: int, values: Tensor) -> Place | Tensor:
         """Copy the sum of block number `block`, `values` (length,), to shared memory and return its `Place`, for `get_sum`.
 
-        `values` itself is returned, and nothing is copied, where it is longer than a row or its entries do not have 64 bits.
+        Where `values` has more than dim + 64 entries, or entries of other than 64 bits, nothing is copied and it is returned
+        itself.
         """
         if len(values) > self._sums.shape[1] or values.element_size() != 8:
             return values

@@ -50,7 +50,8 @@ def example_weights(risk: Risk, losses: Tensor, mass: Tensor) -> Tensor:
 def check_example_risk(risk: object) -> None:
     """Raise a TypeError if `risk` is not a `Risk`, and a ValueError if it needs more than the losses of one client's examples.
 
-    Refused are risks that need groups, everybody or memory between rounds, that have noise, and `Hierarchical` ones.
+    Refused are risks that need groups, every client in every round, or memory between rounds, that have noise, or are
+    `Hierarchical`.
     """
     if not isinstance(risk, Risk):
         raise TypeError(f"example_risk must be a risk, got {risk!r}. Write example_risk=Tilted(-2.0), say; None is the mean.")
