@@ -47,7 +47,7 @@ class MaskContext:
         return digest("fedtail secure: told", bytes([VERSION]), encode(self))
 
     def key_label(self, purpose: str, *names: int) -> bytes:
-        """The `info` input of HKDF, as bytes: version and `purpose`, then round, query, attempt and `names` as 8 bytes each.
+        """HKDF's `info` input for a mask key: version and `purpose`, then round, query, attempt and `names` in 8 bytes each.
 
         `names` are the numbers of the clients that the key is for. The digest of the whole context is HKDF's salt.
         """
@@ -72,7 +72,7 @@ def own_mask_key(seed: bytes, context: MaskContext, one: int) -> bytes:
 
 
 def seed_commitment(session: Session, sender: int, query: int, seed: bytes) -> bytes:
-    """The SHA-256 digest (32 bytes) by which client `sender` commits to its `seed` of a query of this session.
+    """The SHA-256 digest (32 bytes) by which client `sender` commits to its `seed` for query number `query` of this session.
 
     It fixes the seed and, as a seed is 32 random bytes, reveals nothing of it.
     """
@@ -80,26 +80,28 @@ def seed_commitment(session: Session, sender: int, query: int, seed: bytes) -> b
 
 
 def key_digest(session: Session, keys: KeyList) -> bytes:
-    """The SHA-256 digest (32 bytes) of all clients' public keys, bound to the session.
+    """The SHA-256 digest (32 bytes) of `session.id` and of all public keys on the list `keys`.
 
-    Of `NeighbourKeys` it is not computed: it is the digest that the server sent along.
+    Where `keys` is a `NeighbourKeys`, which has not everybody's keys, it is the digest that the server sent with them,
+    unchecked.
     """
     return keys.digest(session.id)
 
 
 def box_key(shared: bytes, about: bytes, sender: int, to: int) -> bytes:
-    """The key (32 bytes) that client `sender` seals shares with for client `to`, from `shared`, the X25519 secret of the two.
+    """The key (32 bytes) with which client `sender` encrypts Shamir shares for client `to`; a box is one such encrypted message.
 
-    `about` is the digest of all public keys. The boxes of several queries use this one key, with the query as the nonce.
+    `shared` is the X25519 secret of the two, and `about` the digest of all public keys. The boxes of several queries use this
+    one key, with the number of the query as the nonce.
     """
     names = sender.to_bytes(8, "big") + to.to_bytes(8, "big")
     return derive_key(shared, about, f"fedtail secure {VERSION}: sealed shares".encode() + names)
 
 
 def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> MaskContext:
-    """The `MaskContext` of query `ask` in a session.
+    """The `MaskContext` of the query `ask` in a session: what its masks are bound to; it must be the same on both sides.
 
-    `context` is what was broadcast with the query, and only its digest enters.
+    `keys` is the list of public keys. `context` is what was broadcast with the query, of which only the digest enters.
     """
     said = digest("fedtail secure: context", context)
     heard = key_digest(session, keys)
@@ -107,9 +109,9 @@ def mask_context(session: Session, keys: KeyList, ask: Ask, context: bytes) -> M
 
 
 def run_mask_context(run: Run, keys: RunKeyList, asked: AskAll, context: bytes) -> MaskContext:
-    """The `MaskContext` of an all-or-nothing query `asked`, with its round and attempt.
+    """The `MaskContext` of the query `asked` in an all-or-nothing run: what all its masks are bound to, with round and attempt.
 
-    `context` is what was broadcast with the query, and only its digest enters.
+    `keys` is the list of public keys. `context` is what was broadcast with the query, of which only the digest enters.
     """
     heard = digest("fedtail secure: list of keys", run.id, encode(keys))
     said = digest("fedtail secure: context", context)
