@@ -172,7 +172,8 @@ def _error_rate_bounds(without: np.ndarray, present: np.ndarray, threshold: np.n
 def _clopper_pearson_bound(happened: np.ndarray, runs: int, risk: float) -> np.ndarray:
     """Clopper and Pearson's upper bound on the probability of an event that `happened` so many times in `runs` independent runs.
 
-    Elementwise; each bound is too small with probability `risk` at most.
+    An array in the shape of `happened`; each bound is too small with probability `risk` at most, and 1 where the event always
+    happened.
     """
     from scipy.special import betaincinv
 

@@ -147,7 +147,7 @@ class LedgerFile:
                                 "sources": list(earlier.sources)}}, safely=True)
 
     def make_mark(self, rounds: int, safely: bool) -> LedgerMark:
-        """Size and digest of the whole lines written so far, with `rounds`, the number of rounds that the caller says they hold.
+        """A `LedgerMark` of the file now: size and digest of the whole lines written so far, and the number `rounds` as given.
 
         With `safely` the file is forced to disk first, unless it is empty.
         """
@@ -238,7 +238,10 @@ _NOTHING = (RoundEvent((), NoSampling()), UNRECORDED)
 
 
 def _parse_earlier_history(plain: dict[str, Any]) -> EarlierHistory:
-    """The `EarlierHistory` in a "before" line of a ledger, from the values that `LedgerFile.append_earlier_history` wrote."""
+    """The `EarlierHistory` in a "before" line of a ledger, from its JSON values: `what`, `round`, `rounds` and `sources`.
+
+    A KeyError, TypeError or ValueError where they are not those that `LedgerFile.append_earlier_history` writes.
+    """
     rounds = None if plain["rounds"] is None else tuple(
         (RoundEvent(tuple(map(_from_json_dict, one["releases"])), _from_json_dict(one["sampling"])), int(one["count"]))
         for one in plain["rounds"])

@@ -65,7 +65,7 @@ class Strategy:
         return longest / self.sensitivity if self.printed is None else max(longest / self.sensitivity, math.sqrt(2))
 
     def rows(self, bins: np.ndarray) -> np.ndarray:
-        """The rows, before noise, that clients in these `bins`, (clients,) integers, send: (clients, width) int64."""
+        """The rows, (clients, width) int64, that clients send before noise; `bins`, (clients,) integers, is the bin of each."""
         return self._rows_by_bin[bins]
 
     def sum_range(self, clients: int) -> tuple[int, int]:
@@ -90,8 +90,8 @@ class Strategy:
     def least_squares(self, noisy: np.ndarray, total: float | None = None) -> np.ndarray:
         """The least-squares histogram, (bins,) float64, of a `noisy` sum; it sums to `total` if given.
 
-        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, or a total that is missing or not
-        positive.
+        It is unbiased, and counts may be negative. A ValueError for a `noisy` of another width, where `total` is None although
+        `needs_total` is set, and for a total that is not positive.
         """
         self._check_sum(noisy, total)
         return matrix_mechanism.least_squares(self._float_matrix, noisy.astype(np.float64), total)
@@ -175,9 +175,9 @@ def optimal_strategy(bins: int, scale: int = SCALE, level: float | None = None, 
 
 
 def scale_for_noise(noise_multiplier: float, honest: int) -> int:
-    """The integer scale c, at least 256, at which a share of the noise of `honest` clients has variance 4 or more.
+    """The integer scale c, at least 256, at which one client's share of the noise has variance 4 or more.
 
-    `noise_multiplier` is that of the sum of their shares, for rows of norm c.
+    `honest` clients add a share each, and `noise_multiplier` is that of the sum of their shares, for rows of norm c.
     """
     return max(SCALE, math.ceil(math.sqrt(SHARE * honest) / noise_multiplier))
 
