@@ -209,7 +209,8 @@ class Ledger:
     def history(self, what: str, rounds: int) -> EarlierHistory:
         """The history of a model after `rounds` rounds of this ledger, for a run that begins with that model; `what` names it.
 
-        It includes earlier histories. Its `rounds` are None where some rounds are neither on this ledger nor in a known history.
+        It includes the rounds of the model that this ledger itself began with. Its `rounds` are None where some rounds are
+        neither on this ledger nor in a known history.
         """
         whole = join_histories(self.rounds, self.earlier_histories) if self.covers_rounds(rounds) else None
         sources = dict.fromkeys([*self.randomness_sources, *(source for one in self.earlier_histories for source in one.sources)])
@@ -246,7 +247,7 @@ class Ledger:
         return replace(guarantee(self.rounds, chosen, self.budget.adjacency), only=self.describe_earlier_model(chosen))
 
     def describe_earlier_model(self, delta: float) -> str:
-        """A text on the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
+        """A text about the model that these rounds began with, which their guarantee does not cover; "" where none is recorded.
 
         If the model's own rounds are known and private, it gives epsilon at `delta` of those and these together.
         """

@@ -13,11 +13,11 @@ def reveal_probability(rate: float, population: int, minimum: int) -> float:
     """The probability that the minimum-cohort rule reveals a given client's participation in a round that is held.
 
     q P(Bin(n-1, q) = min - 1) / P(Bin(n, q) >= min), with `rate` (q) of Poisson sampling from `population` (n) clients; rounds
-    of fewer than `minimum` are skipped. Given the other clients' draws, a client is sampled with probability q, unless exactly
-    min - 1 others are: then a round that is held includes it for sure. So with this probability a round is not amplified at
-    all, and otherwise it is amplified at q; the average rate of participation would understate the first. Whether a round is
-    held depends on who is sampled and not on their data, so it reveals nothing about data that are zeroed or exchanged. A
-    ValueError for arguments out of range, and where rounds are practically never held. Cached.
+    of fewer than `minimum` are skipped. It is 0 for a minimum of 0. Given the other clients' draws, a client is sampled with
+    probability q, unless exactly min - 1 others are: then a round that is held includes it for sure. So with this probability a
+    round is not amplified at all, and otherwise it is amplified at q; the average rate of participation would understate the
+    first. Whether a round is held depends on who is sampled and not on their data, so it reveals nothing about data that are
+    zeroed or exchanged. A ValueError for arguments out of range, and where rounds are practically never held. Cached.
     """
     _check_sampling(rate, population)
     if not 0 <= minimum <= population:

@@ -53,7 +53,7 @@ class Noise(Protocol):
         ...
 
     def bound(self, width: int, clip_norm: float, whole: bool) -> float:
-        """The largest absolute entry of what is sent for a clipped row of `width` entries, noise included.
+        """The largest absolute entry of what a client sends for a row of `width` entries, clipped to `clip_norm`, noise included.
 
         `whole` says that the rows are whole numbers already.
         """

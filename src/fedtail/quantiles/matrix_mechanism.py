@@ -30,8 +30,8 @@ class Factor(NamedTuple):
 def workload(bins: int, level: float | None, public_total: bool) -> np.ndarray:
     """The matrix of all prefix sums of a histogram, (bins, bins) float64: row j has ones in columns 0 to j, and zeros after.
 
-    With a `level` (p) that is subtracted from every entry: these sums decide the p-quantile. With `public_total` the last row
-    is left out, because the total is known, and `level` is not used: (bins - 1, bins).
+    A `level` (p), if given, is subtracted from every entry: the signs of these sums decide the p-quantile. With `public_total`
+    the last row is left out, because the total is known, and `level` is not used: (bins - 1, bins).
     """
     sums = np.tril(np.ones((bins, bins)))
     return sums[:-1] if public_total else sums - (level or 0.0)

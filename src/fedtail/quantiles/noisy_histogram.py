@@ -130,7 +130,7 @@ def merge_sparse_ends(counts: np.ndarray, least: float) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _build_strategy(method: Method, bins: int, scale: int, level: float | None) -> Strategy:
-    """The strategy that `method` names, with `bins` bins; `scale` is the integer that stands for one. Cached.
+    """The strategy that `method` names, with `bins` bins and rows that are multiplied by `scale` to be integers. Cached.
 
     `level` is used by "optimal" only. A ValueError where the strategy cannot be built, such as a tree where `bins` is no power
     of two.

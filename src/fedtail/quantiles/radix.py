@@ -145,9 +145,10 @@ def float_from_ordered_bits(key: int) -> float:
 
 
 def _digit_places(bits: int) -> Iterator[tuple[int, int]]:
-    """(shift, width) of each digit of the leading `bits` bits of 32, most significant first.
+    """Yields (shift, width) of each digit of the leading `bits` bits of 32, most significant first.
 
-    Up to 12 bits are one digit; more are split into digits of 8 bits, the last of which may be narrower.
+    A digit is the `width` bits above the lowest `shift`. Up to 12 bits are one digit; more are split into digits of 8 bits, the
+    last of which may be narrower.
     """
     shift, step = BITS, bits if bits <= COARSE else 8
     while shift > BITS - bits:

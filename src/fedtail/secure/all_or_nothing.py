@@ -114,7 +114,7 @@ class AllOrNothingClient:
         self.state = replace(self.state, key_list=heard)
 
     def checked_query(self, message: bytes) -> AskAll:
-        """The `AskAll` in the framed `message`, checked before the row is computed.
+        """The `AskAll` in the framed `message`, for a caller that is about to compute the row.
 
         Raises `Refused` where this client may not answer it.
         """
@@ -250,10 +250,10 @@ class AllOrNothingServer:
         return self._same_message_for(asked.ask.members, asked)
 
     def _receive_masked_row(self, sender: int, came: MaskedForAll) -> None:
-        """Add a member's masked row to the total.
+        """Add a member's masked row to the total of the query, and the member to those that answered.
 
-        Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender, or has
-        another context than the server.
+        Raises `Refused` where it answers another query or attempt, is no member or answered before, names another sender than
+        `sender`, has another context than the server, or has another width or an entry beyond the modulus.
         """
         asked, masked = self._asked, came.masked
         if asked is None or (came.round, masked.query, came.attempt) != (*query_position(asked), asked.attempt):
@@ -284,7 +284,7 @@ class AllOrNothingServer:
         return Sum((self._total & mask).astype(np.int64), asked.ask.members)
 
     def _same_message_for(self, names: Any, message: Any) -> Contents:
-        """For each client of `names` the bytes of `message`, the same for all."""
+        """By client, for all of `names`: the framed bytes of `message`, the same object for everybody."""
         return dict.fromkeys(names, encode_frame(self.run.id, message))
 
 

@@ -130,7 +130,7 @@ class TupleCode:
         self.one = one
 
     def write(self, value: tuple[Any, ...], out: list[bytes]) -> None:
-        """Append to `out` the number of values in 4 bytes, then each value."""
+        """Append to `out` the number of values in 4 bytes, then each value; raises `Refused` where one cannot be written."""
         out.append(len(value).to_bytes(4, "big"))
         if isinstance(self.one, IntegerCode):
             out.append(self.one.encode_several(value))
@@ -160,7 +160,10 @@ class DataclassCode:
         self.fields = [(one.name, _code_for_annotation(hints[one.name])) for one in fields(kind)]
 
     def write(self, value: Any, out: list[bytes]) -> None:
-        """Append to `out` the fields of the dataclass `value`, in the order in which the class defines them."""
+        """Append to `out` the fields of the dataclass `value`, in the order in which the class defines them.
+
+        Raises `Refused` where a field does not fit its size.
+        """
         for name, code in self.fields:
             code.write(getattr(value, name), out)
 

@@ -56,8 +56,8 @@ class Identity:
         """A copy whose `pinned` maps the sender of each of `entries` to the public key with which that entry was signed.
 
         `entries` are `Keys` or `RunKeys`, signed for the digest `session`. Raises `Refused` for an entry that is not signed
-        with a key pinned for it, or, where `pinned` is a tuple, not with one that no earlier entry used. Where `pinned` is a
-        mapping already, `self` is returned without a look at `entries`, unless `check`.
+        with a key pinned for it and, where `pinned` is a tuple, for a second entry signed with the same key. Where `pinned` is
+        a mapping already, `self` is returned and `entries` are not read, unless `check`.
         """
         if isinstance(self.pinned, Mapping) and not check:
             return self
@@ -101,8 +101,8 @@ def signed_threshold(members: int, colluding: int = 0) -> int:
 def checked_identity(session: Session | Run, identity: Identity | None) -> Identity | None:
     """The identity with which a client signs in a session or run: `identity` itself, which is None in an unsigned one.
 
-    Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; where fewer than two members
-    do not collude (`identity.colluding` may); and where a signed `Session` has a threshold below `signed_threshold`.
+    Raises `Refused` where the session is signed and `identity` is None, or unsigned and it is not; where `identity.colluding`
+    leaves fewer than two honest members; and where a signed `Session` has a threshold below `signed_threshold`.
     """
     if identity is None:
         if session.signed:
@@ -120,9 +120,9 @@ def checked_identity(session: Session | Run, identity: Identity | None) -> Ident
 
 
 def refuse_if_all_others_collude(members: int, identity: Identity | None) -> None:
-    """Raise `Refused` where all but one of the `members` clients of a sum, or all, may collude (`identity.colluding`).
+    """Raise `Refused` where `identity.colluding` leaves fewer than two honest clients among the `members` clients of a sum.
 
-    They could then compute this client's row from the sum. Without an identity nothing is checked.
+    The others could then compute this client's row from the sum. Without an identity nothing is checked.
     """
     if identity is not None and members - identity.colluding < 2:
         raise Refused(f"a sum over {members} members, {identity.colluding} of whom may collude with the server, would be this "

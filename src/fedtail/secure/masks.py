@@ -135,7 +135,10 @@ def add_masks(row: np.ndarray, plus: Iterable[bytes], minus: Iterable[bytes]) ->
 
 
 def _apply_key_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
-    """Apply np.add or np.subtract of each key stream to `row`, in place and block by block; the streams are used up by it."""
+    """Add each key stream to `row` or subtract it, as the function paired with it (np.add or np.subtract) says; in place.
+
+    It goes block by block through `row`; each stream advances by as many bytes as `row` has.
+    """
     step = min(BLOCK // row.itemsize, len(row)) or 1
     buffer, zeros = np.empty(step, row.dtype), np.zeros(step, row.dtype)
     for start in range(0, len(row), step):
@@ -147,9 +150,9 @@ def _apply_key_streams(row: np.ndarray, streams: list[tuple[CipherContext, np.uf
 
 
 def to_residues(row: Any, modulus_bits: int) -> np.ndarray:
-    """A vector of integers modulo M = 2^modulus_bits, in the dtype of `word_dtype`; -x becomes M - x. Always a copy.
+    """`row`, a vector of integers, modulo M = 2^modulus_bits, in the dtype of `word_dtype`; always a copy.
 
-    Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
+    An entry -x becomes M - x. Raises a TypeError where `row` is not one-dimensional or not of an integer dtype.
     """
     row = np.asarray(row)
     if row.ndim != 1 or row.dtype.kind not in "iu":
@@ -175,7 +178,10 @@ def entry_bytes(modulus_bits: int) -> int:
 
 
 def row_to_bytes(row: np.ndarray, modulus_bits: int) -> bytes:
-    """The bytes of `row`, an array in the dtype of `word_dtype`: entries modulo M in `entry_bytes` bytes each, little-endian."""
+    """The bytes of `row`, which has the dtype of `word_dtype`.
+
+    Entries are taken modulo 2^modulus_bits and written in `entry_bytes` bytes each, little-endian.
+    """
     row = row & row.dtype.type((1 << modulus_bits) - 1)
     size = entry_bytes(modulus_bits)
     return row.tobytes() if size == row.itemsize else row.view(np.uint8).reshape(-1, row.itemsize)[:, :size].tobytes()

@@ -201,7 +201,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Masked:
-    """A row under its masks."""
+    """A client's row under its masks, as bytes, with the digest of the context that the masks are bound to."""
 
     sender: U64
     query: U16

@@ -187,7 +187,11 @@ class Participant:
 
 
 def may_join(session: Session | Run, identity: Identity | None) -> bool:
-    """Whether a client with this identity, or with None, may be in a session or run: False where `checked_identity` refuses."""
+    """Whether a client with `identity`, None being without one, may take part in a session or run.
+
+    With an identity it must be signed and, with up to `identity.colluding` dishonest members, still safe; without one,
+    unsigned.
+    """
     try:
         checked_identity(session, identity)
     except Refused:

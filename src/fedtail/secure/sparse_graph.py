@@ -31,7 +31,7 @@ CORRECTNESS_BITS = 20      # and sums are not lost but for one of 2^-20
 
 
 def hypergeometric_tail(others: int, marked: int, drawn: int, least: int) -> Fraction:
-    """The probability, exact, that at least `least` of `drawn` clients are marked; hypergeometric.
+    """The exact probability that at least `least` of `drawn` clients are marked, by the hypergeometric distribution.
 
     The clients are drawn without replacement from `others` clients, `marked` of which are marked.
 
@@ -143,7 +143,7 @@ def circle_order(seed: bytes, clients: int) -> tuple[np.ndarray, np.ndarray]:
 def neighbours_of(one: int, order: np.ndarray, place: np.ndarray, neighbours: int) -> list[int]:
     """The `neighbours` / 2 clients before client `one` on the circle, the farthest first, then as many behind it, nearest first.
 
-    `order` and `place` are those of `circle_order`.
+    `order` is the client at each place of the circle, and `place` the place of each client, as `circle_order` returns them.
 
     >>> neighbours_of(3, np.arange(6), np.arange(6), 4)
     [1, 2, 4, 5]

@@ -220,7 +220,10 @@ class Client:
         return b"".join(seal(key, query, text, about) for query, text in enumerate(texts))
 
     def checked_query(self, message: bytes) -> Ask:
-        """The `Ask` in the framed `message`. Call it before computing the row: raises `Refused` where it may not be answered."""
+        """The `Ask` in the framed `message`, for a caller that is about to compute the row.
+
+        Raises `Refused` where this client may not answer it.
+        """
         ask = self._decode_frame(Ask, message)
         self._check_query(ask)
         return ask
@@ -278,15 +281,16 @@ class Client:
         return self._digested[1]
 
     def _check_partners(self, partners: tuple[int, ...]) -> None:
-        """Raise `TooFew` where `partners` are fewer than the shares that restore a secret."""
+        """Raise `TooFew` where `partners`, the clients that hold this client's shares, are fewer than restore a secret."""
         if len(partners) < self.state.session.shares_needed:
             raise TooFew(f"{len(partners)} of this client's neighbours are left, and {self.state.session.shares_needed} restore "
                          "its secrets.")
 
     def _mask_keys(self, context: MaskContext, ask: Ask) -> tuple[list[bytes], list[bytes]]:
-        """(plus, minus): the keys of the masks that this client adds, its own one first, and of those that it subtracts.
+        """(plus, minus): the keys of the masks that this client adds to its row, its own one first, and of those it subtracts.
 
-        Of a pair, the client with the smaller number adds.
+        Of two clients, the one with the smaller number adds their common mask, and the other subtracts it. Keys are for the
+        query `ask`, and bound to `context`.
         """
         me, secret, publics = self.state.me, self.state.secrets[ask.query], self._public_keys(ask.query)
         agree = make_key_agreement(secret.mask)

@@ -68,7 +68,7 @@ class Sum:
 
 @dataclass
 class Query:
-    """A query under way."""
+    """A query that has been asked and not yet been unmasked: what arrived for it so far."""
 
     ask: Ask
     context: MaskContext
@@ -149,7 +149,7 @@ class Server:
         """For each client that sent keys, the message with all public keys, or with its neighbours' in a sparse session.
 
         From now on sealed shares are expected, and no more keys. Raises `TooFew` where fewer clients than the threshold sent
-        keys.
+        keys, and `Refused` at a second call.
         """
         self._expect_next(Keys, Shares, len(self._keys), "sent keys")
         self._list = KeyList(tuple(self._keys[one] for one in sorted(self._keys)))
@@ -192,9 +192,9 @@ class Server:
     def ask(self, width: int, modulus_bits: int, context: bytes = b"") -> Contents:
         """For each member, the message of the next query: a row of `width` entries modulo 2^modulus_bits; rows are expected now.
 
-        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares. Raises
-        `TooFew` where these are fewer than the threshold; raises `Refused` where the session has no query left, or no list of
-        keys yet.
+        `context` must be what was broadcast to the clients. The first query fixes `members`: the clients that sent shares. A
+        query that has not ended is given up. Raises `TooFew` where the members are fewer than the threshold; raises `Refused`
+        where the session has no query left, or no list of keys yet.
         """
         if self._list is None or self._asked >= self.session.queries:
             raise Refused(f"query {self._asked} of {self.session.queries} cannot be asked: keys have not been listed, or the "
@@ -210,10 +210,10 @@ class Server:
         return self._same_message_for(self.members, ask)
 
     def _receive_masked_row(self, masked: Masked) -> None:
-        """Add a member's masked row to the total of the query.
+        """Add a member's masked row to the total of the query, and the member to those whose rows arrived (`alive`).
 
-        Raises `Refused` where the sender is no member, answered before or answers another query, and where its context differs
-        from the server's.
+        Raises `Refused` where the sender is no member, answered before or answers another query, where its context differs from
+        the server's, and where the row has another width or an entry beyond the modulus.
         """
         query = self._current_query()
         if masked.query != query.ask.query or masked.sender not in self.members or masked.sender in query.alive:
@@ -234,8 +234,8 @@ class Server:
     def confirm(self) -> Contents:
         """In a signed session: for each client whose row arrived, the message that asks it to sign the lists of survivors.
 
-        From now on no row is accepted, and signatures are expected. Raises `TooFew` where fewer rows than the threshold arrived;
-        raises `Refused` in an unsigned session.
+        From now on no row is accepted, and signatures are expected. Raises `TooFew` where fewer rows than the threshold
+        arrived; raises `Refused` in an unsigned session, and where no query is at the step of collecting rows.
         """
         if not self.session.signed:
             raise Refused("the session is not signed, so there are no lists to confirm. Use unmask().")
@@ -399,7 +399,7 @@ class Server:
                          "nothing is released.")
 
     def _same_message_for(self, names: Any, message: Any) -> Contents:
-        """For each client of `names` the bytes of `message`, the same for all."""
+        """By client, for all of `names`: the framed bytes of `message`, the same object for everybody."""
         return dict.fromkeys(names, self._encode_frame(message))
 
     def _encode_frame(self, message: Any) -> bytes:
