@@ -147,8 +147,9 @@ class DiscreteNoise(Part):
     def on_client(self, rows: Tensor, clip_norm: float, whole: bool, random: Randomness, adding: Tensor | None = None) -> Tensor:
         """Integer rows, (clients, width) float64: `rows` scaled and rounded, each with its client's share of noise.
 
-        Noise is drawn from `random`. With `adding`, (clients,) bool, only those clients add a share. A row that is longer than
-        the sensitivity after rounding is zeroed.
+        `rows` have been clipped to `clip_norm`; `whole` says that they are whole numbers already. Noise is drawn from `random`.
+        With `adding`, (clients,) bool, only those clients add a share. A row that is longer than the sensitivity after rounding
+        is zeroed.
         """
         grid = _integer_grid(self, rows.shape[1], clip_norm, whole)
         integers = (rows.double() * grid.scale).round()
