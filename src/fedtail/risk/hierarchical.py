@@ -113,8 +113,8 @@ class Hierarchical(Risk):
         """Raise a TypeError where `within` or `across` is not a risk, and a ValueError where the fields do not fit together.
 
         They do not fit where a level adds noise to what it asks, keeps something on clients or needs every client; where `within`
-        is a `Hierarchical`; where `groups` or `loss_bound` is not positive; and where `parents` does not have as many levels as
-        `across` needs. A length of `parents` that is no multiple of `groups` raises a RuntimeError.
+        is a `Hierarchical`; where `groups` or `loss_bound` is not positive; and where `parents` does not give, for each
+        further level of `across`, one coarser group for each group, each made of whole groups of the level below.
         """
         for name in ("within", "across"):
             level = getattr(self, name)
@@ -131,11 +131,18 @@ class Hierarchical(Risk):
         check_positive("loss_bound", self.loss_bound, "It is a bound on every client's loss, for channels that sum integers.")
         if self.groups is not None:
             check_positive("groups", self.groups, "It is the number of groups in population.group.")
-            levels = self.across.levels - 1 if isinstance(self.across, Hierarchical) else 0
-            labels = torch.tensor(self.parents).reshape(-1, self.groups) if self.parents else torch.zeros(0, self.groups)
-            if len(labels) != levels:
-                raise ValueError(f"parents has {len(labels)} levels, across has {levels}. Give the coarser group of each of the "
-                                 f"{self.groups} groups for each further level.")
+            needed = self.levels - 2
+            if [len(one) for one in self._parent_labels] != [self.groups] * needed:
+                raise ValueError(f"parents must give the coarser group of each of {self.groups} groups, for {needed} further "
+                                 f"levels, got {self.parents}. Write one number for each group and level.")
+            if needed > 1:                         # whole groups of one level make up each group of the next
+                _Members.from_labels(torch.zeros(self.groups), None, torch.tensor(self._parent_labels), needed + 1)
+
+    @property
+    def _parent_labels(self) -> tuple[tuple[int, ...], ...]:
+        """`parents` as a tuple for each further level, from fine to coarse; empty where there is none."""
+        nested = bool(self.parents) and isinstance(self.parents[0], tuple)
+        return self.parents if nested else (self.parents,) if self.parents else ()      # type: ignore[return-value]
 
     @property
     def levels(self) -> int:
@@ -195,7 +202,7 @@ class Hierarchical(Risk):
             ids = here.nonzero().flatten()
             values = torch.stack([self.within.value_from_means(duals[g], density[g] / mass[g], terms[g] / mass[g])
                                   for g in ids.tolist()])
-            coarser = torch.tensor(self.parents).reshape(-1, groups)[:, ids] if self.parents else None
+            coarser = torch.tensor(self._parent_labels)[:, ids] if self.parents else None
             factor[ids] = _group_weights(self.across, values, mass[ids], coarser) / density[ids]
             factor = factor / factor.max().clamp(min=1e-300)
         return torch.cat([factor, duals.flatten()])
