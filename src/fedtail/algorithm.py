@@ -109,7 +109,7 @@ class FederatedAlgorithm:
         return (self,)
 
     def initial_state(self, params: Tensor, seed: int) -> State:
-        """The state before round 0: the flat model `params`, (dim,), and the first tensors of optimiser and iterate.
+        """The state before round 0: the flat model `params`, (dim,), with the first tensors of server optimiser and iterate.
 
         `seed` is for an iterate that draws at random.
         """
@@ -117,9 +117,9 @@ class FederatedAlgorithm:
         return state.with_part_state("iterate", self.iterate.keep(None, params, 0, seed))
 
     def broadcast(self, state: State, seed: int) -> Broadcast:
-        """What clients are sent in the round that follows `state`: the round's number, the seed, and the model as (1, dim).
+        """What clients are sent in the round after `state`: the round's number, the seed, and the model as (1, dim).
 
-        The seed of simulated noise is not set here.
+        `noise_seed`, the seed of simulated noise, is left None.
         """
         return Broadcast(state.round, seed, state.params[None])
 
@@ -190,12 +190,13 @@ class FederatedAlgorithm:
         return (*losses, *[updates] * (1 + self.local.declares.mean_updates))
 
     def _round_start(self, state: State, train: Train) -> RoundStart:
-        """The `RoundStart` that `local.prepare` is given: the round, the model, what local training kept, and a function.
+        """The argument of `local.prepare`: round number, flat model, the tensor that local training kept, and `mean_update`.
 
-        That function, `mean_update(local)`, is a conversation in which the cohort trains by the part `local`.
+        `mean_update(local)` is a conversation in which the cohort trains by the part `local`, with the risk, dual and aggregator
+        of `train`.
         """
         def mean_update(local: LocalTraining) -> Conversation[Tensor | None]:
-            """The cohort trains by `local`; returns the aggregated update, (dim,), or None if no client contributed."""
+            """The cohort trains by `local`; returns the aggregated update, (dim,), or None where no client contributed."""
             found = yield from self.aggregate.fit(replace(train, local=local))
             return found.update if isinstance(found, Aggregated) else found
         return RoundStart(state.round, state.params, state.part_state("local"), mean_update)
@@ -337,8 +338,9 @@ def planned_round(algorithm: FederatedAlgorithm | Family, fleet: Fleet | Simulat
                   dim: int) -> RoundEvent:
     """The ledger's event for a round: the most that it releases for a model with `dim` parameters, and how its cohort is sampled.
 
-    For Poisson sampling with noise on every release, the event also says how likely the minimum-cohort rule reveals that a client
-    participates. Where clients may fail to answer this is 1, so that no amplification is claimed.
+    Where every sampled client answers, sums with discrete noise are entered as having a constant number of noise shares. For
+    Poisson sampling with noise on every release, the event has the probability that the minimum-cohort rule reveals that a client
+    participates; where clients may fail to answer it is 1, so that no amplification is claimed.
     """
     event, releases, population = algorithm.sample.event(fleet.population), algorithm.releases(dim), fleet.population
     noised = not any(isinstance(release, NonPrivateRelease) for release in releases)

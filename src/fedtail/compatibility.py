@@ -183,10 +183,11 @@ def _remote_fleet(forgets: bool) -> Fleet:
 
 
 def _counting_note(method: FederatedAlgorithm) -> str:
-    """The note on whether a secure channel counts the contributors before they train; empty where it does not.
+    """What a table cell appends to "yes" where a secure channel has to count the contributors before they train; "" where not.
 
-    Two rounds are fitted to made-up losses: the note is ", counted first" where neither dual tells how many clients contribute,
-    and ", counted first with a reused dual" where only one of them does not. Empty for an aggregator with noise.
+    The risk is fitted to made-up losses for two rounds. The note is ", counted first" where neither dual gives a lower bound on
+    the number of contributors, and ", counted first with a reused dual" where only one does. Always "" for an aggregator with
+    noise.
     """
     client = torch.arange(CLIENTS)
     clients = ClientStatistics(torch.linspace(0.5, 3.0, CLIENTS, dtype=torch.float64), torch.ones(CLIENTS, dtype=torch.float64),
@@ -248,7 +249,10 @@ def _cell_text(cell: Cell, texts: list[str]) -> str:
 
 
 def main(path: str) -> None:
-    """Write the current table into the file at this path, between the comments `BEGIN` and `END`, which it must hold."""
+    """Write the current table into the file at this path, in place of all between the comments `BEGIN` and `END`.
+
+    Raises ValueError where `BEGIN` does not occur exactly once in the file, and IndexError where no `END` follows.
+    """
     page = Path(path)
     page.write_text(page_with_table(page.read_text()))
 

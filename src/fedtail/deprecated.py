@@ -196,10 +196,10 @@ def value_with_new_name(name: str, value: Any) -> Any:
 
 
 def overrides_under_new_name(kind: type, old: str, new: str) -> None:
-    """Make a subclass `kind` that defines the method `old` define `new` instead, in place, with a DeprecationWarning.
+    """Where the subclass `kind` defines the method `old`, set its attribute `new` to that method too, with a DeprecationWarning.
 
-    For base classes whose methods authors of parts override; to be called from their `__init_subclass__`. Nothing is done where
-    the class itself does not define `old`.
+    For base classes whose methods users override: a user's class that overrides the deprecated name then overrides the new one.
+    To be called from `__init_subclass__`. Nothing is done where the class itself does not define `old`.
     """
     if old in vars(kind):
         _warn_of_old_name(f"{kind.__name__}.{old}", f"{kind.__name__}.{new}", stacklevel=3)
@@ -214,7 +214,8 @@ class _OldAttribute(property):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The attribute under its new name, with a DeprecationWarning.
 
-        On the class itself (`instance` None) a class method is given so too; for anything else this property is returned.
+        Where it is read on the class itself (`instance` is None), only a class method is found so; anything else gives this
+        property.
         """
         if instance is None and isinstance(inspect.getattr_static(owner, self.new, None), classmethod):
             instance = owner

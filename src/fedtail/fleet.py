@@ -115,11 +115,14 @@ class Fleet(Protocol):
 
     @property
     def schedule(self) -> str | None:
-        """How masked sums share their exchanges: "ahead", "simple" or "all-or-nothing"; None where no node masks anything."""
+        """How nodes exchange keys and shares for masked sums: "ahead", "simple" or "all-or-nothing" (`fedtail.deployment`).
+
+        None on fleets without nodes, whose rows are not masked by anybody else.
+        """
         ...
 
     def count_silent_clients(self, questions: Iterable[Question]) -> int:
-        """How many clients of the open round answered these questions with zeros although they were to contribute."""
+        """How many clients of the open round failed and answered these questions with zeros, though they were to contribute."""
         ...
 
     def draw_cohort(self, draw: Callable[[int], Cohort], round: int) -> Cohort:
@@ -132,7 +135,7 @@ class Fleet(Protocol):
     def open_round(self, cohort: Cohort, broadcast: Broadcast) -> None:
         """Begin a round with this cohort, whose clients get the broadcast now or with the first question.
 
-        In round 0 no client remembers anything.
+        In round 0 clients begin without anything that an earlier training has stored on them.
         """
         ...
 

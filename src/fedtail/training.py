@@ -57,13 +57,13 @@ class FleetEvaluation(Protocol):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The privacy mechanism of the evaluation: what it does to the clients' rows and to their sum."""
+        """The privacy mechanism of the evaluation, which clips and noises the clients' rows or their sum."""
         ...
 
     def round_with_evaluation(self, method: Method, only: bool = False) -> Any:
         """A method whose rounds begin with the evaluation of `method`'s models or, with `only`, consist of nothing else.
 
-        `run_round` runs it; its rounds end in a pair (next state, what was found).
+        It can be passed to `run_round`, which then returns a pair: the next state, and one evaluation for each model or None.
         """
         ...
 
@@ -221,8 +221,9 @@ def check_run(algorithm: Method, task: Task, fleet: Fleet, channel: Channel, led
               evaluation: FleetEvaluation | None = None) -> None:
     """Raise a ValueError for whatever a run would refuse, before anything is sampled or released.
 
-    That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler, and a privacy
-    budget that does not cover one round; warns where it does not cover all `rounds`.
+    That is a method that does not fit the fleet or channel, an evaluation that does not fit the channel or sampler and, where the
+    budget has an epsilon, a release without noise or an epsilon that does not cover one round. Warns where it does not cover all
+    `rounds`.
     """
     check_composition(algorithm, fleet.population, channel, fleet)
     if evaluation is not None:
@@ -462,10 +463,10 @@ def _state_in_precision(state: Any, dtype: torch.dtype) -> Any:
 
 
 def _memory_to_start_from(first: Trained, fleet: Fleet) -> ClientMemory:
-    """What the fleet's clients remember at the start: for a resumed run what they kept, for a new one nothing.
+    """The client memory that the fleet starts with: for a resumed run what its clients kept, for a new run an empty one.
 
-    For a run put together from a state alone it is what the fleet holds. Raises ValueError where a part of it keeps memory on
-    clients and this fleet does not hold it.
+    For a run put together from a state alone it is what the fleet holds. A ValueError where its risk or local training keeps
+    memory on clients and neither this fleet nor its nodes hold it.
     """
     if first.memory is not NOT_KNOWN:
         return first.memory
