@@ -154,7 +154,7 @@ class Fleet(Protocol):
         ...
 
     def close_round(self, finished: bool) -> None:
-        """End the round. What clients stored in it takes effect if it was `finished`, and is dropped otherwise."""
+        """End the round. What clients stored in it can be read in the next one if it was `finished`, and is dropped otherwise."""
         ...
 
     def round_view(self) -> RoundView | None:

@@ -124,7 +124,7 @@ def _minimum_cohort(minimum: int | None, discrete: bool, sampling: str, populati
     """The minimum cohort: `minimum` where given, else a default for discrete noise under Poisson sampling, else None.
 
     The default is the largest that a round misses with a probability below 1e-5; ValueError where there is none. None also where
-    `population` or `cohort` is missing or they do not fit, which is refused elsewhere.
+    `population` or `cohort` is missing or the cohort is the larger one, which `check_request` refuses.
     """
     if minimum is not None or not discrete or sampling != "poisson" or not population or not cohort or cohort > population:
         return minimum
@@ -173,9 +173,10 @@ def check_request(request: Request, anyway: bool) -> None:
 
 
 def solve_request(request: Request) -> NoiseLevels:
-    """The noise multipliers for a request, and the guarantee that they give; they follow from `request.noise` where it is given.
+    """The noise multipliers of a round, an update and a quantile, and the guarantee that they give after the request's rounds.
 
-    Otherwise they are calibrated to spend `request.epsilon`, which must then be given.
+    They follow from `request.noise` where it is given. Otherwise they are calibrated to spend `request.epsilon`, which must then
+    be given.
     """
     from fedtail.privacy.calibration import noise_for, noise_levels
 
@@ -190,8 +191,9 @@ def solve_request(request: Request) -> NoiseLevels:
 def plan_as_json(request: Request, found: NoiseLevels) -> dict[str, Any]:
     """The answer to a request as a dict of plain values for --json.
 
-    With --epsilon, `epsilon` is the budget and `epsilon_spent` what the noise spends of it, which may be a little less; with
-    --noise both are the same.
+    It has the noise multipliers, epsilon and delta with the accountant, its second opinion and what holds without amplification,
+    the request's own settings, and notes and warnings as lists of texts. With --epsilon, `epsilon` is the budget and
+    `epsilon_spent` what the noise spends of it, which may be a little less; with --noise both are the same.
     """
     from fedtail.privacy.calibration import privacy_setting_warnings
     from fedtail.privacy.composed_mechanism import sampling_rate

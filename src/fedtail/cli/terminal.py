@@ -128,7 +128,10 @@ class Watcher:
     """Follows runs: draws a progress bar on stderr where that is a terminal; elsewhere only notes are printed, a line each."""
 
     def __init__(self, jobs: int = 1, quiet: bool = False):
-        """`jobs` is how many runs will follow; `quiet` draws no bar. The caller sets `job` to the number of the run, from 1."""
+        """Begin without a bar; `show_progress` draws it. `jobs` is the number of runs to follow; with `quiet` no bar is drawn.
+
+        The caller sets `job` to the number of the run, from 1. `stop` is False until a signal asks to stop.
+        """
         self.jobs, self.job, self.stop = jobs, 1, False
         self._quiet = quiet or not sys.stderr.isatty()
         self._bars: Any = None

@@ -243,7 +243,8 @@ def text_table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str] |
                title: str = "") -> str:
     """Rows of numbers, by row name and column name, as aligned text, multiplied by `scale` and rounded to `digits` decimals.
 
-    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner.
+    `columns` names the columns to show, by default those of the first row; `title` stands in the upper left corner. Raises
+    KeyError where a row lacks a column, StopIteration where there are neither rows nor `columns`.
 
     >>> print(text_table({"FedAvg": {"mean": 0.5, "p90": 0.75}}, scale=100))
              mean    p90

@@ -55,7 +55,8 @@ class Evaluation:
     def table(self) -> str:
         """Aligned text: one line for each metric, one column for each statistic over clients.
 
-        The corner says how many clients there are, by the first metric.
+        The columns are mean, std, p10, p50, p90, worst10, worst5 and best10. The corner says how many clients there are, by the
+        first metric.
         """
         clients = len(next(iter(self.distributions.values()), ()))
         rows = {name: d.summary() for name, d in self.distributions.items()}
@@ -132,7 +133,7 @@ def client_values_in_blocks(kernel: Kernel, params: Tensor, population: Populati
     blocks = cohort_blocks(population.size, kernel.dim, 1, params.device)
 
     def block_values(block: int) -> dict[str, Tensor]:
-        """The metrics of the clients in one block, by name."""
+        """The metrics of the clients in the block at position `block`: a dict by metric name of tensors (clients,) float64."""
         return client_values(kernel, params, population.select(torch.arange(*blocks[block])), metrics)
 
     parts = run_blocks(block_values, len(blocks), num_workers(params.device, workers))

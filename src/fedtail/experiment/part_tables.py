@@ -45,7 +45,7 @@ class Slot:
         return {name: value for name, value in made.items() if self.fits(value)}
 
     def fits(self, kind: type) -> bool:
-        """Whether the class `kind` defines or inherits the method `needs`, and does not have the method `without`.
+        """Whether the class `kind` defines or inherits the method `needs` (any class does for ""), and not the method `without`.
 
         For ANYTHING, whether it fits any slot.
         """
@@ -324,7 +324,7 @@ def checked_arguments(source: Source, key: Key, table: Mapping[str, Any], target
 
 
 def parameters_by_name(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or function by name, without *args and **kwargs."""
+    """The parameters of a class or function by name, as `inspect.signature` gives them, without *args and **kwargs."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind not in kinds}
 

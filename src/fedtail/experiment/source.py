@@ -34,9 +34,9 @@ class ExperimentError(ValueError):
     """
 
     def __init__(self, text: str, key: Key = (), problem: FieldError | None = None):
-        """`problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
+        """Set the message to `text`, shortened to 2000 characters, and the attributes from `key` and `problem`.
 
-        The text is shortened to 2000 characters.
+        `problem` is the FieldError of a part, whose attributes are copied; without one, `field` is the last word of `key`.
         """
         super().__init__(short_text(text, LONGEST))
         self.key, self.field = key, problem.field if problem else str(key[-1]) if key else ""
@@ -203,7 +203,10 @@ def _merge_section(common: Any, own: Any, default: str | None = None) -> Any:
 
 
 def _mentions_key(table: Any, key: Key) -> bool:
-    """Whether nested tables hold `key`, or name the part (a key `part`) in the innermost table on the way to it."""
+    """Whether nested tables hold `key` or, where they lack it, the innermost table on the way to it has an entry `part`.
+
+    For a [[method]] entry this says whether the line of `key` is to be looked for in that entry.
+    """
     for place, name in enumerate(key):
         if not isinstance(table, Mapping) or name not in table:
             return place > 0 and isinstance(table, Mapping) and "part" in table

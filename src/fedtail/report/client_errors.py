@@ -39,7 +39,7 @@ class PageClients:
 
     @property
     def are_same_in_all_seeds(self) -> bool:
-        """Whether all seeds share their rows: they have the same clients, so that a row is one client in all of them."""
+        """Whether all seeds have the same clients and data, so that a row is one client in all; true for a single seed."""
         return not any(self.first.values())
 
     def place_values(self, seed: int, values: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ class _Identity:
     data: str                                # the run's mark of its data; "" where it left none
 
     def has_same_clients(self, other: _Identity) -> bool:
-        """Whether both have equal names, sizes and groups, in the same order. The fingerprint of the data is not compared."""
+        """Whether both have equal names, sizes and groups of clients, in the same order. `data` is not compared."""
         pairs = ((self.names, other.names), (self.sizes, other.sizes), (self.groups, other.groups))
         return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
@@ -145,9 +145,9 @@ def _join_seeds(split: str, by_seed: dict[int, _Identity]) -> PageClients | None
 def error_distributions(methods: Sequence[Method], clients: PageClients | None) -> dict[str, Any] | None:
     """Histograms and distribution functions of the clients' errors, for all methods on common bins; None without any errors.
 
-    A dict of `edges`, and lists over methods: `shares` by bin, `functions`, and `clients`, the number of errors. The clients
-    of all seeds are pooled. The errors of a deployed run are known as a histogram only: they are spread evenly within its
-    bins.
+    A dict: `edges` of the bins, and lists over methods: `shares`, the share of errors in each bin; `functions`, the empirical
+    distribution function as {"x", "y"}; `clients`, the number of errors. The clients of all seeds are pooled. The errors of a
+    deployed run are known as a histogram only: they are spread evenly within its bins.
     """
     values = [_pooled_errors(m, clients) for m in methods]
     if not any(map(len, values)):

@@ -32,9 +32,9 @@ class Participation:
 def tail_membership(methods: Sequence[Method], clients: PageClients) -> dict[str, Any]:
     """The data of the page's tail section: how often which clients contributed, for each method.
 
-    A dict: `total` clients; `names` and `sizes` of the plotted ones; `classes`, the labels of the classes by size and by
-    group (empty where there is one class only); and `methods`, with a dict per method, or None where its runs did not record
-    participation.
+    A dict: `total`, the number of clients; `points`, `names` and `sizes`, the number, names and sizes of those in the scatter
+    plot; `log`, whether sizes need a logarithmic axis; `classes`, the labels of the classes by "size" and by "group" (empty where
+    there is one class only); and `methods`, a dict for each method, or None where its runs did not record participation.
     """
     sizes, of_size = quantile_classes(clients.sizes, 4, "{:,.0f}")
     groups, of_group = group_classes(clients)
@@ -93,9 +93,11 @@ def _add_rounds(run: RunFolder, member: int, first: int, rounds: int, sampled: n
 def _method_tail_data(method: Method, clients: PageClients, points: np.ndarray, kinds: dict[str, Kind]) -> dict[str, Any] | None:
     """The tail section's data for one method; None where its runs did not record participation.
 
-    A dict with a histogram over clients of their tail shares, the shares of the plotted clients (`points` are their rows),
-    the composition of the tail by class and window, and the most frequent contributors. `kinds` has labels and classes of
-    clients by name: "size" and "group".
+    A client's tail share is the share of the rounds it was sampled for to which it contributed. The dict has a histogram of these
+    shares over clients (`edges`, `shares`), their `mean`, the fraction of clients that `never` contributed and whether
+    `everybody` always did, the shares at the rows `points` of the scatter plot, and by window of rounds (`ends`) the
+    `composition` of the tail by class and the most `frequent` contributors. `kinds` has labels and classes of clients by name:
+    "size" and "group".
     """
     share = tail_share(method, clients)
     known = share[np.isfinite(share)]

@@ -42,7 +42,10 @@ class Checkpoint:
     lines: dict[str, Sequence[Any]]         # size and digest of each growing file
 
     def to_trained(self, algorithm: Any, task: Any, seed: int) -> Trained:
-        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed."""
+        """The checkpoint as a `Trained`, from which `fedtail.resume` continues with this algorithm, task and seed.
+
+        Its ledger is new and empty: checkpoints do not hold the ledger.
+        """
         return Trained(algorithm, task, self.state, seed, self.failed, self.memory)
 
 

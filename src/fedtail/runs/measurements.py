@@ -40,23 +40,29 @@ def evaluate_splits(trained: Trained, splits: Populations, engine: Engine) -> li
 
 
 def metrics_line(round: int, evaluations: list[SplitEvaluations]) -> dict[str, Any]:
-    """A line of `metrics.jsonl`: `round`, and `members`, with the statistics of each model by split and metric."""
+    """A line of `metrics.jsonl`, as a dict: `round`, and `members`, a list over models.
+
+    Each entry of `members` is a dict of statistics over clients by split, metric and name of the statistic.
+    """
     members = [{split: {metric: line_statistics(found) for metric, found in evaluation.distributions.items()}
                 for split, evaluation in member.items()} for member in evaluations]
     return {"round": round, "members": members}
 
 
 def line_statistics(distribution: Distribution) -> dict[str, float]:
-    """The statistics of a distribution over clients that `metrics.jsonl` holds, by name: mean, p90, worst10, std and others."""
+    """The statistics of a distribution over clients that a line of `metrics.jsonl` holds, by name.
+
+    These are mean, std, p10, p20, p50, p60, p80, p90, p95, worst10, worst5, best10, variance, angle and kl.
+    """
     return {**distribution.summary(), **distribution.percentiles(MORE_PERCENTILES)}
 
 
 def round_line(trained: Trained, view: RoundView, clients: int) -> dict[str, Any]:
     """A line of `rounds.jsonl`, as a dict with the round, its clients, and for each model who contributed.
 
-    `asked` has the positions of the sampled clients, None for all `clients`; `failed` the number of failed answers. For each
-    model, `counted` has the positions of contributors, None for the whole cohort, and `threshold` the loss at which the tail
-    begins, None where there is none.
+    `asked` has the positions of the sampled clients, None for all `clients`; `failed` the number of failed answers; `members` a
+    dict for each model, in which `counted` has the positions of contributors, None for the whole cohort, and `threshold` the loss
+    at which the tail begins, None where there is none.
     """
     states = member_states(trained.state)
     members = [{"counted": _contributor_positions(view, k), "threshold": _tail_threshold(member.risk, state)}
@@ -142,10 +148,10 @@ def add_finetuned_errors(rows: dict[tuple[str, int], ClientColumns], trained: Tr
 
 
 def write_client_table(path: Path, rows: dict[tuple[str, int], ClientColumns], name: str) -> None:
-    """Write the table over clients as a parquet file, atomically: the entries of `rows` one after another.
+    """Write the table over clients as a parquet file at `path`, atomically: the entries of `rows` one below another.
 
     `rows` has the columns by (split, position of the model); a column that an entry lacks is null there. The schema metadata
-    holds `name`, the experiment's, and marks the file as simulator-only.
+    holds `name`, the experiment's, and marks the file as simulator-only. Raises RunError where it could not be written.
     """
     import pyarrow as arrow
     from pyarrow import parquet

@@ -304,7 +304,7 @@ class Recorder:
             self.note(f"{describe_price_change(change)}: both are in privacy.json")
 
     def _note_few_clients(self) -> None:
-        """Where the budget has a delta, note if there are too few clients for a meaningful privacy guarantee."""
+        """Where the budget has a delta, note if there are fewer than 100 clients: a privacy guarantee is useless for so few."""
         from fedtail.privacy.calibration import check_population
 
         if self.ledger.budget.delta is not None:

@@ -221,9 +221,10 @@ class RunFolder:
         return np.concatenate([np.zeros(0), *spread])
 
     def client_columns(self, split: str, member: int = 0) -> dict[str, np.ndarray]:
-        """The columns of `clients.parquet` by name, restricted to one split and one model: a row for each client.
+        """The columns of `clients.parquet` by name, restricted to one split and one model: arrays with a row for each client.
 
-        `member` is the position of the model.
+        `member` is the position of the model. The arrays are empty for a split that the file does not have. Raises
+        FileNotFoundError where the run is not finished, and Unreadable where the file is damaged.
         """
         rows = (self.clients["split"] == split) & (self.clients["member"] == member)
         return {name: values[rows] for name, values in self.clients.items()}

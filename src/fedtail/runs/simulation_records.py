@@ -124,10 +124,10 @@ class SimulationRecords:
                 or self.tested_split == "train"}
 
     def _evaluate_splits(self, trained: Trained, splits: Populations) -> list[SplitEvaluations]:
-        """For each model of `trained`, the evaluations of these splits, by split.
+        """For each model of `trained`, the evaluations of these splits, in a dict by split.
 
-        The evaluations of the last round are kept, so that asking again in the same round computes only the splits that are
-        missing.
+        The evaluations of the last round are stored in `_last`, so that another call in the same round computes only the splits
+        that are missing.
         """
         round, known = self._last or (-1, [])
         known = known if round == trained.rounds else [{} for _ in trained.algorithm.members]

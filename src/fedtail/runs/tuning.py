@@ -70,7 +70,10 @@ def _private_search(search: Search, held_out: HeldOut) -> PrivateSearch | None:
 
 
 def _trials_are_private(search: Search, held_out: HeldOut) -> bool:
-    """Whether every release of a trial is noisy, so that a user might take the choice among trials for private as well."""
+    """Whether every release of a trial is noisy.
+
+    `tune` then notes, for a search without `private`, that the choice among trials is not private.
+    """
     population, _ = next(iter(held_out.values()))
     planned = PrivateSearch(search, population, population).trial_round_event
     return not any(isinstance(release, NonPrivateRelease) for release in planned.releases)
@@ -121,8 +124,8 @@ def _write_result(search: Search, study: Any, held_out: HeldOut, folder: Path, f
                   private: PrivateSearch | None) -> dict[str, Any]:
     """Write `trials.json`, `best.toml` and, for a private search, `privacy.json`; returns what `tune` returns.
 
-    `best.toml` is written where a trial gave a finite number; of a private search only once it is `finished`, and `best` is
-    None before.
+    That is the content of `trials.json` with `best`, the best trial or None, and `file`, the path of `best.toml`. `best.toml` is
+    written where a trial gave a finite number; of a private search only once it is `finished`, and `best` is None before.
     """
     import tomli_w
 
